@@ -18,7 +18,7 @@ from scripts.inspect_settings import InspectSettings
 from trainer.advice import is_changed, warnings_of
 from trainer.pretrain.data import USUAL_TEXT, data_of
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sft.job import SftJob
+from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
 
@@ -37,7 +37,7 @@ class Reading:
 
 def named_sources(settings: InspectSettings) -> list[Source]:
     """The data of a command line. Errors: DataError, UserError."""
-    return sources_of(data_of(settings, SftJob.usual_data if settings.conversations else USUAL_TEXT))
+    return sources_of(data_of(settings, CONVERSATIONS.usual if settings.conversations else USUAL_TEXT))
 
 
 def reading_of(settings: InspectSettings, paths: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Reading:

@@ -25,8 +25,11 @@ from statistics import fmean, median
 from typing import Protocol
 
 from common.command_clock import seconds_since_start
+from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
+from trainer.budget import laws
 from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
+from trainer.budget.text import parts_of
 from trainer.machine.collectives import on_main
 from trainer.machine.ranks import Ranks
 from trainer.updates import RowFlags, rows_of_update
@@ -196,6 +199,7 @@ class PlannedSettings(RowFlags, Protocol):
     """The settings of a plan that its clock reads."""
 
     budget: str | None
+    from_weight: str
     max_updates: int
     decay_share: float
     eval_interval: int
@@ -204,14 +208,27 @@ class PlannedSettings(RowFlags, Protocol):
 
 
 def clock_of_plan(
-    settings: PlannedSettings, ranks: Ranks, *, layers: int, prompts: int, evaluated_rows: int, most_updates: float
+    settings: PlannedSettings,
+    ranks: Ranks,
+    corpus: Corpus,
+    validation: ValidationBatches | None,
+    *,
+    layers: int,
+    prompts: int,
 ) -> Clock | None:
     """The clock of a planned pretraining run; None where no time limits it.
 
-    prompts: texts that are sampled with each evaluation. evaluated_rows: of the validation data. most_updates: see Clock.
+    layers: of the model. prompts: texts that are sampled with each evaluation.
     """
     if not settings.budget:
         return None
+    evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
+    # A machine that is faster than planned reads the text no more often than a plan does. A pass over a mixture ends where one
+    # source is used up; later passes bring other text of the others.
+    first = corpus.plan(0)
+    targets = first.row_targets(0, first.n_rows)
+    different = laws.different_tokens(parts_of(corpus) or targets)
+    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
     updates = settings.max_updates
     interval = settings.eval_interval // settings.accumulation_steps
     return Clock(
@@ -224,5 +241,5 @@ def clock_of_plan(
         evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / rows_of_update(settings, ranks),
         # Without validation there are samples at the end alone.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
-        most_updates=max(updates, most_updates),
+        most_updates=max(updates, int(most_rows / rows_of_update(settings, ranks))),
     )

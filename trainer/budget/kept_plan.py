@@ -90,8 +90,6 @@ def keep_plan(settings: PretrainSettings, ranks: Ranks, stem: Path) -> None:
     With them, how many processes share a micro-batch: a resume has as many, and so the same sums. It comes when an earlier run
     of the same name was set aside.
     """
-    if not settings.has_budget:
-        return
     path = plan_path(stem)
     goes_on = bool(Checkpoints(f"{stem}_resume").paths())
     if not (goes_on and path.is_file()):

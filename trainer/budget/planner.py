@@ -49,8 +49,8 @@ from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length
-from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import free_memory, refuse_too_large
 from trainer.pretrain.public_weights import settings_of_folder
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
@@ -71,11 +71,11 @@ def plan_run(
     settings: PretrainSettings,
     given: Collection[str],
     surroundings: Surroundings,
-    job_kind: type[PretrainJob] = PretrainJob,
+    kind: TextKind = DOCUMENTS,
 ) -> PretrainSettings | None:
     """The settings with everything chosen that the user has left open; None: --dry_run has shown the plan.
 
-    given: names of the settings that the user has said, by flags or by --config. job_kind: how the data is read.
+    given: names of the settings that the user has said, by flags or by --config. kind: what is read.
     Errors: UserError, DataError.
     """
     ranks = surroundings.ranks
@@ -91,7 +91,7 @@ def plan_run(
         settings = with_faster_dtype(settings, given, surroundings)
         machine = look_at_machine(settings, surroundings)
         settings = with_row_length(settings, given, machine)
-        data = look_at_data(settings, given, ranks, job_kind)
+        data = look_at_data(settings, given, ranks, kind)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
         refuse_too_long(plan, data)

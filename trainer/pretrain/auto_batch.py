@@ -21,18 +21,23 @@ from common.arithmetic import ceil_div
 from common.errors import UserError
 from common.flags import LARGEST
 from common.wording import counted
+from dataset.corpus import Corpus
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.machine.collectives import on_main
+from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.devices import autocast
 from trainer.machine.limits import is_out_of_memory
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import pretrain_loss
+from trainer.pretrain.memory import STATE_BYTES, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
+
+# Of the memory that is free, what --batch_size auto takes on a CPU
+SAFE_SHARE = 0.85
 
 
 def why_whole(config: MiniMindConfig) -> str:
@@ -50,16 +55,18 @@ def settle(
     device_type: str,
     ranks: Ranks,
     fits: Callable[[int], bool],
-) -> tuple[PretrainSettings, str]:
+) -> tuple[PretrainSettings, list[str]]:
     """The settings with a number of rows in the place of AUTO_ROWS, and a line that tells it. A collective.
 
     stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: whether a micro-batch of so many
     rows does, on all ranks. Errors: UserError for a number of processes that do not divide the update.
     """
+    if settings.batch_size != AUTO_ROWS:
+        return settings, []
     recorded = on_main(ranks, partial(recorded_rows, settings, stem))
     # Another machine may divide itself into another number of processes.
     if recorded is not None and recorded % ranks.sharing == 0:
-        return with_rows(settings, recorded), f"{update_text(settings, recorded)}, as before the resume"
+        return with_rows(settings, recorded), [f"{update_text(settings, recorded)}, as before the resume"]
     usual = settings.usual_rows()
     rows_of_update = usual * settings.accumulation_steps
     # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
@@ -80,7 +87,40 @@ def settle(
             break
         rows = smaller[0]
     why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
-    return with_rows(settings, rows), f"{update_text(settings, rows)}{why}"
+    return with_rows(settings, rows), [f"{update_text(settings, rows)}{why}"]
+
+
+def fits_all_ranks(
+    rows: int,
+    *,
+    settings: PretrainSettings,
+    model: MiniMindForCausalLM,
+    corpus: Corpus,
+    pad_id: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    free: float | None,
+) -> bool:
+    """Whether a micro-batch of so many rows fits all ranks: tried on a GPU, by the formula elsewhere. free: bytes. A collective."""
+    plan = corpus.plan(0)
+    if device.type != "cuda":
+        needed = training_bytes(
+            model.config,
+            rows,
+            plan.T,
+            half=dtype.itemsize,
+            compiled=settings.use_compile != "0",
+            recomputes=settings.gradient_checkpointing,
+            device_type=device.type,
+            sharing=ranks.sharing,
+        )
+        return free is None or needed <= SAFE_SHARE * free
+    first_rows = range(min(rows, plan.n_rows))
+    batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
+    moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
+    own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
+    return least_of_ranks(ranks, float(own), device) > 0
 
 
 def fits_gpu(

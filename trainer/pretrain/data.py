@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.notices import announce
@@ -16,8 +16,6 @@ from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
-from trainer.budget import laws
-from trainer.budget.text import parts_of
 from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
@@ -45,14 +43,39 @@ USUAL_TEXT = UsualData(
 )
 
 
-def open_corpus(
-    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: type[Corpus], usual: UsualData
-) -> Corpus:
+def document_encoder(tokenizer: Any, settings: PretrainSettings) -> DocumentEncoder:
+    """What makes ids of a document."""
+    return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
+
+
+class TextKind(NamedTuple):
+    """What is read, and how. encoder: makes ids of a text. answers: conversations, of which the answers alone are trained.
+
+    flags_of_data: what mends data that is not that of a resumed run.
+    """
+
+    corpus: type[Corpus]
+    usual: UsualData
+    encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
+    answers: bool
+    flags_of_data: str
+
+
+DOCUMENTS = TextKind(
+    Corpus,
+    USUAL_TEXT,
+    document_encoder,
+    answers=False,
+    flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
+)
+
+
+def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
     """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
 
     def open_own() -> Corpus:
-        return kind(
-            data_of(settings, usual, tell=ranks.is_main),
+        return kind.corpus(
+            data_of(settings, kind.usual, tell=ranks.is_main),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
@@ -98,7 +121,7 @@ def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = 
 
 
 def open_data(
-    settings: PretrainSettings, first: FirstModel, open_corpus: Callable[[], Corpus], ranks: Ranks
+    settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks
 ) -> tuple[Corpus, list[Evaluation]]:
     """The data of a run, which fits its tokenizer and model, and what the files of --against are looked for by (rank 0 alone has
     that). Errors: DataError, UserError."""
@@ -114,7 +137,7 @@ def open_data(
 
     on_main(ranks, read_evaluations)
     # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
-    corpus = open_corpus()
+    corpus = open_corpus(settings, first.encoder, ranks, kind)
     what = f"--tokenizer_path {settings.tokenizer_path}"
     vocabulary = first.model.config.vocab_size
     # A rank may have to fetch the first group of documents.
@@ -129,13 +152,3 @@ def open_data(
             )
         corpus.plan(0)
     return corpus, evaluations
-
-
-def most_updates(settings: PretrainSettings, corpus: Corpus, ranks: Ranks) -> int:
-    """The updates in which a run reads its text as often as a plan allows, and no more."""
-    most_passes = laws.most_passes(settings.from_weight)
-    first = corpus.plan(0)
-    targets = first.row_targets(0, first.n_rows)
-    # A pass over a mixture ends where one source is used up. Later passes bring other text of the others.
-    different = laws.different_tokens(parts_of(corpus) or targets)
-    return int(most_passes * first.n_rows * different / targets / rows_of_update(settings, ranks))

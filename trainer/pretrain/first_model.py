@@ -15,6 +15,7 @@ from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, vocabulary_digest
+from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
@@ -111,6 +112,8 @@ def open_model(
             model = build_on_main(ranks, make)
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    if settings.gradient_checkpointing:
+        recompute_layers(model)
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
 
 

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from common.arithmetic import ceil_div
 from common.errors import user_errors
-from dataset.corpus import EVAL_ROWS, Corpus
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
-from dataset.tokenizing.encoder import DocumentEncoder
-from model.checkpointing import recompute_layers
 from model.config import architecture
 from trainer.advice import lines_of_sources
 from trainer.budget.clock import clock_of_plan
@@ -37,21 +32,18 @@ from trainer.job import (
 )
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import least_of_ranks
-from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype
+from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.auto_batch import fits_gpu, settle
-from trainer.pretrain.data import USUAL_TEXT, UsualData, most_updates, open_corpus, open_data
+from trainer.pretrain.auto_batch import fits_all_ranks, settle
+from trainer.pretrain.data import DOCUMENTS, TextKind, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
-from trainer.pretrain.memory import STATE_BYTES, free_memory, training_bytes
-from trainer.pretrain.outlook import pretraining_outlook
+from trainer.pretrain.memory import free_memory
+from trainer.pretrain.outlook import make_fast, pretraining_outlook
 from trainer.pretrain.planned_end import PlannedEnd
-from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings, weight_name
+from trainer.pretrain.settings import PretrainSettings, weight_name
 from trainer.sample_prompts import read_prompts
 from trainer.sampling import samples
 from trainer.saving.weights import save_weights
@@ -77,8 +69,6 @@ MAY_CHANGE = (
 )
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
-# Of the memory that is free, what --batch_size auto takes on a CPU
-SAFE_SHARE = 0.85
 
 
 class PretrainJob(Job[Recipe, Batch, Totals]):
@@ -92,15 +82,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     settings: PretrainSettings
 
-    # How the data is read; fine-tuning trains the answers of conversations alone.
-    corpus_kind: ClassVar[type[Corpus]] = Corpus
-    usual_data: ClassVar[UsualData] = USUAL_TEXT
-    answers: ClassVar[bool] = False
-    mended_by: ClassVar[Mapping[str, str]] = {
-        "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
-        "tokenizer": "--tokenizer_path",
-        "reading of special tokens": "--parse_special_tokens",
-    }
+    # What is read, and how
+    kind: ClassVar[TextKind] = DOCUMENTS
 
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         ranks, device = surroundings.ranks, surroundings.device
@@ -119,38 +102,45 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         with user_errors():
             self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(settings, self.make_encoder, ranks, device, group_size)
+            self.first_model = open_model(settings, self.kind.encoder, ranks, device, group_size)
             settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = Path(settings.out_dir) / self._weight_name(settings)
+            stem = Path(settings.out_dir) / weight_name(
+                settings.save_weight, self.config.hidden_size, self.config.use_moe
+            )
             self.files = RunFiles(
                 stem,
                 outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
                 settings=settings,
-                begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)},
+                begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)} if settings.has_budget else {},
             )
             claim(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus, self.evaluations = open_data(
-                settings, self.first_model, partial(self.open_corpus, settings, self.first_model.encoder, ranks), ranks
-            )
+            self.corpus, self.evaluations = open_data(settings, self.first_model, self.kind, ranks)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
-            if settings.gradient_checkpointing:
-                recompute_layers(self.model)
             self.model.train()
 
             # Numbers in the place of --batch_size auto. What is said of flags is said of those that were asked for.
             self.asked = settings
-            if settings.batch_size == AUTO_ROWS:
-                n_rows = self.corpus.plan(0).n_rows
-                fits = partial(self._fits, settings, dtype)
-                settings, line = settle(settings, stem, self.config, n_rows, device.type, ranks, fits)
-                self.notices.append(line)
+            fits = partial(
+                fits_all_ranks,
+                settings=settings,
+                model=self.model,
+                corpus=self.corpus,
+                pad_id=self.pad_id,
+                dtype=dtype,
+                device=device,
+                ranks=ranks,
+                free=self.free_memory,
+            )
+            n_rows = self.corpus.plan(0).n_rows
+            settings, lines = settle(settings, stem, self.config, n_rows, device.type, ranks, fits)
+            self.notices += lines
         self.settings = settings
         # Without the budget: the plan is in the other settings.
         self.files.settings = replace(settings, budget=None, budget_tokens=None, budget_flops=None)
@@ -168,7 +158,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 "row layout": self.corpus.layout(),
                 "optimizer": settings.optimizer,
             },
-            self.mended_by,
+            {
+                "data": self.kind.flags_of_data,
+                "tokenizer": "--tokenizer_path",
+                "reading of special tokens": "--parse_special_tokens",
+            },
             MAY_CHANGE,
             ONLY_AT_START,
         )
@@ -200,10 +194,10 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.length.clock = clock_of_plan(
             settings,
             ranks,
+            self.corpus,
+            self.validation,
             layers=self.config.num_hidden_layers,
             prompts=len(self.prompts),
-            evaluated_rows=len(self.validation) * EVAL_ROWS if self.validation else 0,
-            most_updates=most_updates(settings, self.corpus, ranks),
         )
         if settings.max_updates:
             self.length.flag = "--max_updates"
@@ -218,40 +212,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.planned_end = None
         if self.corpus.planned is not None and settings.max_updates:
             self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
-
-    @classmethod
-    def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> DocumentEncoder:
-        """What makes ids of a document."""
-        return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
-
-    @classmethod
-    def open_corpus(cls, settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks) -> Corpus:
-        """The data of the run, tokenised now if it is new. Errors: DataError."""
-        return open_corpus(settings, encoder, ranks, cls.corpus_kind, cls.usual_data)
-
-    def _weight_name(self, settings: PretrainSettings) -> str:
-        return weight_name(settings.save_weight, self.config.hidden_size, self.config.use_moe)
-
-    def _fits(self, settings: PretrainSettings, dtype: torch.dtype, rows: int) -> bool:
-        """Whether a micro-batch of so many rows fits all ranks: tried on a GPU, by the formula on a CPU. A collective."""
-        plan = self.corpus.plan(0)
-        if self.device.type != "cuda":
-            needed = training_bytes(
-                self.config,
-                rows,
-                plan.T,
-                half=dtype.itemsize,
-                compiled=settings.use_compile != "0",
-                recomputes=settings.gradient_checkpointing,
-                device_type=self.device.type,
-                sharing=self.ranks.sharing,
-            )
-            return self.free_memory is None or needed <= SAFE_SHARE * self.free_memory
-        first_rows = range(min(rows, plan.n_rows))
-        batch = self.corpus.assembler(self.pad_id, rows)[plan.recipe(first_rows)]
-        moments = STATE_BYTES // 2 * sum(p.numel() for p in self.model.parameters())
-        own = fits_gpu(self.model, batch, plan.totals(0, len(first_rows)), self.device, dtype, moments)
-        return least_of_ranks(self.ranks, float(own), self.device) > 0
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -278,30 +238,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ranks=self.ranks,
             free=self.free_memory,
             notices=self.notices,
-            answers=self.answers,
+            answers=self.kind.answers,
         )
-        # A plan has looked at it already.
-        said = [] if settings.has_budget else notes_on_precision(self.device, self.engine.dtype, outlook.flops)
-        on_gpu = self.device.type == "cuda"
-        rows = self.ranks.rows_of(settings.batch_size)
-        if on_gpu:
-            # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
-            rows = min(settings.batch_size, ceil_div(self.plan(0).n_rows, self.ranks.micro_batches_at_once))
-        compile_blocks(
-            self.model,
-            settings.use_compile,
-            self.device,
-            said.append,
-            (rows, outlook.plan.T),
-            outlook.flops,
-            self.engine.dtype,
-            width=self.config.hidden_size,
-        )
-        if on_gpu and self.model.compiled_backend is not None:
+        rows = make_fast(settings, outlook, self.first_model, self.engine.dtype, self.device, self.ranks)
+        if rows:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
-        outlook.notices = [*outlook.notices, *said]
         return outlook
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
@@ -335,7 +278,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
         """See Looks. An answer is shown without its question."""
         first, seed = self.first_model, self.settings.seed
-        with_prompt = not self.answers
+        with_prompt = not self.kind.answers
         return samples(engine, first.tokenizer, first.encoder, self.prompts, signals, seed, is_last, with_prompt)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:

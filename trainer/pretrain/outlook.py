@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.leaks_at_start import leak_notices
@@ -16,6 +17,8 @@ from trainer.advice import CurveWatch, Forecast, SizeOfRun, note_on_expected, pr
 from trainer.budget import laws
 from trainer.budget.text import parts_of, text_scale
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import notes_on_precision
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.compressors import compressed
 from trainer.pretrain.first_model import FirstModel
@@ -163,6 +166,29 @@ def pretraining_outlook(
         next_commands=next_commands(settings.tokenizer_path, answers),
         watch=CurveWatch(forecast, settings.learning_rate, settings.names_of_rates()),
     )
+
+
+def make_fast(
+    settings: PretrainSettings,
+    outlook: Outlook,
+    first_model: FirstModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+) -> int:
+    """Compile the model where that pays; `outlook` says what could not be done. Returns how many rows a micro-batch of the compiled
+    code has on a GPU; 0: any number."""
+    # A plan has looked at it already.
+    said = [] if settings.has_budget else notes_on_precision(device, dtype, outlook.flops)
+    rows = ranks.rows_of(settings.batch_size)
+    if device.type == "cuda":
+        # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
+        rows = min(settings.batch_size, ceil_div(outlook.plan.n_rows, ranks.micro_batches_at_once))
+    model, shape = first_model.model, (rows, outlook.plan.T)
+    width = model.config.hidden_size
+    compile_blocks(model, settings.use_compile, device, said.append, shape, outlook.flops, dtype, width=width)
+    outlook.notices = [*outlook.notices, *said]
+    return rows if device.type == "cuda" and model.compiled_backend is not None else 0
 
 
 def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand]:

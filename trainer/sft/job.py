@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.embedded_questions import build_embedded_questions
 from dataset.chat.encoder import ChatEncoder
 from model.weight_record import THOUGHTS_FIELD
 from trainer.job import Outlook, Progress
-from trainer.pretrain.data import UsualData
+from trainer.pretrain.data import TextKind, UsualData
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_weights
@@ -20,28 +20,32 @@ from trainer.sft.settings import USUAL_FILE, SftSettings
 from trainer.updates import rows_of_update
 
 
+def chat_encoder(tokenizer: Any, settings: PretrainSettings) -> ChatEncoder:
+    """What makes ids of a conversation."""
+    return ChatEncoder(tokenizer)
+
+
+CONVERSATIONS = TextKind(
+    ChatCorpus,
+    UsualData(
+        USUAL_FILE,
+        "python_questions.jsonl",
+        build_embedded_questions,
+        "questions on the documentation inside the installed Python",
+    ),
+    chat_encoder,
+    answers=True,
+    flags_of_data="--data_path, --skip_bad_lines",
+)
+
+
 class SftJob(PretrainJob):
     """train_sft.py's part of a run: what differs from pretraining."""
 
     settings: SftSettings
     corpus: ChatCorpus
 
-    corpus_kind = ChatCorpus
-    usual_data = UsualData(
-        USUAL_FILE,
-        "python_questions.jsonl",
-        build_embedded_questions,
-        "questions on the documentation inside the installed Python",
-    )
-    answers = True
-    mended_by = {
-        "data": "--data_path, --skip_bad_lines",
-        "tokenizer": "--tokenizer_path",
-    }
-
-    @classmethod
-    def make_encoder(cls, tokenizer: PreTrainedTokenizerBase, settings: PretrainSettings) -> ChatEncoder:
-        return ChatEncoder(tokenizer)
+    kind = CONVERSATIONS
 
     def outlook(self, progress: Progress) -> Outlook:
         outlook = super().outlook(progress)

@@ -125,7 +125,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path, argv, fit, tried, w
         trials.append(rows)
         return rows <= fit
 
-    settings, line = settled(tmp_path, *argv, fits=fits)
+    settings, (line,) = settled(tmp_path, *argv, fits=fits)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
     assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
@@ -303,7 +303,7 @@ def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, given, surroundings, job_kind):
+    def plan_run(settings, given, surroundings, kind):
         asked.append(given)
 
     monkeypatch.setattr(command, "plan_run", plan_run)

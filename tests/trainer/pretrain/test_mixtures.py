@@ -5,6 +5,7 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,11 +14,10 @@ import torch
 from common.errors import DataError, UserError
 from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget.clock import Clock, Course
+from trainer.budget.clock import Clock, Course, clock_of_plan
 from trainer.engine import Engine
 from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.data import most_updates
 from trainer.pretrain.job import PretrainJob
 
 POINTS = [[[0, 0.8], [1, 0.2]], [[0, 0.2], [1, 0.8]]]
@@ -298,6 +298,13 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     assert_same(trainers[0], by_file)
 
 
+def most_updates(run):
+    """With a budget."""
+    job = run.job
+    clock = clock_of_plan(replace(job.settings, budget="1h"), job.ranks, job.corpus, None, layers=1, prompts=0)
+    return clock.most_updates
+
+
 @pytest.mark.parametrize("share", [0.5, "0.6..0.4"])
 def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sources, tmp_path, share):
     """Reference: eight passes over the tokens of both sources, though a pass of fixed shares ends with the smaller one."""
@@ -310,9 +317,9 @@ def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sour
     first = run.job.plan(0)
     tokens_of_update = 4 * first.row_targets(0, first.n_rows) / first.n_rows
     tokens = sum(targets for _, targets in run.job.corpus.parts())
-    assert most_updates(run.job.settings, run.job.corpus, run.job.ranks) == int(8 * tokens / tokens_of_update)
+    assert most_updates(run) == int(8 * tokens / tokens_of_update)
 
 
 def test_a_clock_lets_one_text_be_read_eight_times(sources, tmp_path):
     run = train(data_path=sources[0], out_dir=tmp_path, max_updates=3)
-    assert most_updates(run.job.settings, run.job.corpus, run.job.ranks) == 8 * run.job.plan(0).n_rows // 4
+    assert most_updates(run) == 8 * run.job.plan(0).n_rows // 4
