@@ -115,7 +115,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 stem,
                 outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
                 settings=settings,
-                begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)} if settings.has_budget else {},
+                begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)},
             )
             claim(ranks, stem)
 

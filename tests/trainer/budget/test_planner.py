@@ -200,24 +200,6 @@ def test_the_plan_of_a_run_that_is_gone_is_none(text, tmp_path, capfd):
     train(data_path=text, out_dir=tmp_path, hidden_size=None, num_hidden_layers=1, max_updates=1, from_resume=1)
 
 
-def test_the_plan_of_an_earlier_version_is_named(text, tmp_path, capfd):
-    """It was kept without the width in its name. Renamed as the line says, it holds."""
-    run = planned(tmp_path, text)
-    former = tmp_path / "pretrain.plan.yaml"
-    (tmp_path / "pretrain_16.plan.yaml").rename(former)
-    with pytest.raises(
-        UserError, match=r"pretrain\.plan\.yaml is the plan of pretrain_16, .*: rename it to pretrain_16\.plan\.yaml"
-    ):
-        planned(tmp_path, text, from_resume=1, hidden_size=None)
-    # Without its budget too; and another width is another run.
-    with pytest.raises(UserError, match="rename it to pretrain_16"):
-        train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
-    planned(tmp_path, text, from_resume=1, hidden_size=32)
-    former.rename(tmp_path / "pretrain_16.plan.yaml")
-    printed = said_by_a_finished_run(tmp_path, text, capfd)
-    assert f"already done its {run.progress.update:,} update" in printed
-
-
 def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
     """A later run of the same weight name is not taken for the planned one, and has a plan of its own."""
     first = planned(tmp_path, text)
