@@ -6,13 +6,13 @@ from common.flags import Parser, fraction, inner_share, not_negative, positive, 
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-TASK_NAMES = ("perplexity", "pairs", "last_word", "choice")
+TASK_NAMES = ("perplexity", "pairs", "answers")
 # The flags of evaluate.py that only some tasks read
 FLAGS_OF_TASKS = {
     "skip_bad_lines": ("perplexity",),
     "stride": ("perplexity",),
-    "delimiter": ("choice",),
-    "group_by": ("pairs", "last_word", "choice"),
+    "group_by": ("pairs",),
+    "questions": ("answers",),
 }
 
 
@@ -160,28 +160,18 @@ def detect_parser() -> Parser:
     return p
 
 
-def quiz_parser() -> Parser:
-    """The flags of quiz.py."""
-    p = Parser(prog="quiz.py", description="Ask a model questions whose answers are known, and count.")
-    model_flags(p)
-    p.add_argument(
-        "--data_path", nargs="+", help="conversations, as for train_sft.py (default: the embedded questions on Python)"
-    )
-    p.add_argument("--base", help="another model that is asked the same, such as the one before fine-tuning")
-    p.add_argument("--questions", type=positive(int), default=40, help="how many are asked (default 40)")
-    p.add_argument("--show", type=positive(int), default=10, help="how many answers are printed (default 10)")
-    return p
-
-
 def evaluate_parser() -> Parser:
     """The flags of evaluate.py."""
     p = Parser(
         prog="evaluate.py",
-        description="Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.",
+        description="Judge a model: perplexity of any text, minimal pairs, questions whose answers are known.",
     )
-    p.may_be_empty = ("delimiter",)
     p.add_argument("task", choices=TASK_NAMES, help="what to measure")
-    p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
+    p.add_argument(
+        "--data_path",
+        nargs="+",
+        help="perplexity: as in training; pairs: jsonl files; answers: conversations (default: questions on Python)",
+    )
     p.add_argument(
         "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
     )
@@ -201,11 +191,10 @@ def evaluate_parser() -> Parser:
         type=positive(int),
         help="perplexity: new tokens per window of a long text (default: max_length / 2)",
     )
-    g.add_argument("--delimiter", help="choice: between context and choice (default: a space; '' for Chinese)")
     g.add_argument(
-        "--group_by",
-        help="not perplexity: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too",
+        "--group_by", help="pairs: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too"
     )
+    g.add_argument("--questions", type=positive(int), help="answers: how many are asked (default 40)")
     return p
 
 

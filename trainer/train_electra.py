@@ -36,7 +36,7 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.processes import divide
+from trainer.machine.cpu_ranks import divide
 
 
 def main(argv: Sequence[str] | None = None) -> int:

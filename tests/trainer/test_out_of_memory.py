@@ -304,11 +304,17 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     }
     said = ends_for_want_of(700, "trainer.train_pretrain", flags(**asked))
     assert "no checkpoint was saved yet" in said
-    ways = suggested(said)
-    smaller = flags(**{**asked, "batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]})
-    program = LIMITED.format(module="trainer.train_pretrain", extra=700)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program, *smaller], env=environment, timeout=300, check=True)
+    # Each line halves the micro-batch, and the second half fits.
+    for _ in range(2):
+        ways = suggested(said)
+        halved = {"batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]}
+        smaller = flags(**{**asked, **halved})
+        program = LIMITED.format(module="trainer.train_pretrain", extra=700)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", program, *smaller]
+        run = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+        said = run.stderr
+    assert run.returncode == 0, said
 
 
 @on_linux

@@ -21,7 +21,6 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, command_line, run_ranks, trainers_that_fit
 from tests.model.electra.test_model_electra import batch, random_examples, tiny
 from trainer import train_electra
-from trainer.distributed_reducer import DistributedReducer
 from trainer.electra import job
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.engine import Engine
@@ -29,6 +28,7 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_adamw, parameter_groups, without_bias_correction
 from trainer.optim.schedules import ENCODER_SCHEDULES
+from trainer.reducer import DistributedReducer
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,

@@ -2,7 +2,7 @@
 
 from model.electra.sizes import MLM, SIZES
 from trainer.electra.settings import ElectraSettings
-from trainer.machine.processes import Divisible
+from trainer.machine.cpu_ranks import Divisible
 
 # Of the published models.
 VOCABULARY = 30_522

@@ -13,7 +13,7 @@ import torch
 from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
+from dataset.tokenizing.shipped import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig
@@ -124,11 +124,9 @@ def check_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list
         return [unnamed_vocabulary(weight)] if tokenizer_path == DEFAULT_TOKENIZER else []
     if recorded == vocabulary:
         return []
-    shipped = shipped_tokenizer(recorded)
-    name = f"give --tokenizer_path {shipped}" if shipped else "name its own"
     raise UserError(
         f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-        f"{tokenizer_path}: {name} (or take vocabulary_sha256 out of the .json beside it)"
+        f"{tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
     )
 
 
