@@ -172,8 +172,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.extra_state = {"objective": self.objective, "clock": clock}
         self.files.save_at = self.save_at = SavedUpdates(settings)
         # Of --budget_flops the updates, with which --from_resume may go on for longer; of --budget the time alone.
-        self.files.settings = replace(settings, budget_flops=None)
-        if settings.budget is not None:
+        if settings.budget is None:
+            self.files.settings = replace(settings, budget_flops=None)
+        else:
             self.files.settings = replace(settings, max_steps=None)  # type: ignore[arg-type]  # as where no flag says it
         self.looks = Looks(
             evaluate=self.evaluate if self.validation is not None else None,
