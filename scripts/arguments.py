@@ -2,7 +2,7 @@
 
 import argparse
 
-from common.flags import Parser, fraction, inner_share, not_negative, positive, seed, share
+from common.flags import Parser, fraction, not_negative, positive, seed, share
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -119,44 +119,6 @@ def play_parser() -> Parser:
         help="address to listen on; with 0.0.0.0 everybody in your network can use the page (default 127.0.0.1)",
     )
     g.add_argument("--port", type=port, default=8765, help="of that address; 0: any that is free (default 8765)")
-    return p
-
-
-def detect_parser() -> Parser:
-    """The flags of detect.py."""
-    p = Parser(
-        prog="detect.py",
-        description="Which words of a text does an ELECTRA's discriminator believe to be replaced?",
-    )
-    p.add_argument("texts", nargs="*", help="texts to read; none: --file, or what comes through a pipe")
-    p.add_argument("--file", help="a UTF-8 text file; a blank line ends a text")
-    p.add_argument(
-        "--model",
-        default=str(ROOT / "out" / "electra_small"),
-        help="folder of a run or of its discriminator, or a name in the local Hugging Face cache (default: out/electra_small)",
-    )
-    p.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
-    g = p.add_argument_group("replacing words")
-    g.add_argument(
-        "--corrupt",
-        type=inner_share,
-        metavar="SHARE",
-        help="first replace so many of the tokens, as 0.15: by what the generator beside the discriminator writes, or at "
-        "random where there is none",
-    )
-    g.add_argument("--seed", type=seed, default=42, help="the same seed, the same words (default 42)")
-    g = p.add_argument_group("what is shown")
-    g.add_argument(
-        "--threshold",
-        type=share,
-        help="probability from which on a word is doubted (default: as measured on held-out text when it was trained; where "
-        "that is not known, twice the mean of the text's words, from 0.2 to 0.5)",
-    )
-    g.add_argument("--out", metavar="PAGE", help="also write an HTML page, as detect.html")
-    # No switch of true or false: that would take the text after it for its value.
-    g.add_argument(
-        "--json", action="store_true", help="print a JSON object for each text, with every word's probability"
-    )
     return p
 
 

@@ -2,12 +2,12 @@
 what was trained. All of it is made of values; nothing here looks into a job or a trainer.
 
 A job calls this once when it is built (Job.outlook) and once at its end (Job.closing). In between the Trainer shows each log
-line and evaluation to the LossWatch that it was given.
+line to the LossWatch that it was given.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +56,6 @@ class LossWatch:
 
     def of_line(self, loss: float, expected: float | None) -> str | None:
         """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
-        return None
-
-    def of_evaluation(self, values: Mapping[str, float], update: int) -> str | None:
-        """What to say of the figures of an evaluation after so many updates; None: nothing."""
         return None
 
 

@@ -10,13 +10,11 @@ from common.notices import announce
 from common.paths import ROOT
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.leaks_at_start import AGAINST
 from dataset.planned_mixture import RunLength
-from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, until_all_are_ready
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
@@ -120,22 +118,8 @@ def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = 
     return [str(embedded)]
 
 
-def open_data(
-    settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks
-) -> tuple[Corpus, list[Evaluation]]:
-    """The data of a run, which fits its tokenizer and model, and what the files of --against are looked for by (rank 0 alone has
-    that). Errors: DataError, UserError."""
-    evaluations: list[Evaluation] = []
-
-    def read_evaluations() -> None:
-        for path in settings.against:
-            evaluations.append(
-                evaluation_of(
-                    path, first.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, settings.cache_dir
-                )
-            )
-
-    on_main(ranks, read_evaluations)
+def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
+    """The data of a run, which fits its tokenizer and model. Errors: DataError, UserError."""
     # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
     corpus = open_corpus(settings, first.encoder, ranks, kind)
     what = f"--tokenizer_path {settings.tokenizer_path}"
@@ -151,4 +135,4 @@ def open_data(
                 "tokenizer that the weights were trained with"
             )
         corpus.plan(0)
-    return corpus, evaluations
+    return corpus

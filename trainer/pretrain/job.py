@@ -120,7 +120,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             claim(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus, self.evaluations = open_data(settings, self.first_model, self.kind, ranks)
+            self.corpus = open_data(settings, self.first_model, self.kind, ranks)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
@@ -229,7 +229,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.first_model,
             self.corpus,
             self.validation,
-            self.evaluations,
             asked=self.asked,
             epoch=progress.epoch,
             length=self.length,

@@ -10,7 +10,6 @@ from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.leaks_at_start import leak_notices
-from dataset.quality.evaluation_texts import Evaluation
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import CurveWatch, Forecast, SizeOfRun, note_on_expected, pretraining_notices
@@ -46,7 +45,6 @@ def pretraining_outlook(
     first_model: FirstModel,
     corpus: Corpus,
     validation: ValidationBatches | None,
-    evaluations: Sequence[Evaluation],
     *,
     asked: PretrainSettings,
     epoch: int,
@@ -58,7 +56,7 @@ def pretraining_outlook(
     notices: Sequence[str],
     answers: bool,
 ) -> Outlook:
-    """settings: of the run; asked: as the user has given them, with --batch_size auto. evaluations: of --against. epoch: that comes
+    """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
     next. free: bytes of memory. notices: lines that are known already. answers: the run trains the answers of conversations.
     """
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
@@ -76,7 +74,7 @@ def pretraining_outlook(
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.cut_off_report(plan)]
     if ranks.is_main:
-        lines += leak_notices(corpus, evaluations)
+        lines += leak_notices(corpus)
     for bad_lines in corpus.bad_lines:
         lines += bad_lines.report()
     lines += [

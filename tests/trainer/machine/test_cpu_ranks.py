@@ -9,13 +9,13 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import flags
-from trainer.electra import micro_batch as electra
 from trainer.electra.settings import parse_args as electra_args
 from trainer.machine import cpu_ranks
 from trainer.machine.cpu_ranks import Divisible, SharedMemory, choose, divide
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
+from trainer.train_electra import micro_batch_of as electra_micro_batch_of
 
 GB = 1 << 30
 M26 = 26_000_000
@@ -69,7 +69,7 @@ def test_what_the_jobs_have_to_divide():
     # Flags that do not fit each other: the job says so.
     assert micro_batch_of(parse_args(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
     # The published batch of the small ELECTRA, in two micro-batches.
-    found = electra.micro_batch_of(electra_args(["--accumulation_steps", "2"]))
+    found = electra_micro_batch_of(electra_args(["--accumulation_steps", "2"]))
     assert (found.rows, found.positions) == (64, 128) and 13e6 < found.parameters < 30e6
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from scripts import report
 from tests.helpers import records, train
-from trainer.electra.objective import ReplacedTokenDetection
+from trainer.electra.job import ElectraJob
 from trainer.pretrain.outlook import CHARTS as PRETRAINING
 from trainer.reporting.charts import (
     COMMON,
@@ -135,7 +135,7 @@ def as_before(chart):
 
 def test_every_job_declares_what_was_drawn_of_it_before():
     """Side by side they give the order of before; a job alone has a part of it, and no chart twice."""
-    jobs = [[as_before(chart) for chart in charts] for charts in (PRETRAINING, ReplacedTokenDetection.charts, COMMON)]
+    jobs = [[as_before(chart) for chart in charts] for charts in (PRETRAINING, ElectraJob.CHARTS, COMMON)]
     assert charts_of_runs(jobs) == list(CHARTS_BEFORE)
     for charts in jobs:
         assert list(charts) == [chart for chart in CHARTS_BEFORE if chart in charts]
