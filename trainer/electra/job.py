@@ -1,6 +1,6 @@
 """Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         compare_precision(self.ranks, self.dtype)
         self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
-        self.save_at = SavedUpdates(settings)
         self.files = RunFiles(
             self.folder / self.folder.name,
             {name: self.folder / name for name in NETWORKS},
@@ -110,7 +109,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             begun={self.folder / OWN: self._write_vocabulary},
             # Networks that an earlier run has saved on its way
             replaced=["percent_*", "checkpoint-*[0-9]"],
-            save_at=self.save_at,
         )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
@@ -178,6 +176,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         if self.ranks.local_rank == 0:
             own = self.held_out.val_store if settings.val_path and self.held_out is not None else None
             self.digest_check = DigestCheck([self.store, *([own] if isinstance(own, TokenStore) else [])])
+        # {updates: percent} of --save_percents; the end is always one. And the updates of --save_steps.
+        n, every = settings.max_steps, settings.save_steps
+        self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
+        self.kept_updates = range(every, n + 1, every) if every else range(0)
+        self.files.save_at = {*self.percents, *self.kept_updates}
         self.looks = Looks(
             evaluate=self.evaluate if self.validation is not None else None,
             eval_interval=settings.eval_interval,
@@ -252,10 +255,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
         where users expect them, earlier ones below it."""
         places = []
-        percent = 100.0 if is_last else self.save_at.points.get(update)
+        percent = 100.0 if is_last else self.percents.get(update)
         if percent is not None:
             places.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
-        if update in self.save_at.kept:
+        if update in self.kept_updates:
             places.append(self.folder / f"checkpoint-{update}")
         # It would be drawn over our own.
         disable_progress_bar()
@@ -368,19 +371,3 @@ def rate(settings: ElectraSettings, update: int) -> float:
     """The learning rate of the update that comes after `update` others."""
     schedule = ENCODER_SCHEDULES[settings.lr_schedule]
     return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
-
-
-class SavedUpdates(Container[int]):
-    """The updates after which networks are written; asked of each update, since there may be a million.
-
-    points: {update: percent} of --save_percents; the end is always one. kept: those of --save_steps.
-    """
-
-    def __init__(self, settings: ElectraSettings) -> None:
-        n = settings.max_steps
-        self.points = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
-        every = settings.save_steps
-        self.kept = range(every, n + 1, every) if every else range(0)
-
-    def __contains__(self, update: object) -> bool:
-        return update in self.points or update in self.kept

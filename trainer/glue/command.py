@@ -5,7 +5,6 @@ all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
 """
 
 import contextlib
-import copy
 import hashlib
 import json
 import math
@@ -353,11 +352,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(path.read_bytes())
         return found
     return None
-
-
-def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
-    """The settings of one run: its seed and its epochs."""
-    settings = copy.copy(command.settings)
-    settings.seed = seed
-    settings.epochs = settings.epochs or data.task.epochs
-    return settings

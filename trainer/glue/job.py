@@ -1,9 +1,9 @@
 """Fine-tuning on one GLUE task with one seed: a run of the loop, its evaluation and its files."""
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dataset.store.interface import Ints
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compiled_shape
 from trainer.engine import Engine
-from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, run_settings, write_json
+from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, write_json
 from trainer.glue.loss import N_SUMS, glue_loss, logged
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
 from trainer.glue.scores import Evaluation, write_predictions
@@ -82,7 +82,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             folder / f"{data.name}_{folder.name}",
             {"model": folder / "model"},
             # Those of the command, for this task and seed alone
-            dataclasses.replace(command.settings, task=data.name, seed=settings.seed, num_seeds=1),
+            replace(command.settings, task=data.name, seed=settings.seed, num_seeds=1),
             # What an earlier run of this seed may have left
             replaced=[RESULTS, "checkpoint-*[0-9]"],
         )
@@ -276,7 +276,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
         return 0, earlier
     say(f"--- {data.name}, seed {seed}")
     on_main(ranks, lambda: remove(folder / "predictions"))
-    settings = run_settings(command, data, seed)
+    settings = replace(command.settings, seed=seed, epochs=command.settings.epochs or data.task.epochs)
     job = GlueJob(command, settings, data, folder)
     trainer = Trainer(job, command.surroundings)
     if settings.do_train:

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copie
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json; a folder of"),
         (lambda folder: next(folder.glob("model-*")).unlink(), "the download is not complete"),
-        (lambda folder: change_config(folder, hidden_size=10**6), "billion parameters need"),
+        (lambda folder: change_config(folder, hidden_size=10**6), "config is that of a model with 997,000,064"),
         # transformers would make a list of all these layers, to load a tokenizer.
         (
             lambda folder: change_config(folder, num_hidden_layers=10**5, layer_types=None),
