@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
+from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.muon import Muon, Orthogonalise, Together
+from trainer.optim.muon import Muon, Orthogonalise, Together, orthogonalise
 from trainer.optim.sharded_muon import ShardedOrthogonalise
-from trainer.optim.shared_muon import make_orthogonalise
 from trainer.sharding import Shards
 
 # As torch.optim takes them: {"params": [...], "weight_decay": ...}.
@@ -100,12 +100,12 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
             group["lr_scale"] = options.embed_lr / options.learning_rate
     scale = options.muon_lr / options.learning_rate
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
-    orthogonalise: Orthogonalise
-    if options.shards is None:
-        orthogonalise = make_orthogonalise(matrices, options.ranks)
-    else:
-        orthogonalise = ShardedOrthogonalise(options.shards.group)
-    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=orthogonalise)
+    how: Orthogonalise = orthogonalise
+    if options.shards is not None:
+        how = ShardedOrthogonalise(options.shards.group)
+    elif options.ranks.sharing > 1:
+        how = SharedOrthogonalise(options.ranks)
+    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=how)
     adamw = build_adamw(groups, options.learning_rate, **options.adam)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
     # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.

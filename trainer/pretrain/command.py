@@ -10,9 +10,9 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
+from trainer.machine.cpu_ranks import divide
 from trainer.machine.measure import available_memory
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.processes import divide
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
@@ -51,7 +51,7 @@ def train(
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
         with told_in_a_line(surroundings.device, advice_on_planning):
-            planned = plan_run(settings, given, surroundings, job_kind)
+            planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
             return 0
         settings = planned

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from common.wording import counted
-from trainer.job import Job, Outlook, Progress, RunSettings
+from trainer.job import Job, Outlook, Progress
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import Ranks
 from trainer.reporting.next_commands import filled
@@ -52,7 +52,6 @@ def bar_line(record: Mapping[str, Any]) -> str:
 
 def describe(
     job: Job[Any, Any, Any],
-    settings: RunSettings,
     outlook: Outlook,
     progress: Progress,
     ranks: Ranks,
@@ -62,13 +61,14 @@ def describe(
     command: str,
 ) -> tuple[str, dict[str, Any]]:
     """(the line on what a run derives from its flags, the record of its start)."""
+    settings = job.settings
     plan = outlook.plan
     rows = rows_of_update(settings, ranks)
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
         f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
-        f"{str(job.dtype).removeprefix('torch.')}"
+        f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
     record = {
@@ -77,10 +77,10 @@ def describe(
         "command": command,
         "settings": {name: value for name, value in vars(settings).items() if value is not None},
         "model": outlook.model_fields,
-        "data": {**data, "fingerprint": job.identity.get("data"), **outlook.data_fields},
-        "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.dtype)},
+        "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
+        "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "charts": [chart.as_record() for chart in job.charts],
-        "next_commands": filled(job.next_commands(), command, job.stem),
+        "charts": [chart.as_record() for chart in outlook.charts],
+        "next_commands": filled(outlook.next_commands, command, job.files.stem),
     }
     return line, record

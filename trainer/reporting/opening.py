@@ -27,7 +27,7 @@ def open_records(
     A fresh run first moves an earlier one out of its way.
     """
     settings = job.settings
-    stem = job.stem
+    stem = job.files.stem
     # The tracker comes first: if it refuses, nothing has been moved.
     if settings.tracker != "none":
         kind = settings.tracker
@@ -36,18 +36,20 @@ def open_records(
         )
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
-    begun = [metrics, settings_file, *job.begun]
+    begun = [metrics, settings_file, *job.files.begun]
     files = [*begun, Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
     if resumed:
-        names = [glob.escape(path.name) for path in (*files, *job.outputs.values())]
-        checkpoints.bring_back([*names, *job.replaced])
+        names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
+        checkpoints.bring_back([*names, *job.files.replaced])
     else:
-        for pattern in job.replaced:
+        for pattern in job.files.replaced:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
         unsaved = [] if is_finished(metrics) else begun
-        checkpoints.set_aside(files, job.outputs.values(), reporter.say, unsaved)
-    write_settings(job.settings_to_keep(), settings_file)
+        checkpoints.set_aside(files, job.files.outputs.values(), reporter.say, unsaved)
+    write_settings(job.files.settings, settings_file)
+    for write in job.files.begun.values():
+        write()
     # Parts of an evaluation that is to be done again
     again = {"val_loss", "text"} if progress.evaluation_due else set()
 

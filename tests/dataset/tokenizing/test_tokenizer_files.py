@@ -15,13 +15,6 @@ from tests.helpers import ROOT
 from tests.scripts.test_export import KINDS, write
 
 MODEL = ROOT / "model"
-# The tokenizer of the first releases. Of it, before it had a post-processor: checkpoints and token stores of then must go
-# on.
-COMPACT = MODEL / "tokenizer_compact"
-EARLIER_DIGESTS = {
-    False: "9178022da8a4754ef872b015feb798a5184b58ad87bb42ba26d7ceb9c724d7a6",
-    True: "3ee5bf10ac59b738e5d1f5c840e1e46d1ec5689c8f9f39eda931451d09cb7cb5",
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +47,6 @@ def test_asking_for_bos_once_more_does_not_double_it():
     assert asked("hi").input_ids == load_tokenizer(MODEL)("hi").input_ids
 
 
-@pytest.mark.parametrize("parse_special_tokens", [False, True])
-def test_earlier_runs_and_stores_know_the_tokenizer_again(parse_special_tokens):
-    encoder = DocumentEncoder(load_tokenizer(COMPACT), parse_special_tokens)
-    assert encoder.fingerprint == EARLIER_DIGESTS[parse_special_tokens]
-
-
-def test_a_file_without_post_processor_is_the_same_tokenizer_to_the_trainers(tokenizer, tmp_path):
-    """A tokenizer of an earlier release, and one with another post-processor, which is another tokenizer as before."""
-    digests = []
-    fields = json.loads((COMPACT / "tokenizer.json").read_text(encoding="utf-8"))
-    ours = fields["post_processor"]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
-    (tmp_path / "tokenizer_config.json").write_bytes((COMPACT / "tokenizer_config.json").read_bytes())
-    for processor in (ours, None, byte_level):
-        (tmp_path / "tokenizer.json").write_text(json.dumps({**fields, "post_processor": processor}), encoding="utf-8")
-        digests.append(DocumentEncoder(load_tokenizer(tmp_path)).fingerprint)
-    assert digests[0] == digests[1] == EARLIER_DIGESTS[False] != digests[2]
-
-
 def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):
     texts = ["the cat sat on the mat and the dog ran over far hills"] * 50
     byte_level_bpe.save(byte_level_bpe.train_bpe(texts, 275), tmp_path)
@@ -84,7 +58,7 @@ def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):
 # ------------------------------------------------------------------------------- what transformers 4 reads
 
 
-def check_config_of_tokenizer(path):
+def check_config_of_tokenizer(path, template=byte_level_bpe.CHAT_TEMPLATE):
     """Reference: the names that transformers 4.48 to 4.57 know."""
     fields = json.loads(path.read_text(encoding="utf-8"))
     assert fields["tokenizer_class"] == "PreTrainedTokenizerFast"
@@ -92,7 +66,7 @@ def check_config_of_tokenizer(path):
     assert "extra_special_tokens" not in fields
     assert fields["model_input_names"] == ["input_ids", "attention_mask"]
     assert fields["add_bos_token"] is True and fields["add_eos_token"] is False
-    assert fields["chat_template"] == byte_level_bpe.CHAT_TEMPLATE
+    assert fields["chat_template"] == template
     assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(fields)
 
 
@@ -105,7 +79,7 @@ def test_an_export_has_the_names_of_transformers_4(kind, tmp_path):
     """Left out, transformers 4 takes its own default in silence: theta 10000, 128 experts."""
     weight = write(tmp_path, **KINDS[kind], rope_theta=50_000.0)
     export_hf.export(weight, tmp_path / "hf")
-    check_config_of_tokenizer(tmp_path / "hf" / "tokenizer_config.json")
+    check_config_of_tokenizer(tmp_path / "hf" / "tokenizer_config.json", byte_level_bpe.WITHOUT_THOUGHTS)
     assert not (tmp_path / "hf" / "chat_template.jinja").exists()
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 50_000.0

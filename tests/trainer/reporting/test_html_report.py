@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.paths import ROOT
 from scripts import report
 from tests.helpers import records, train
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.outlook import CHARTS as PRETRAINING
 from trainer.reporting.charts import BUCKETS, COMMON, Chart, thin
 from trainer.reporting.html_report import EARLIER, write_report
 from trainer.reporting.next_commands import NextCommand, filled
@@ -85,7 +85,7 @@ def test_the_page_of_a_run(data, tmp_path):
     assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
     (sample,) = records(run, "text")
     assert sample["text"].startswith("the cat") and "<b>the cat</b>" in page
-    assert RunRecords(run.reporter.file.name).charts == PretrainJob.charts
+    assert RunRecords(run.reporter.file.name).charts == PRETRAINING
     assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
     assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
