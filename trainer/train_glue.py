@@ -12,6 +12,7 @@ trainer/glue/command.py (what is around such a run).
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -24,7 +25,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.glue.settings import parse_args
 
-    parse_args()
+    SETTINGS = parse_args()
 
 from trainer.glue.command import one_run, set_up, show_results, write_for_task
 from trainer.glue.files import seeds
@@ -36,9 +37,8 @@ from trainer.machine.collectives import on_main
 from trainer.machine.command_line import run_cli
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+def main(argv: Sequence[str]) -> int:
+    """The command as a function, for notebooks and other programs: fine-tune with these flags. Returns the exit code."""
     return launch(train, "trainer/train_glue.py", parse_args(argv), argv)
 
 
@@ -60,4 +60,4 @@ def train(settings: GlueSettings, surroundings: Surroundings) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(launch, train, "trainer/train_glue.py", SETTINGS, sys.argv[1:]))

@@ -11,7 +11,6 @@ from transformers import ElectraConfig, PreTrainedTokenizerBase
 from common.errors import UserError
 from common.files import MOST_CONFIG_BYTES, read_small
 from common.packages import loader_reason
-from common.settings_files import KeyTwiceError, no_key_twice
 from dataset.reading.file_kinds import expanded
 from model.electra.detection import DRAWS, LENGTH, THRESHOLD
 from model.electra.model_electra import UNTIED
@@ -164,11 +163,9 @@ def config_of_file(
 def fields_of_file(what: str, path: Path) -> dict[str, Any]:
     """The object in a JSON file. Errors: UserError."""
     try:
-        fields = json.loads(read_small(path, MOST_CONFIG_BYTES), object_pairs_hook=no_key_twice)
+        fields = json.loads(read_small(path, MOST_CONFIG_BYTES))
     except OSError as error:
         raise UserError(f"{what} cannot be read ({error.strerror})") from error
-    except KeyTwiceError as error:
-        raise UserError(f"{what}: {error} stands there twice") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what}: no JSON file ({error})") from error
     if not isinstance(fields, dict):

@@ -94,10 +94,10 @@ def parse_with_original(
 ) -> SettingsT:
     """The settings of a command line, those of `published` with --recipe original; argv None: of this process."""
     parser = SettingsParser(kind, prog, description)
-    settings = parser.get_settings(argv)
+    settings, given = parser.read(argv)
     assert isinstance(settings, kind)
     if vars(settings)["recipe"] == ORIGINAL:
-        take(settings, published, parser.given(argv))
+        take(settings, published, given)
     return settings
 
 

@@ -319,7 +319,7 @@ def take_description(settings: GlueSettings, given: Collection[str]) -> None:
     The files that it names lie beside it, unless their paths are whole. Errors: ValueError.
     """
     path = expanded(settings.task)
-    described = TaskFileParser().get_settings(["--config", str(path)])
+    described = TaskFileParser().read(["--config", str(path)])[0]
     for field in fields(OwnTaskSettings):
         value = getattr(described, field.name)
         if field.name in given:
@@ -353,9 +353,8 @@ def take_defaults(settings: GlueSettings, given: Collection[str]) -> None:
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
     """The settings of a command line, and of the file that describes its task; None: of this process."""
     reader = parser()
-    settings = reader.get_settings(argv)
+    settings, given = reader.read(argv)
     assert isinstance(settings, GlueSettings)
-    given = reader.given(argv)
     try:
         if settings.task.endswith(DESCRIPTIONS):
             take_description(settings, given)
