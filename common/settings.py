@@ -63,9 +63,9 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
-def switch(default: bool | None, help: str, first: bool = False) -> Any:
+def switch(default: bool | None, help: str, first: bool = False, aliases: Sequence[str] = ()) -> Any:
     """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
-    metadata = {"options": {"help": help, **SWITCH}, "aliases": (), "may_be_empty": False, "first": first}
+    metadata = {"options": {"help": help, **SWITCH}, "aliases": tuple(aliases), "may_be_empty": False, "first": first}
     return field(default=default, metadata=metadata)
 
 
@@ -116,9 +116,10 @@ def default_of_field(one: "Field[Any]") -> Any:
     return one.default
 
 
-def with_default(kind: type[Settings], name: str, default: Any) -> Any:
-    """The field of a group with another default, for a command that wants one."""
-    return field(default=default, metadata=field_of(kind, name).metadata)
+def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequence[str] = ()) -> Any:
+    """The field of a group with another default, for a command that wants one. aliases: further names of its flag."""
+    metadata = field_of(kind, name).metadata
+    return field(default=default, metadata={**metadata, "aliases": (*metadata["aliases"], *aliases)})
 
 
 # ------------------------------------------------------------------------------------------- the command line

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
+from pathlib import Path, PurePath
 from typing import Unpack
 
 import numpy as np
@@ -11,22 +11,20 @@ from common.arithmetic import ceil_div
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.grouped_plan import Groups, refuse_without_room
 from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.loader import Assembler, Batch, gather
 from dataset.mixed_plan import Move
 from dataset.packing import EpochPlan, RowPlan
 from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
 from dataset.quality.leaks import Runs, TrainingText, runs_of
-from dataset.reading.file_kinds import choose_files, is_tokenised, kind_of
-from dataset.reading.remote import DataFile
+from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.sources import ConcatStore, Mixture, MostTargets, Share, all_documents, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.interface import Documents, HasTokensAndOffsets, Ints
-from dataset.store.sharded import ShardedStore, Store
+from dataset.store.format import TokenStore
+from dataset.store.interface import Documents, Ints
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -41,13 +39,16 @@ EVAL_ROWS = 16
 
 
 def notices_of_sources(
-    groups: Sequence[Source], stores: Sequence[Store], text_suffixes: Sequence[str] | None
+    groups: Sequence[Source],
+    stores: Sequence[TokenStore],
+    text_suffixes: Sequence[str] | None,
+    cache_dir: str | None,
 ) -> list[str]:
     """What a user should know of the files of all sources, and of their stores, a line each."""
     paths: list[str] = []
     for source in groups:
         paths += source.paths
-    lines = notices_of_paths(paths, text_suffixes)
+    lines = notices_of_paths(paths, text_suffixes, cache_dir)
     for store in stores:
         line = notice_of(store)
         if line:
@@ -55,11 +56,13 @@ def notices_of_sources(
     return lines
 
 
-def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = None) -> list[str]:
+def notices_of_paths(
+    paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
+) -> list[str]:
     """What a user should know of the files that --data_path names, a line each."""
     # A folder of many files takes a while to walk: once for all lines.
-    choices = {path: choose_files(path, text_suffixes) for path in paths if not is_tokenised(path)}
-    files = [file for path in paths if path in choices for file in choices[path].read]
+    choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
+    files = [file for path in paths for file in choices[path].read]
     lines = repeated_files(files)
     for path, choice in choices.items():
         if choice.left_out:
@@ -70,7 +73,7 @@ def notices_of_paths(paths: list[str], text_suffixes: Sequence[str] | None = Non
     return lines
 
 
-def repeated_files(files: Sequence[DataFile]) -> list[str]:
+def repeated_files(files: Sequence[Path]) -> list[str]:
     """A line for each file that is named twice, by itself or within a folder: its documents would be trained twice."""
     # By what a path leads to: a file and a link to it are one.
     times = Counter(str(file.resolve()) for file in files)
@@ -83,7 +86,7 @@ def repeated_files(files: Sequence[DataFile]) -> list[str]:
     return lines
 
 
-def _by_suffix(files: Sequence[DataFile]) -> str:
+def _by_suffix(files: Sequence[PurePath]) -> str:
     """As `3 .csv files, 1 .sh file`."""
     counts = Counter(kind_of(file).suffix for file in files)
     told = [counted(count, f"{suffix} file".lstrip()) for suffix, count in counts.most_common(KINDS_TOLD)]
@@ -142,7 +145,7 @@ class Corpus:
         self.stores = stores
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]
-        self.store: Store | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
+        self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_token_id = max(store.max_token_id for store in stores)
         self.bad_lines = [store.bad_lines for store in stores]
@@ -153,7 +156,9 @@ class Corpus:
         self.val_fraction = val_fraction
         # Tokens that a document begins and ends with, and that are none of its text.
         self.added = (int(encoder.bos_id is not None), int(encoder.eos_id is not None))
-        self.notices = notices_of_sources(groups, stores, store_options.get("text_suffixes"))
+        self.notices = notices_of_sources(
+            groups, stores, store_options.get("text_suffixes"), store_options.get("cache_dir")
+        )
         held_out = hold_out(
             self.store,
             encoder,
@@ -195,8 +200,6 @@ class Corpus:
 
     def _share(self, groups: Sequence[Source], length: RunLength) -> None:
         """Make what draws documents by the shares of the sources, where these have some."""
-        # Of each source of a planned run: its documents, and the groups in which they are planned.
-        self._groups_of_sources: list[tuple[Ints, Groups]] = []
         self.mixture: Mixture | None = None
         self.planned: PlannedMixture | None = None
         if is_planned(groups):
@@ -225,31 +228,21 @@ class Corpus:
         documents = all_documents(self.store) if self.documents is None else self.documents
         bounds = ConcatStore(self.stores).bounds.tolist()
         of_sources = documents_of_sources(documents, bounds)
-        # All sources are trained at a time, each in groups of its own.
-        self._groups_of_sources = [(of_source, self._divided(of_source)) for of_source in of_sources]
-        refuse_without_room([groups for _, groups in self._groups_of_sources])
         return PlannedMixture(
             self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
         )
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
-        # Those of all documents, and of all of a source, stay: to divide a large corpus takes seconds.
-        if documents is self.documents:
-            return self._groups.plan(epoch)
-        for of_source, groups in self._groups_of_sources:
-            if documents is of_source:
-                return groups.plan(epoch)
-        return self._divided(documents).plan(epoch)
-
-    @cached_property
-    def _groups(self) -> Groups:
-        """In which all documents to train are planned."""
-        return self._divided(self.documents)
-
-    def _divided(self, documents: Ints | None) -> Groups:
-        """The groups in which some documents are planned."""
-        return Groups(self.store, self.max_seq_len, self.seed, self.pack, self.long_documents, documents)
+        return EpochPlan(
+            self.store,
+            self.max_seq_len,
+            self.seed,
+            epoch,
+            pack=self.pack,
+            long_documents=self.long_documents,
+            documents=documents,
+        )
 
     def replan(self, moves: Sequence[Move]) -> None:
         """The end of the run has moved, which matters where shares change over the run: see Move."""
@@ -257,27 +250,17 @@ class Corpus:
             self.planned.replan(moves)
 
     def training_text(self) -> list[TrainingText]:
-        """The tokens, and the places of what is held out: of each store, or of each shard that is on this machine if it has
-        some elsewhere."""
+        """The tokens of each store, and the places of what is held out of it."""
         texts = []
         first = 0
         for store in self.stores:
-            if isinstance(store, ShardedStore) and store.is_elsewhere:
-                for i in store.shards_here():
-                    lo, hi = (store.shard_bounds[i : i + 2] + first).tolist()
-                    texts.append(self._training_text_of(store.shard(i), lo, hi))
-            else:
-                texts.append(self._training_text_of(store, first, first + len(store)))
+            held_out = np.empty(0, np.int64)
+            if self.kept_back is not None:
+                begin, end = np.searchsorted(self.kept_back, [first, first + len(store)])
+                held_out = self.kept_back[begin:end].astype(np.int64) - first
+            texts.append(TrainingText(store, store.offsets[held_out], store.offsets[held_out + 1]))
             first += len(store)
         return texts
-
-    def _training_text_of(self, store: HasTokensAndOffsets, lo: int, hi: int) -> TrainingText:
-        """store: the documents [lo, hi) of all."""
-        if self.kept_back is None:
-            return TrainingText(store)
-        begin, end = np.searchsorted(self.kept_back, [lo, hi])
-        held_out = self.kept_back[begin:end].astype(np.int64) - lo
-        return TrainingText(store, np.asarray(store.offsets[held_out]), np.asarray(store.offsets[held_out + 1]))
 
     def validation_runs(self, documents: Ints, runs_of_document: int) -> Runs:
         """What stands for some validation documents in a search for leaks. documents: their numbers in val_store."""
@@ -314,7 +297,7 @@ class Corpus:
         """What looks at the tokens of all stores of this run while it trains."""
         stores = [*self.stores]
         # Documents that are held out are in the stores already.
-        if isinstance(self.val_store, Store) and self.val_store is not self.store:
+        if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
             stores.append(self.val_store)
         return DigestCheck(stores)
 
@@ -334,8 +317,6 @@ class Corpus:
             layout["shares count"] = "targets"
         if self.planned is not None:
             layout |= self.planned.layout()
-        if self._groups.n_groups > 1:
-            layout["groups"] = self._groups.rule()
         return layout
 
     def mixture_report(self, epoch: int) -> list[str]:

@@ -13,9 +13,8 @@ from common.wording import counted
 from dataset.packing import chunks
 from dataset.shares import name_of
 from dataset.sources import ConcatStore, all_documents, split_by_hash
-from dataset.store.held_out_copy import copied_here
+from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
-from dataset.store.sharded import ShardedStore, Store
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -45,7 +44,7 @@ class HeldOut:
     notices: list[str] = field(default_factory=list)
 
 
-def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: float) -> list[Store]:
+def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
     """The stores; a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
@@ -68,7 +67,7 @@ def with_last_part(stores: list[Store], encoder: DocumentEncoder, val_fraction: 
 
 
 def hold_out(
-    store: Store | ConcatStore,
+    store: TokenStore | ConcatStore,
     encoder: DocumentEncoder,
     val_path: str | Sequence[str] | None,
     val_fraction: float,
@@ -77,8 +76,7 @@ def hold_out(
     nothing: str,
     **store_options: Unpack[StoreOptions],
 ) -> HeldOut | None:
-    """What --val_path or --val_fraction keeps from training on a store; None: neither is given. What is held out of shards that
-    lie elsewhere is copied to this machine.
+    """What --val_path or --val_fraction keeps from training on a store; None: neither is given.
 
     nothing: what is said of documents of which nothing is predicted. Errors: DataError where nothing is left to evaluate, and
     where all validation documents are trained too, unless `allow_val_overlap`.
@@ -96,16 +94,6 @@ def hold_out(
     if not len(val_documents):
         raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
     found = HeldOut(store, val_documents, documents, val_documents)
-    stores = store.stores if isinstance(store, ConcatStore) else [store]
-    if any(isinstance(one, ShardedStore) and one.is_elsewhere for one in stores):
-        found.val_store = copied_here(
-            stores,
-            val_documents,
-            f"val_fraction {val_fraction}",
-            store_options.get("cache_dir"),
-            store_options.get("progress", True),
-        )
-        found.val_documents = all_documents(found.val_store)
     _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
     return found
 

@@ -30,17 +30,8 @@ def leak_notices(corpus: Corpus, against: Sequence[Evaluation] = ()) -> list[str
     if not wanted:
         return []
     texts = corpus.training_text()
-    # Of shards that lie elsewhere those on this machine alone: to fetch others would take longer than all that is done here.
-    here = sum(len(text.store.tokens) for text in texts)
-    if not here:
-        return [
-            "note: the training text was not searched for texts to judge on, since none of its shards is on this machine yet"
-        ]
-    share_here = here / sum(len(store.tokens) for store in corpus.stores)
-    seen = read_through(wanted, texts, LEAK_TOKENS) * share_here
+    seen = read_through(wanted, texts, LEAK_TOKENS)
     part = "" if seen == 1 else f" in the {seen:.1%} of it that was looked at"
-    if share_here < 1:
-        part += " (shards on this machine alone)"
     lines = []
     if validation is not None:
         lines += _of_validation(validation, part)

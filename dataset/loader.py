@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from common.arithmetic import ceil_div
-from common.errors import DataError
 from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
 from dataset.packing import Recipe, RowPlan
 from dataset.store.interface import Column, HasTokens, Ints
@@ -310,14 +309,10 @@ class Loader(Generic[RecipeT, BatchT]):
 
 
 def _recipes(plan: HasRecipes[RecipeT], schedule: UpdateSchedule, rank: int) -> Iterator[RecipeT]:
-    """The recipes of the non-empty micro-batches in order, made when they are asked for. Errors: LoaderError."""
+    """The recipes of the non-empty micro-batches in order, made when they are asked for."""
     for _, _, lo, hi in schedule.steps(rank):
         if lo < hi:
-            try:
-                yield plan.recipe(range(lo, hi))
-            except DataError as error:
-                # Of documents that had to be fetched: the other ranks hear of it as of a batch that cannot be made.
-                raise LoaderError(str(error), is_fault_of_data=True) from error
+            yield plan.recipe(range(lo, hi))
 
 
 def make_loader(

@@ -364,10 +364,6 @@ class MixedPlan(RowPlan):
         parts = [(places, plan.pieces(in_pass)) for plan, places, in_pass in self._by_plan(rows)]
         return merged(len(rows), parts)
 
-    def fetch(self, rows: Sequence[int] | Ints) -> None:
-        for plan, _, in_pass in self._by_plan(rows):
-            plan.fetch(in_pass)
-
     def _by_plan(self, rows: Sequence[int] | Ints) -> Iterator[tuple[RowPlan, Ints, Ints]]:
         """(plan of a pass over a source, which of `rows` lie in it, their numbers there)"""
         rows = np.asarray(rows, dtype=np.int64)

@@ -118,20 +118,16 @@ class Cut:
             return (pairs > 0).astype(np.int64)
         return np.asarray(-(-np.maximum(pairs, 0) // self.limit))
 
-    def counts(self, pairs: Ints, documents: Ints | None = None) -> Ints:
-        """int64 [T + 1]: how many pieces of each length documents with so many pairs have.
-
-        documents: how many documents have so many pairs; None: one each.
-        """
+    def counts(self, pairs: Ints) -> Ints:
+        """int64 [T + 1]: how many pieces of each length documents with so many pairs have."""
         if self.split:
             full, rest = np.divmod(np.maximum(pairs, 0), self.limit)
         else:
             full, rest = np.zeros_like(pairs), np.clip(pairs, 0, self.limit)
-        # Sums of whole numbers in floating point: exact, as they are below 2^53.
-        counts = np.bincount(rest, weights=documents, minlength=self.T + 1).astype(np.int64)
+        counts = np.bincount(rest, minlength=self.T + 1)
         # What has no rest has no further piece.
         counts[0] = 0
-        counts[self.limit] += full.sum() if documents is None else full @ documents
+        counts[self.limit] += full.sum()
         return counts
 
 
@@ -198,12 +194,8 @@ class RowPlan(ABC):
         """The Totals of the rows [lo, hi)."""
         return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
 
-    def fetch(self, rows: Sequence[int] | Ints) -> None:  # noqa: B027 - most plans are of what is here
-        """Wait until the tokens of the given rows are on this machine. Errors: DataError."""
-
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
-        """The Recipe of the given rows (a range or an int array), whose tokens are then on this machine. Errors: DataError."""
-        self.fetch(rows)
+        """The Recipe of the given rows (a range or an int array)."""
         count, document, start, pairs = self.pieces(rows)
         # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
         return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
@@ -221,7 +213,7 @@ class RowPlan(ABC):
 
 
 class EpochPlan(RowPlan):
-    """The rows of one epoch, planned at once.
+    """The rows of one epoch.
 
     store: anything with `.offsets`, int64 [documents + 1]. documents: the numbers of those to use, default all.
     pack: rows of T = max_seq_len positions which documents share; `long_documents` "split" cuts what is longer than a
@@ -230,11 +222,10 @@ class EpochPlan(RowPlan):
     shuffle=False: pieces and rows in a fixed order (evaluation).
     trained: int [documents of the store], how many of a document's pairs are trained, where that is not all of them; for
     documents that are not split.
-    group: the number of the group that `documents` are, where an epoch is planned in groups: each has random numbers of its own.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
     Attributes: n_rows, n_pieces, T, fill (share of the positions that hold a token).
-    Holds about 14 bytes a document and builds in a second or so for 10 million; grouped_plan.py has what more of them take.
+    Holds about 14 bytes a document and builds in a second or so for 10 million.
     """
 
     def __init__(
@@ -248,7 +239,6 @@ class EpochPlan(RowPlan):
         documents: Ints | None = None,
         shuffle: bool = True,
         trained: Ints | None = None,
-        group: int | None = None,
     ) -> None:
         self.cut = Cut(max_seq_len, pack, long_documents)
         self.offsets = store.offsets
@@ -256,10 +246,8 @@ class EpochPlan(RowPlan):
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
         self.pack = pack
         self.T = self.cut.T
-        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it. A group is counted
-        # from 1 here, since numpy takes [seed, epoch, 0] for [seed, epoch].
-        entropy = [seed, epoch] if group is None else [seed, epoch, group + 1]
-        bits = np.random.PCG64(entropy) if shuffle else None
+        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it.
+        bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
         # Lengths are counted here and computed again wherever they are needed: to keep them all takes 8 bytes a piece.
         counts = np.zeros(self.T + 1, dtype=np.int64)

@@ -1,17 +1,15 @@
 """Several token stores as one, the share that each gets of an epoch, and the documents that are kept for validation."""
 
 import hashlib
-import sys
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dataset.packing import chunks, number_type, permutation
+from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, HasOffsets, Ints
 from dataset.store.joined import Joined
-from dataset.store.sharded import ShardedStore, Store
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
@@ -20,87 +18,28 @@ MIXTURE_STREAM = 0x6D6978
 class ConcatStore:
     """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
 
-    def __init__(self, stores: Sequence[Store]) -> None:
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
         self.stores = stores
-        documents = [len(store.offsets) - 1 for store in stores]
-        # Documents before each store.
-        self.bounds = np.cumsum([0, *documents])
+        # documents before each store, and in all
+        self.bounds = np.cumsum([0] + [len(store) for store in stores])
         tokens_before = np.cumsum([0] + [len(store.tokens) for store in stores])
-        self.tokens = Joined.of([store.tokens for store in stores])
-        # The last offset of a store is the first one of the next: only the last store gives all of its own. None is read yet,
-        # since those of all shards together would take 8 bytes a document.
-        self.offsets = Joined(
-            [*documents[:-1], documents[-1] + 1],
-            np.dtype(np.int64),
-            lambda i: stores[i].offsets,
-            tokens_before[:-1].tolist(),
-        )
-        self.text_bytes = Joined.of([store.text_bytes for store in stores])
-        self.doc_hash = Joined.of([store.doc_hash for store in stores])
+        self.tokens = Joined([store.tokens for store in stores])
+        # The last offset of a store is the first one of the next: only the last store gives all of its own.
+        offsets = [*(store.offsets[:-1] for store in stores[:-1]), stores[-1].offsets]
+        self.offsets = Joined(offsets, tokens_before[:-1].tolist())
+        self.text_bytes = Joined([store.text_bytes for store in stores])
+        self.doc_hash = Joined([store.doc_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
-
-        # Shards are numbered through all stores, too. A store without shards counts as one.
-        sizes: list[int] = []
-        self._shards_before = [0]
-        for store, n_documents in zip(stores, documents, strict=True):
-            sizes += [shard.documents for shard in store.shards] if isinstance(store, ShardedStore) else [n_documents]
-            self._shards_before.append(len(sizes))
-        # int64 [shards + 1]: documents before each shard.
-        self.shard_bounds = np.cumsum([0, *sizes])
-        # Of each store the shards that are trained now: the documents of sources may be planned source by source.
-        self._now: list[Sequence[int]] = [()] * len(stores)
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
-
-    def fetched_bytes(self, shards: Iterable[int]) -> int:
-        """What the shards of these numbers take of the cache of what is fetched."""
-        total = 0
-        for store, of_store in zip(self.stores, self._by_store(shards), strict=True):
-            if isinstance(store, ShardedStore):
-                total += store.fetched_bytes(of_store)
-        return total
-
-    @property
-    def limit_bytes(self) -> int:
-        """Of that cache: it is one for all stores of a run."""
-        return min((store.limit_bytes for store in self.stores if isinstance(store, ShardedStore)), default=sys.maxsize)
-
-    def fetch(self, shards: Iterable[int]) -> None:
-        """As ShardedStore.fetch."""
-        for store, of_store in zip(self.stores, self._by_store(shards), strict=True):
-            if isinstance(store, ShardedStore):
-                store.fetch(of_store)
-
-    def expect(self, now: Sequence[int], soon: Sequence[int]) -> None:
-        """As ShardedStore.expect. Of a store that has none of the shards `now` those of the last call are still trained."""
-        for i, of_store in enumerate(self._by_store(now)):
-            self._now[i] = of_store or self._now[i]
-        total = 0
-        soon_of = self._by_store(soon)
-        for store, trained, next_ones in zip(self.stores, self._now, soon_of, strict=True):
-            if isinstance(store, ShardedStore):
-                total += store.fetched_bytes({*trained, *next_ones})
-        if total > self.limit_bytes:
-            return
-        for store, next_ones in zip(self.stores, soon_of, strict=True):
-            if isinstance(store, ShardedStore):
-                store.prefetch(next_ones)
-
-    def _by_store(self, shards: Iterable[int]) -> list[list[int]]:
-        """Of each store the numbers that its own ones of these shards have there."""
-        shards = sorted(shards)
-        by_store = []
-        for first, end in pairwise(self._shards_before):
-            by_store.append([shard - first for shard in shards if first <= shard < end])
-        return by_store
 
     @property
     def total_text_bytes(self) -> int:
         """UTF-8 bytes of all texts."""
         return sum(store.total_text_bytes for store in self.stores)
 
-    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[Store]]]:
+    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[TokenStore]]]:
         # A store knows how it gets to a worker process without its arrays.
         return ConcatStore, (self.stores,)
 

@@ -1,6 +1,5 @@
 """The settings of tokenize_corpus.py. Nothing here needs the libraries of tokenizers, so `--help` answers at once."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 
@@ -10,24 +9,14 @@ from common.settings import Settings, SettingsParser, parse, setting
 from dataset.reading.settings import DocumentSettings
 
 PROG = "tokenize_corpus.py"
-DESCRIPTION = """Tokenise a corpus ahead of training, on one machine or in shards on many.
+DESCRIPTION = """Tokenise a corpus ahead of training.
 
     python dataset/tokenize_corpus.py --data_path dataset/pretrain_hq.jsonl
-    python dataset/tokenize_corpus.py --data_path /data/corpus --cache_dir /shared/tokens --shard 3/16
+    python dataset/tokenize_corpus.py --data_path /data/corpus --cache_dir /shared/tokens
 
-The trainers do the same on their first start and find what was made here. With --shard k/n (k from 1 to n) this
-process tokenises its part of the work; the runs share the folder of the token store, in any order and at any time,
-and the last to finish puts the store together, byte for byte that of a single run. Then train with the same
---data_path, --tokenizer_path, --text_field, --text_suffixes, --cache_dir and switches.
+The trainers do the same on their first start and find what was made here. Then train with the same --data_path,
+--tokenizer_path, --text_field, --text_suffixes, --cache_dir and switches.
 """
-
-
-def shard(value: str) -> tuple[int, int]:
-    """(3, 16) of "3/16": part 3, counted from 1, of 16. Errors: ArgumentTypeError, for the command line."""
-    k, slash, n = value.partition("/")
-    if not (slash and k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
-        raise argparse.ArgumentTypeError(f"{value!r} is not k/n with k from 1 to n, such as 3/16")
-    return int(k), int(n)
 
 
 @dataclass(kw_only=True)
@@ -48,9 +37,6 @@ class CorpusSettings(DocumentSettings):
 class WorkSettings(Settings):
     """work"""
 
-    shard: tuple[int, int] | None = setting(
-        None, check=shard, metavar="K/N", help="do part k (from 1) of n", first=True
-    )
     num_procs: int | None = setting(None, check=positive(int), help="processes (default: one a core)", first=True)
 
 

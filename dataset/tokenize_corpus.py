@@ -1,4 +1,4 @@
-"""Tokenise a corpus ahead of training, on one machine or in shards on many.
+"""Tokenise a corpus ahead of training.
 
 The flags, and what they do, stand in dataset/tokenize_arguments.py.
 """
@@ -24,11 +24,9 @@ from common.errors import DataError, UserError, user_errors
 from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
-from dataset.reading.settings import OFF
-from dataset.shares import group_sources, name_of
+from dataset.shares import group_sources
 from dataset.store.deduplicate import check_library, notice_of, without_copies
-from dataset.store.sharded import ShardedStore, Store
-from dataset.store.token_store import StoreOptions, build_shard
+from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -40,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), bool(settings.parse_special_tokens))
     options: StoreOptions = {
         "cache_dir": settings.cache_dir,
-        "cache_gb": settings.cache_gb,
         "text_field": settings.text_field,
         "skip_bad_lines": settings.skip_bad_lines,
         "num_procs": settings.num_procs,
@@ -48,31 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     check_library(settings.deduplicate)
     groups = [source.paths for source in group_sources(settings.data_path)]
-    whole = []
+    stores = []
     for paths in groups:
-        store = build_shard(paths, encoder, settings.shard, **options)
-        if store is None:
-            part, n_parts = settings.shard or (0, 0)
-            announce(f"{name_of(paths)}: part {part} of {n_parts} is done; the last one puts the store together")
-            continue
+        store = open_or_build(paths, encoder, **options)
         for line in store.bad_lines.report():
             announce(line)
-        tell(store)
-        whole.append(store)
-    if settings.deduplicate == OFF or len(whole) < len(groups):
-        return 0
-    for store in without_copies(whole, groups, encoder, settings.deduplicate, **options):
+        stores.append(store)
+    for store in without_copies(stores, groups, encoder, settings.deduplicate, **options):
         notice = notice_of(store)
         if notice is not None:
             announce(notice)
-        tell(store)
+        announce(f"{store.folder}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
     return 0
-
-
-def tell(store: Store) -> None:
-    """Where a store is, and how large."""
-    where = store.place if isinstance(store, ShardedStore) else store.folder
-    announce(f"{where}: {counted(len(store), 'document')}, {counted(len(store.tokens), 'token')}")
 
 
 if __name__ == "__main__":

@@ -4,21 +4,26 @@ A forward pass takes one backend, for all layers. The layers find it in their `L
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+from transformers import Cache
 
 from model.attention import document_mask, scaled_dot_product_attention
 from model.loss import chunked_cross_entropy
 
-if TYPE_CHECKING:
-    from transformers import Cache
-
-    from model.model_minimind import Block
-
 ResultT = TypeVar("ResultT")
 # What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
 Mask = Any
+
+
+class HasCompute(Protocol):
+    """A transformer block."""
+
+    def compute(
+        self, x: torch.Tensor, layout: "Layout", past_key_values: Cache | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None)"""
 
 
 class Backend:
@@ -36,7 +41,7 @@ class Backend:
         return scaled_dot_product_attention(q, k, v, mask, dropout)
 
     def block(
-        self, block: "Block", x: torch.Tensor, layout: "Layout", past_key_values: "Cache | None"
+        self, block: HasCompute, x: torch.Tensor, layout: "Layout", past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the block makes of x [B, T, H]. A hook: a compiled backend puts a compiled `Block.compute` here."""
         return block.compute(x, layout, past_key_values)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,12 +119,13 @@ YARN_NAMES = {
     "original_max_position_embeddings": "yarn_original_positions",
 }
 YARN_FIELDS = ("inference_rope_scaling", *YARN_NAMES.values())
-# How often a dimension may turn within YaRN's original length. Published models have from 1 to 32; far outside of these
-# bounds logarithms and quotients become infinite.
-LEAST_TURNS = 1e-6
-MOST_TURNS = 1e6
-# By how much YaRN may stretch the positions; published models have up to 64.
-MOST_STRETCH = 1e6
+# {type of a field's default: (what its values are called, which ones are taken)}; a default of None stands for a whole number
+KINDS: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: type(value) is bool),
+    int: ("a positive whole number", lambda value: type(value) is int and value > 0),
+    float: ("a finite number from 0 on", lambda value: type(value) in (int, float) and 0 <= value < math.inf),
+    str: ("a text", lambda value: isinstance(value, str)),
+}
 
 
 class MiniMindConfig(Fields, PretrainedConfig):
@@ -162,8 +163,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
         return fields
 
     def derive(self) -> None:
-        """Fills the fields that follow from others."""
-        check_positive(self, "hidden_size", "num_attention_heads", "num_key_value_heads")
+        """Fills the fields that follow from others. Errors: ValueError, one line."""
+        self.check_kinds()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -176,59 +177,43 @@ class MiniMindConfig(Fields, PretrainedConfig):
         if self.moe_intermediate_size is None:
             self.moe_intermediate_size = self.intermediate_size
 
+    def check_kinds(self) -> None:
+        """Errors: ValueError for a field that is another kind of value than its default."""
+        for name, declaration in DECLARATIONS.items():
+            value = getattr(self, name)
+            if name in TOKEN_IDS:
+                setattr(self, name, checked_token_id(name, value))
+                continue
+            # None is derived; minimind3 has no shared experts.
+            if value is None or (name == "n_shared_experts" and value == 0):
+                continue
+            default = declaration.defaults[0]
+            what, is_one = KINDS[int if default is None else type(default)]
+            if not is_one(value):
+                raise ValueError(f"{name}={value!r:.60} is not {what}")
+
     def check(self) -> None:
-        """Errors: ValueError in one line for values that no model can have."""
-        check_finite(self, "rms_norm_eps", "rope_theta", "dropout", "initializer_range", "router_aux_loss_coef")
-        check_finite(self, "yarn_factor", "yarn_beta_fast", "yarn_beta_slow")
-        for name in TOKEN_IDS:
-            setattr(self, name, checked_token_id(name, getattr(self, name)))
-        for name in ("tie_word_embeddings", "inference_rope_scaling", "use_moe", "seq_aux", "norm_topk_prob"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} is neither true nor false")
-        check_positive(
-            self, "vocab_size", "num_hidden_layers", "head_dim", "intermediate_size", "max_position_embeddings"
-        )
-        check_positive(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size", "yarn_original_positions")
+        """Errors: ValueError for values that do not go together, or that no model computes."""
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not divisible by "
                 f"num_key_value_heads={self.num_key_value_heads}"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: RoPE turns pairs of dimensions")
-        if self.hidden_act != "silu":
-            raise ValueError(f"hidden_act={self.hidden_act!r} is not offered: silu")
-        if self.scoring_func != "softmax":
-            raise ValueError(f"scoring_func={self.scoring_func!r} is not offered: softmax")
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok={self.num_experts_per_tok} exceeds num_experts={self.num_experts}")
-        if self.n_shared_experts < 0:
-            raise ValueError(f"n_shared_experts={self.n_shared_experts} is negative")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} is not in [0, 1)")
-        for name in ("rms_norm_eps", "initializer_range"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} is negative")
-        if self.rope_theta <= 0:
-            raise ValueError(f"rope_theta={self.rope_theta} is not above 0")
-        self.check_yarn()
-
-    def check_yarn(self) -> None:
-        """Errors: ValueError for numbers of YaRN that no positions can be computed from."""
-        for name in ("yarn_beta_fast", "yarn_beta_slow"):
-            if not LEAST_TURNS <= getattr(self, name) <= MOST_TURNS:
-                raise ValueError(f"{name}={getattr(self, name)} is not from {LEAST_TURNS:g} to {MOST_TURNS:,.0f}")
         if self.yarn_beta_fast < self.yarn_beta_slow:
-            raise ValueError(
-                f"yarn_beta_fast={self.yarn_beta_fast} is below yarn_beta_slow={self.yarn_beta_slow}: which is which?"
-            )
-        if not 1 <= self.yarn_factor <= MOST_STRETCH:
-            raise ValueError(f"yarn_factor={self.yarn_factor} is not from 1 to {MOST_STRETCH:,.0f}")
-        if self.yarn_original_positions > LARGEST:
-            raise ValueError(f"yarn_original_positions={self.yarn_original_positions} is above {LARGEST:,}")
-        # YaRN asks which dimension turns how often. With this base they all turn alike.
-        if self.inference_rope_scaling and self.rope_theta == 1:
-            raise ValueError("rope_theta=1 does not go together with inference_rope_scaling")
+            raise ValueError(f"yarn_beta_fast={self.yarn_beta_fast} is below yarn_beta_slow={self.yarn_beta_slow}")
+        for name, is_right, what in (
+            ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs of dimensions"),
+            ("hidden_act", self.hidden_act == "silu", "offered: silu"),
+            ("scoring_func", self.scoring_func == "softmax", "offered: softmax"),
+            ("dropout", self.dropout < 1, "below 1"),
+            ("rope_theta", self.rope_theta > 1, "above 1"),
+            ("yarn_factor", self.yarn_factor >= 1, "1 or more"),
+            ("yarn_beta_slow", self.yarn_beta_slow > 0, "above 0"),
+        ):
+            if not is_right:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
 
 
 def architecture(config: MiniMindConfig) -> dict[str, object]:
@@ -265,52 +250,30 @@ def table_numbers(config: MiniMindConfig) -> int:
 
 
 def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the keyword arguments with aliases and `rope_scaling` translated into this class's own fields."""
-    return yarn_fields(canonical_names(fields))
+    """A copy of the keyword arguments with aliases and `rope_scaling`, the public spelling of YaRN, under our own names.
 
-
-def canonical_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the dict with each alias under its canonical name; ValueError when both are there and differ."""
+    Errors: ValueError for an alias that says otherwise than the name, and for a rotation that is not offered.
+    """
     fields = dict(fields)
     for alias, name in ALIASES.items():
         if alias in fields:
             value = fields.pop(alias)
             if fields.setdefault(name, value) != value:
                 raise ValueError(f"{alias}={value} and {name}={fields[name]} are one field: pass one of them")
-    return fields
-
-
-def yarn_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the dict with `rope_scaling`, the public spelling of YaRN, spread over our flat fields."""
-    fields = dict(fields)
     scaling = fields.pop("rope_scaling", None)
-    if scaling:
-        if not isinstance(scaling, Mapping):
-            raise ValueError(f"rope_scaling={str(scaling)[:60]!r} is no object with the numbers of YaRN")
-        kind = scaling.get("type", scaling.get("rope_type", "yarn"))
-        if kind != "yarn" or scaling.get("attention_factor") not in (None, 1, 1.0):
-            raise ValueError(f"rope_scaling={scaling} is not offered: type yarn with attention_factor 1")
-        fields.setdefault("inference_rope_scaling", True)
-        for theirs, ours in YARN_NAMES.items():
-            if theirs in scaling:
-                fields.setdefault(ours, scaling[theirs])
+    if not scaling:
+        return fields
+    is_mapping = isinstance(scaling, Mapping)
+    kind = scaling.get("type", scaling.get("rope_type", "yarn")) if is_mapping else None
+    if kind != "yarn" or scaling.get("attention_factor") not in (None, 1):
+        raise ValueError(
+            f"rope_scaling={scaling!r:.100} is not offered: an object of type yarn with attention_factor 1"
+        )
+    fields.setdefault("inference_rope_scaling", True)
+    for theirs, ours in YARN_NAMES.items():
+        if theirs in scaling:
+            fields.setdefault(ours, scaling[theirs])
     return fields
-
-
-def check_finite(config: MiniMindConfig, *names: str) -> None:
-    """ValueError for a field of these that is no finite number."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ValueError(f"{name}={value!r} is not a finite number")
-
-
-def check_positive(config: MiniMindConfig, *names: str) -> None:
-    """ValueError for a field of these that is no whole number above 0."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}={value!r} is not a positive whole number")
 
 
 def checked_token_id(name: str, value: object) -> int | list[int] | None:

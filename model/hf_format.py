@@ -5,23 +5,14 @@ llama.cpp read alike. H hidden, I intermediate, N query heads, G key/value heads
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from common.flags import LARGEST
-from model.config import (
-    ALL_EXPORTS,
-    EXPERT_EXPORTS,
-    TOKEN_IDS,
-    YARN_NAMES,
-    MiniMindConfig,
-    checked_token_id,
-    fields_exported,
-    in_json,
-)
+from common.packages import loader_reason
+from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported, in_json
 
 SAME = fields_exported(ALL_EXPORTS)
 MOE = fields_exported(EXPERT_EXPORTS)
@@ -37,29 +28,17 @@ KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES
 
 StateDict = dict[str, torch.Tensor]
 
-# {field: (values that MiniMind computes as well, why no others)}; null says nothing.
-ONLY: dict[str, tuple[Sequence[object], str]] = {
-    "hidden_act": (("silu",), "MiniMind has silu only"),
-    "use_sliding_window": ((False,), "MiniMind has full attention only"),
-    "attention_dropout": ((0,), "MiniMind has none in attention alone"),
-    "partial_rotary_factor": ((1,), "MiniMind rotates whole heads"),
-    "quantization_config": ((), "plain weights are wanted, in F32, F16 or BF16"),
-}
-ONLY_WITH_EXPERTS: dict[str, tuple[Sequence[object], str]] = {
-    "decoder_sparse_step": ((1,), "every layer of a MiniMind with experts has them"),
-    "mlp_only_layers": (([],), "every layer of a MiniMind with experts has them"),
-}
-# Where a file does not have these fields, the defaults of transformers' config class hold.
-OF_CLASS = (
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "router_aux_loss_coef",
+# Fields of theirs that have one value for all that MiniMind computes
+SAME_FORM = (
+    "hidden_act",
+    "use_sliding_window",
+    "attention_dropout",
+    "quantization_config",
+    "decoder_sparse_step",
+    "mlp_only_layers",
     "norm_topk_prob",
-    *TOKEN_IDS,
+    "shared_expert_intermediate_size",
 )
-# Published models have one, ours a few. Each is a module of its own, so a huge number would take memory and time.
-MOST_SHARED_EXPERTS = 64
 
 # Tensors of theirs that must be zero, since MiniMind has no such part.
 BIAS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.bias")
@@ -142,152 +121,45 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
     return state
 
 
-def fields_from_hf(theirs: Mapping[str, object]) -> dict[str, Any]:
-    """The content of their config.json -> the fields of the MiniMindConfig that computes the same.
+def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
+    """The content of their config.json -> the MiniMindConfig that computes the same.
 
-    Both ways of writing are read, that of transformers 4 and that of 5. MiniMindConfig checks the values themselves.
-    Errors: ValueError, one line, for what is missing and for what MiniMind computes otherwise: the field and its value.
+    Their own class reads it, with its defaults: both ways of writing, that of transformers 4 and that of 5.
+    Errors: ValueError, one line, for what MiniMind computes otherwise: the field and its value.
     """
-    model_type = theirs.get("model_type")
-    if not isinstance(model_type, str) or model_type not in KINDS:
+    model_type = str(theirs.get("model_type"))
+    if model_type not in KINDS:
         raise ValueError(f"model_type {in_json(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
-    refuse_huge_numbers(theirs)
-    refuse_other_forms(theirs, generation, use_moe)
-    fields: dict[str, Any] = {"generation": generation, "use_moe": use_moe, **rope_fields(theirs)}
-    # What their class takes where the file says nothing.
-    defaults = HF_CLASSES[generation, use_moe][0]()
-    for name in (*SAME, *(MOE if use_moe else ())):
-        value = theirs.get(name)
-        if name in theirs and name in TOKEN_IDS:
-            fields[name] = checked_token_id(name, value)
-            continue
-        if value is None and name == "num_experts":
-            value = theirs.get("num_local_experts")
-        if value is None and name in OF_CLASS:
-            value = getattr(defaults, name)
-        fields[name] = value
-    # The first Llamas did not share keys and values among heads, and their files do not say how many there are.
-    if fields["num_key_value_heads"] is None and model_type == "llama":
-        fields["num_key_value_heads"] = fields["num_attention_heads"]
-    # Without a head_dim, Qwen3 takes 128 and the others hidden_size / num_attention_heads, as MiniMind does.
-    may_be_missing = {*OF_CLASS, "intermediate_size"} if use_moe else set(OF_CLASS)
-    if model_type != "qwen3":
-        may_be_missing.add("head_dim")
-    for name, value in fields.items():
-        if value is None and name not in may_be_missing:
-            raise ValueError(f"{name} is missing")
+    try:
+        config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
+    except Exception as error:
+        # Each version of transformers has its own kinds.
+        raise ValueError(loader_reason(error)) from None
+    fields = {name: getattr(config, name, None) for name in (*SAME, *(MOE if use_moe else ()))}
+    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+    rope.pop("type", None)
+    if rope.get("partial_rotary_factor") == 1:
+        del rope["partial_rotary_factor"]
+    fields["rope_theta"] = rope.get("rope_theta")
+    if rope.get("rope_type") == "yarn":
+        fields["inference_rope_scaling"] = True
+        fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
     if use_moe and generation == "minimind2":
-        fields.update(shared_expert_fields(theirs, fields))
-    return fields
-
-
-def refuse_huge_numbers(theirs: Mapping[str, object]) -> None:
-    """ValueError for a whole number that no model has: it would fill an error line, or a list of so many entries memory."""
-    for name, value in theirs.items():
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError(f"{name[:60]} is {in_json(value)}: no model has such a number")
-
-
-def refuse_other_forms(theirs: Mapping[str, object], generation: str, use_moe: bool) -> None:
-    """ValueError for settings of their config that MiniMind has no counterpart of."""
-    _, class_name = HF_CLASSES[generation, use_moe]
-    architectures = theirs.get("architectures")
-    if architectures and architectures != [class_name]:
-        raise ValueError(f"architectures is {in_json(architectures)}: MiniMind is a {class_name}")
-    only = {**ONLY, **(ONLY_WITH_EXPERTS if use_moe else {})}
-    for name, (values, why) in only.items():
-        if name in theirs and theirs[name] is not None and theirs[name] not in values:
-            raise ValueError(f"{name} is {in_json(theirs[name])}: {why}")
-    layer_types = theirs.get("layer_types")
-    if layer_types is not None:
-        kinds = layer_types if isinstance(layer_types, list) else [layer_types]
-        others = [kind for kind in kinds if kind != "full_attention"]
-        if others:
-            raise ValueError(f"layer_types has {in_json(others[0])}: MiniMind has full attention only")
-
-
-def shared_expert_fields(theirs: Mapping[str, object], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """n_shared_experts and norm_topk_prob of a minimind2 from a Qwen2-MoE's one wide shared expert. Errors: ValueError."""
-    width = theirs.get("shared_expert_intermediate_size")
-    own_width = fields["moe_intermediate_size"]
-    for name, value in (("shared_expert_intermediate_size", width), ("moe_intermediate_size", own_width)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {in_json(value)}, no positive whole number")
-    assert isinstance(width, int)
-    if width % own_width:
-        raise ValueError(
-            f"shared_expert_intermediate_size is {width}, no multiple of moe_intermediate_size, which is {own_width}"
-        )
-    if width // own_width > MOST_SHARED_EXPERTS:
-        raise ValueError(f"shared_expert_intermediate_size is {width}, more than {MOST_SHARED_EXPERTS} experts wide")
-    takes_one = fields["num_experts_per_tok"] == 1
-    if takes_one and fields["norm_topk_prob"]:
-        raise ValueError(
-            "norm_topk_prob is true with one expert per token: minimind2 does not normalise a single weight"
-        )
-    return {"n_shared_experts": width // own_width, "norm_topk_prob": takes_one or fields["norm_topk_prob"]}
-
-
-def rope_fields(theirs: Mapping[str, object]) -> dict[str, Any]:
-    """Our fields of the rotation. Errors: ValueError for a kind that MiniMind does not have.
-
-    transformers 5 writes all of it in `rope_parameters`; transformers 4 wrote `rope_theta`, and `rope_scaling` where the
-    rotation is not the plain one. Exports have both.
-    """
-    said: list[dict[str, Any]] = []
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = theirs.get(name)
-        if rope is None:
-            continue
-        if not isinstance(rope, dict):
-            raise ValueError(f"{name} is {in_json(rope)}, no object")
-        said.append(fields_of_rope(name, rope))
-    if theirs.get("rope_theta") is not None:
-        said.append({"rope_theta": theirs["rope_theta"]})
-    fields: dict[str, Any] = {}
-    for part in said:
-        for name, value in part.items():
-            if fields.setdefault(name, value) != value:
-                raise ValueError(f"{name} is {in_json(fields[name])} in one place and {in_json(value)} in another")
-    # Their classes take it where a file of the first Llamas says nothing.
-    fields.setdefault("rope_theta", 10_000.0)
-    theta = fields["rope_theta"]
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
-        raise ValueError(f"rope_theta is {in_json(theta)}, no number above 0")
-    return fields
-
-
-def fields_of_rope(name: str, rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Our fields of the object `name` of their config. Errors: ValueError for another kind than the plain one and YaRN."""
-    given = {key: value for key, value in rope.items() if value is not None}
-    # Transformers 4 wrote the kind under both names.
-    newer = given.pop("rope_type", None)
-    older = given.pop("type", None)
-    if newer is not None and older is not None and newer != older:
-        raise ValueError(f"{name}: rope_type is {in_json(newer)} and type is {in_json(older)}")
-    kind = older if newer is None else newer
-    if kind is None:
-        kind = "default"
-    if kind not in ("default", "yarn"):
-        raise ValueError(f"{name}: rope_type is {in_json(kind)}: MiniMind has default and yarn")
-    fields: dict[str, Any] = {"inference_rope_scaling": kind == "yarn"}
-    if "rope_theta" in given:
-        fields["rope_theta"] = given.pop("rope_theta")
-    refuse_huge_numbers(given)
-    if given.get("partial_rotary_factor") == 1:
-        del given["partial_rotary_factor"]
-    if kind == "yarn":
-        # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
-        if given.pop("attention_factor", None) != 1:
-            raise ValueError(f"{name}: a yarn with another attention_factor than 1: MiniMind does not scale its logits")
-        for theirs, ours in YARN_NAMES.items():
-            if theirs not in given:
-                raise ValueError(f"{name}: {theirs} is missing")
-            fields[ours] = given.pop(theirs)
-    for key, value in given.items():
-        raise ValueError(f"{name}: {key[:60]} is {in_json(value)}: MiniMind's rotation has none")
-    return fields
+        fields["n_shared_experts"] = config.shared_expert_intermediate_size // config.moe_intermediate_size
+        # minimind2 does not normalise a single weight.
+        fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
+    own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
+    twin = hf_config(own)
+    layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
+    for name, value, wanted in (
+        ("rope_parameters", rope, twin.rope_parameters),
+        ("layer_types", sorted(layer_types), ["full_attention"]),
+        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in SAME_FORM),
+    ):
+        if value != wanted:
+            raise ValueError(f"{name} is {in_json(value)}, and MiniMind computes {in_json(wanted)} alone")
+    return own
 
 
 def must_be_zero(name: str) -> str | None:

@@ -5,7 +5,7 @@
     model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")
 
 Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
-kinds of MLP are in model/moe.py. What is written here is the plain model. model/fast computes the same faster in
+kinds of MLP are in model/feed_forward.py and model/moe.py. What is written here is the plain model. model/fast computes the same faster in
 training; a forward pass takes one of them as its backend, see model/backend.py.
 
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, V vocabulary, D head dimension,
@@ -30,7 +30,8 @@ from model.attention import visible_keys
 from model.backend import PLAIN_BACKEND, Backend, Layout, Mask
 from model.config import MiniMindConfig
 from model.fast.compiled_backend import CompiledBackend, compiled_backend
-from model.moe import FeedForward, MoEFeedForward
+from model.feed_forward import FeedForward
+from model.moe import MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
 
@@ -309,10 +310,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""
         compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
-        if compiled is None or not is_training:
-            return PLAIN_BACKEND
-        compiled.settle_shape(x)
-        return compiled if compiled.serves(x) else PLAIN_BACKEND
+        return compiled if compiled is not None and is_training and compiled.serves(x) else PLAIN_BACKEND
 
     def expert_slots(self) -> torch.Tensor:
         """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.
@@ -364,7 +362,9 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("labels need the logits of every position: leave logits_to_keep at 0")
-        x = self._embeddings(input_ids, inputs_embeds)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = x.shape
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
@@ -400,14 +400,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             aux_loss=aux_loss,
             last_hidden_state=hidden,
         )
-
-    def _embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """The embeddings [B, T, H]. Errors: ValueError unless exactly one of the two is given."""
-        if input_ids is not None and inputs_embeds is None:
-            return self.model.embed_tokens(input_ids)
-        if inputs_embeds is not None and input_ids is None:
-            return inputs_embeds
-        raise ValueError("pass exactly one of input_ids and inputs_embeds")
 
     def _check_length(self, length: int) -> None:
         """ValueError for more positions than the config allows."""

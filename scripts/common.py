@@ -28,7 +28,7 @@ from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT, shipped_tokenizer, unnamed_vocabulary
+from dataset.tokenizing.shipped import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
@@ -198,14 +198,12 @@ def check_is_causal(path: Path, config: PretrainedConfig) -> None:
 
 
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
-    """The tokenizer's folder: as the user says, or the weight's own, or the repository's that its .json speaks of."""
+    """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
     if tokenizer_path:
         return Path(tokenizer_path)
     if has_tokenizer(Path(weight)):
         return Path(weight)
-    recorded = vocabulary_of(Path(weight))
-    shipped = shipped_tokenizer(recorded) if recorded else None
-    return shipped or DEFAULT
+    return DEFAULT
 
 
 # What a field of an object must be: a type, as isinstance takes it.

@@ -25,13 +25,12 @@ from dataset.quality.languages import language_of
 from dataset.quality.leaks import LEAKED, RUNS_OF_DOCUMENT, Runs, Search, read_through
 from dataset.quality.oddities import Oddity, OddityFinder
 from dataset.reading.conversations import said_in
-from dataset.reading.remote import DataFile, cache_in
 from dataset.reading.settings import OFF
 from dataset.shares import name_of
+from dataset.store.builder import first_writable
 from dataset.store.deduplicate import open_sources
+from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
-from dataset.store.places import first_writable
-from dataset.store.sharded import Store
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import StoreOptions, files_of, places_of
 from dataset.tokenizing.encoder import load_tokenizer
@@ -145,15 +144,13 @@ class DataLook:
         self.text_suffixes = reading.text_suffixes
         options: StoreOptions = {
             "cache_dir": settings.cache_dir,
-            "cache_gb": settings.cache_gb,
             "text_field": self.text_field,
             "skip_bad_lines": settings.skip_bad_lines,
             "text_suffixes": self.text_suffixes,
         }
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(self.groups, self.encoder, **options)
-        self.cache = cache_in(settings.cache_dir, settings.cache_gb)
-        self.files = [files_of(paths, self.text_suffixes, self.cache) for paths in self.groups]
+        self.files = [files_of(paths, self.text_suffixes, self.settings.cache_dir) for paths in self.groups]
         self.corpus = reading.corpus_kind(
             sources,
             self.encoder,
@@ -293,7 +290,7 @@ class DataLook:
             places.append(None)
         for path in self.settings.against:
             evaluation = evaluation_of(
-                path, self.encoder, self.text_field, self.settings.skip_bad_lines, cache=self.cache
+                path, self.encoder, self.text_field, self.settings.skip_bad_lines, cache_dir=self.settings.cache_dir
             )
             names.append(path)
             runs.append(evaluation.runs)
@@ -334,8 +331,8 @@ class DataLook:
         document = int(corpus.val_documents[number])
         begin, end = (int(offset) for offset in corpus.val_store.offsets[document : document + 2])
         text = self._decoded(corpus.val_store.tokens[begin : min(end, begin + EXCERPT_TOKENS)])
-        if isinstance(corpus.val_store, Store) and self.settings.val_path:
-            files = files_of(self.settings.val_path, self.text_suffixes, self.cache)
+        if isinstance(corpus.val_store, TokenStore) and self.settings.val_path:
+            files = files_of(self.settings.val_path, self.text_suffixes, self.settings.cache_dir)
             for stored in stored_texts(corpus.val_store, files, self.encoder, self.text_field):
                 if stored.number == document:
                     return f"{shown_path(files[stored.file])}:{stored.line}", text
@@ -379,14 +376,14 @@ class TextLook:
         self.look = look
         n = len(look.doc_hash)
         self.source_names: list[str] = []
-        self.files: list[DataFile] = []
+        self.files: list[Path] = []
         # The source of each file, and the first file of each store.
         self.source_of_file: list[int] = []
         self.first_file: list[int] = []
         for paths in look.groups:
             self.first_file.append(len(self.files))
             for path in paths:
-                files = files_of([path], look.text_suffixes, look.cache)
+                files = files_of([path], look.text_suffixes, look.settings.cache_dir)
                 self.source_of_file += [len(self.source_names)] * len(files)
                 self.files += files
                 self.source_names.append(path)
@@ -447,7 +444,7 @@ class TextLook:
         return sorted(self.oddities.values(), key=lambda figures: (-figures.documents, figures.kind))
 
 
-def shown_path(path: DataFile) -> str:
+def shown_path(path: Path) -> str:
     """A path without what everybody knows of it."""
     if not isinstance(path, Path):
         return str(path)

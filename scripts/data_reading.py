@@ -12,7 +12,6 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, sources_of
 from dataset.planned_mixture import RunLength
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.remote import cache_in
 from dataset.shares import Source
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.inspect_settings import InspectSettings
@@ -46,8 +45,7 @@ def reading_of(settings: InspectSettings, paths: Sequence[str], tokenizer: PreTr
     tokenizer without our chat template."""
     is_chat = settings.conversations
     if is_chat is None:
-        cache = cache_in(settings.cache_dir, settings.cache_gb)
-        is_chat = holds_conversations(paths[0], settings.text_field, settings.text_suffixes, cache)
+        is_chat = holds_conversations(paths[0], settings.text_field, settings.text_suffixes, settings.cache_dir)
     if is_chat:
         for path in paths:
             refuse_other_kinds(path)

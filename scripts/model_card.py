@@ -37,7 +37,7 @@ SHAPING = (
 )  # fmt: skip
 # Flags that tell of the machine, its places and its accounts, not of the training
 UNPUBLISHED = {
-    "out_dir", "cache_dir", "cache_gb", "tokenizer_path", "sample_prompts", "save_weight", "wandb_project", "tracker", "use_wandb",
+    "out_dir", "cache_dir", "tokenizer_path", "sample_prompts", "save_weight", "wandb_project", "tracker", "use_wandb",
     "device", "local_rank", "ddp", "dist_timeout", "num_workers", "report", "keep_checkpoints", "from_resume",
 }  # fmt: skip
 

@@ -49,7 +49,7 @@ def test_every_loader_of_transformers_is_told_to_run_no_code():
         for path in sorted((ROOT / folder).glob("**/*.py")):
             for line, call in calls_of_loaders(path.read_text(encoding="utf-8")):
                 places[f"{path.relative_to(ROOT)}:{line}"] = refuses_code(call)
-    assert len(places) >= 7, "the search itself no longer finds them"
+    assert len(places) >= 5, "the search itself no longer finds them"
     assert not [place for place, refused in places.items() if not refused]
 
 

@@ -11,7 +11,7 @@ from tests.all_trainers import run_program, write_inputs
 from tests.helpers import ROOT, flags
 from tests.trainer.glue.glue_helpers import arguments
 from tests.trainer.test_train_electra import flags as electra_flags
-from trainer.glue import measures
+from trainer.glue.loss import metric_of
 
 # Runs {trainer: arguments of its main}, one after the other, in a process where the packages are not found: torch and
 # transformers too look for packages that they can do without.
@@ -101,4 +101,4 @@ def test_a_metric_whose_package_is_missing_is_told_before_the_training(monkeypat
     with pytest.raises(
         DataError, match=f"the package {package} is needed for the metric {metric}: pip install {package}"
     ):
-        measures.metric_of(metric)
+        metric_of(metric)

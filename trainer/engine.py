@@ -114,7 +114,8 @@ class Engine(Generic[BatchT, TotalsT]):
         self.parameters: list[torch.nn.Parameter] = []
         for group in optimizer.param_groups:
             self.parameters += group["params"]
-        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        # torch's own first scale, 2^16, loses ELECTRA's first updates. 2^11 is what its public trainers begin with.
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
         if self.scaler.is_enabled():
             # It makes its scale when it is first used. A rank without rows in its first update does without a loss.
             self.scaler.scale(torch.zeros((), device=device))

@@ -111,7 +111,7 @@ def train(args: argparse.Namespace) -> Path:
     """Train as the flags say. Returns the path of the saved weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data_path = args.data_path or build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model")
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model", trust_remote_code=False)
     data = read_tokens(Path(data_path), tokenizer)
 
     torch.manual_seed(args.seed)

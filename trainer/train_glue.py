@@ -5,9 +5,9 @@
     python trainer/train_glue.py --task cola --data_dir glue_data --from_scratch  # what is it without pretraining?
     torchrun --nproc_per_node 2 trainer/train_glue.py --task mnli --data_dir glue_data
 
-All flags count updates. Results go to {out_dir}/{task}/seed_{seed}/, their summary to {out_dir}/eval_results.json.
-`--help` lists the flags. Read on in trainer/loop.py (the loop), trainer/glue/job.py (a task with one seed) and
-trainer/glue/command.py (what is around such a run).
+All flags count updates; those of the published run.py are taken too. Results go to {out_dir}/{task}/seed_{seed}/, their
+summary to {out_dir}/eval_results.json. `--help` lists the flags. Read on in trainer/glue/command.py (what is around the runs)
+and trainer/glue/job.py (a task with one seed).
 """
 
 import sys
@@ -27,9 +27,8 @@ if __name__ == "__main__":
 
     SETTINGS = parse_args()
 
-from trainer.glue.command import one_run, set_up, show_results, write_for_task
-from trainer.glue.files import seeds
-from trainer.glue.results import summary
+from trainer.glue.command import seeds, set_up, show_table, write_for_task
+from trainer.glue.job import one_run
 from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -45,17 +44,14 @@ def main(argv: Sequence[str]) -> int:
 def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     """Fine-tune on every task with every seed, and show the table. Returns the exit code."""
     command, tasks = set_up(settings, surroundings)
-    ranks = surroundings.ranks
-    out = Path(settings.out_dir)
     for data in tasks:
-        results = {}
+        runs = {}
         for seed in seeds(settings):
-            exit_code, results[seed] = one_run(command, data, out / data.name / f"seed_{seed}", seed)
+            exit_code, runs[seed] = one_run(command, data, seed)
             if exit_code:
                 return exit_code
-        metrics = summary([result["results"] for result in results.values()])
-        write_for_task(command, data, {"metrics": metrics, "seeds": results})
-    on_main(ranks, lambda: show_results(command, out))
+        on_main(surroundings.ranks, partial(write_for_task, command, data, runs))
+    on_main(surroundings.ranks, lambda: show_table(command))
     return 0
 
 

@@ -12,11 +12,9 @@ from common.wording import counted
 from dataset.chat.answers import TOKENS_AT_ONCE, Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
-from dataset.grouped_plan import Groups
 from dataset.loader import Assembler, Batch
-from dataset.packing import Recipe, RowPlan
+from dataset.packing import EpochPlan, Recipe, RowPlan
 from dataset.reading.conversations import FIELDS
-from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
@@ -95,12 +93,19 @@ class ChatCorpus(Corpus):
     def _count(self, documents: Ints, most_pairs: int) -> Ints:
         return self.answers.count(self.store, documents, most_pairs)
 
-    def _divided(self, documents: Ints | None) -> Groups:
+    def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """As the base class has it, without conversations of which nothing would be trained."""
         chosen = all_documents(self.store) if documents is None else documents
         chosen = chosen[self.answer_targets[chosen] > 0]
-        return Groups(
-            self.store, self.max_seq_len, self.seed, self.pack, "truncate", chosen, trained=self.answer_targets
+        return EpochPlan(
+            self.store,
+            self.max_seq_len,
+            self.seed,
+            epoch,
+            pack=self.pack,
+            long_documents="truncate",
+            documents=chosen,
+            trained=self.answer_targets,
         )
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
@@ -156,13 +161,13 @@ class ChatValidation(ValidationBatches):
 
 
 def holds_conversations(
-    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
+    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> bool:
-    """Whether the first document of a path is a conversation, and not a text. cache: as of `find_files`.
+    """Whether the first document of a path is a conversation, and not a text. cache_dir: as of `find_files`.
 
     Errors: DataError where there is no file.
     """
-    file = find_files(path, text_suffixes, cache)[0]
+    file = find_files(path, text_suffixes, cache_dir)[0]
     if kind_of(file).suffix not in OBJECTS:
         return False
     # Whatever is wrong with a line is told by who reads all of them.

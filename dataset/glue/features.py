@@ -1,110 +1,125 @@
-"""Examples as token ids: what is made of a file once, and kept in a cache.
-
-A file's lines become *features*: the token ids of one or two sentences, cut to fit, and a label.
+"""Examples as the tokenizer of an encoder makes them, pairs included; kept in a cache beside the data.
 
 Shapes. N: examples of a file.
 """
 
-from typing import NamedTuple
+import contextlib
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from common.arrays import Array
+from common.errors import DataError
+from common.files import atomic_file
+from common.paths import user_cache
 from dataset.glue.glue_tasks import Task
-from dataset.glue.tables import Rows
+from dataset.glue.tables import read_rows
+from dataset.reading.file_kinds import expanded
 from dataset.store.interface import Ints
-from dataset.tokenizing.sentence_encoder import SentenceEncoder
 
-# Of a task that has no such numbers.
-NONE = np.zeros(0, dtype=np.int64)
-# In the place of a class: the position has none. It is what torch's cross-entropy leaves out.
-NO_CLASS = -100
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-
-def longest_first(first: Ints, second: Ints, budget: int) -> tuple[Ints, Ints]:
-    """(tokens kept of the first, of the second): while both exceed the budget together, the longer one gives its last,
-    at a tie the second. Arrays [N]; the lengths that ELECTRA's own loop of pops ends with."""
-    kept = np.minimum(second, np.maximum(budget // 2, budget - first))
-    return np.minimum(first, budget - kept), kept
+# Of a cached file; raised when the same input would give other features.
+FORMAT = 2
+# Examples that are encoded together: what the library holds of them beside their ids is many times as large.
+LINES = 4096
 
 
 class Features(NamedTuple):
-    """A file's examples. tokens: the ids of all sentences, one after the other; the rest arrays [N], or [N, 2] where an
-    answer has a first and a last position."""
+    """A file's examples: arrays [N], but the tokens of all examples, one after the other."""
 
+    # The ids, special tokens included, and to which segment each belongs.
     tokens: Ints
-    # Of an example's first token.
+    types: Ints
     begin: Ints
-    # Tokens of its first sentence.
-    first: Ints
-    # And of its second; 0 in single-sentence tasks.
-    second: Ints
-    # int64 classes, float32 scores, or an answer's positions, [N, 2]; [0] for a test file, and where words have classes.
+    lengths: Ints
+    # int64 classes or float32 scores; [0] for a test file.
     labels: Array
-    # bool, 0-d: whether the task has two sentences.
-    pair: Array
     # 0-d: lines of the file that were left out.
     skipped: Ints
-    # Of each token its word's class, at the word's first token; NO_CLASS at the others. [0] where examples have classes.
-    classes: Ints = NONE
-    # Of each example the number of the sentence or question that it is a part of; [0] where it is whole.
-    part_of: Ints = NONE
-    # Of each token of a text that is asked about where it begins and ends in there, in characters: [tokens, 2], or [0].
-    places: Ints = NONE
-
-    @property
-    def lengths(self) -> Ints:
-        """Positions that the examples take, CLS and SEP included."""
-        return self.first + self.second + 2 + int(self.pair)
-
-    @property
-    def n_labels(self) -> Ints:
-        """How many labels each example has: one, or those of its words."""
-        if not len(self.classes):
-            return np.ones_like(self.first)
-        before = np.concatenate([[0], np.cumsum(self.classes != NO_CLASS)])
-        return before[self.begin + self.first] - before[self.begin]
 
 
-def in_both_orders(rows: Rows) -> Rows:
-    """The examples of two sentences, and behind them the same with the sentences swapped: `double_unordered` of
-    https://github.com/google-research/electra, which does so for the training files of MRPC and STS-B."""
-    first, second = rows.sentences
-    return rows._replace(sentences=[first + second, second + first], labels=rows.labels + rows.labels)
+def encode_file(
+    path: Path, task: Task, tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, labelled: bool
+) -> Features:
+    """The Features of a file, cut to max_seq_len as the tokenizer cuts: of a pair the longer sentence first.
 
-
-def encode_rows(rows: Rows, task: Task, encoder: SentenceEncoder, max_seq_len: int) -> Features:
-    """The Features of Rows, cut longest-first to max_seq_len positions."""
-    ids = [encoder.encode(column) for column in rows.sentences]
-    lengths = []
-    for column in ids:
-        lengths.append(np.array([len(sentence) for sentence in column], dtype=np.int64))
-    pair = len(ids) == 2
-    if pair:
-        # CLS first SEP second SEP
-        first, second = longest_first(lengths[0], lengths[1], max_seq_len - 3)
-    else:
-        # CLS first SEP
-        first = np.minimum(lengths[0], max_seq_len - 2)
-        second = np.zeros_like(first)
+    Errors: DataError.
+    """
+    rows = read_rows(path, task, labelled)
     tokens: list[int] = []
-    for i in range(len(first)):
-        tokens += ids[0][i][: first[i]]
-        if pair:
-            tokens += ids[1][i][: second[i]]
-    labels = np.array(rows.labels, dtype=np.int64 if task.labels else np.float32)
-    begin = np.cumsum(first + second) - (first + second)
+    types: list[int] = []
+    lengths: list[int] = []
+    for lo in range(0, len(rows.sentences[0]), LINES):
+        columns = [column[lo : lo + LINES] for column in rows.sentences]
+        encoded = tokenizer(
+            *columns,
+            truncation="longest_first",
+            max_length=max_seq_len,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+        )
+        for ids, segments in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True):
+            tokens += ids
+            types += segments
+            lengths.append(len(ids))
+    if tokenizer.is_fast:
+        # It would be saved with the tokenizer.
+        tokenizer.backend_tokenizer.no_truncation()
+    n_tokens = np.array(lengths, dtype=np.int64)
     return Features(
-        tokens=np.array(tokens, dtype=id_type(encoder)),
-        begin=begin,
-        first=first,
-        second=second,
-        labels=labels,
-        pair=np.array(pair),
+        tokens=np.array(tokens, dtype=np.uint32),
+        types=np.array(types, dtype=np.uint8),
+        begin=np.cumsum(n_tokens) - n_tokens,
+        lengths=n_tokens,
+        labels=np.array(rows.labels, dtype=np.float32 if task.is_regression else np.int64),
         skipped=np.array(rows.skipped),
     )
 
 
-def id_type(encoder: SentenceEncoder) -> type[np.uint16 | np.uint32]:
-    """What the ids of a tokenizer are kept in."""
-    return np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32
+def cached_features(
+    path: Path,
+    task: Task,
+    tokenizer: "PreTrainedTokenizerBase",
+    fingerprint: str,
+    max_seq_len: int,
+    labelled: bool = True,
+    cache_dir: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+) -> tuple[Features, str]:
+    """(Features of a file, a key that changes with its content and with all that decides on them). fingerprint: of the
+    tokenizer.
+
+    They are kept in `.glue_cache` beside the data, in the user's cache folder where that cannot be written, or in
+    `cache_dir`. Errors: DataError.
+    """
+    options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
+    try:
+        key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    name = f"{task.folder}-{path.stem}-{key}.npz"
+    places = [expanded(cache_dir)] if cache_dir else [path.parent / ".glue_cache", user_cache() / "glue"]
+    for place in places:
+        # A damaged one is made anew: the archive has a check sum of each array.
+        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            if not overwrite:
+                with np.load(place / name, allow_pickle=False) as arrays:
+                    return Features(**{field: arrays[field] for field in Features._fields}), key
+    features = encode_file(path, task, tokenizer, max_seq_len, labelled)
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            with atomic_file(place / name) as file:
+                np.savez(file, **features._asdict())
+            if place != places[0]:
+                say(f"{places[0]} cannot be written: the features go to {place}")
+            return features, key
+    raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the features")

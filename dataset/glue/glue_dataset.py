@@ -7,18 +7,19 @@ Shapes. N: examples of a file, R: rows (examples) of a batch, T: positions of a 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from common.arithmetic import ceil_div
-from dataset.glue.features import NO_CLASS, Features
-from dataset.glue.questions import Question
+from dataset.glue.features import Features
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
 from dataset.store.interface import Ints
-from dataset.tokenizing.sentence_encoder import SentenceEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Of a batch's T: few shapes, and of the kind that tensor cores like.
 MULTIPLE = 8
@@ -29,8 +30,7 @@ class Totals(NamedTuple):
 
     # Tokens without padding.
     targets: int
-    # Of the examples or, where words have them, of the words: what the loss is a mean over.
-    labels: int
+    examples: int
 
 
 class GluePlan:
@@ -38,8 +38,7 @@ class GluePlan:
 
     def __init__(self, features: Features, seed: int, epoch: int) -> None:
         self._lengths = features.lengths
-        self._n_labels = features.n_labels
-        self.n_rows = len(features.first)
+        self.n_rows = len(features.lengths)
         self.T = int(self._lengths.max())
         # Batches are shorter: each is as long as its longest row.
         self.fill = float(self._lengths.mean()) / self.T
@@ -53,8 +52,7 @@ class GluePlan:
 
     def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
-        examples = self._order[lo:hi]
-        return Totals(int(self._lengths[examples].sum()), int(self._n_labels[examples].sum()))
+        return Totals(int(self._lengths[self._order[lo:hi]].sum()), hi - lo)
 
     def recipe(self, rows: Sequence[int] | Ints) -> Ints:
         """Numbers of the examples, int64 [R]."""
@@ -73,9 +71,9 @@ class Batch(NamedTuple):
     ids: torch.Tensor
     # int64 [R, T]: 1 where there is a token.
     mask: torch.Tensor
-    # int64 [R, T]: 1 in the second sentence; CLS has the tokenizer's own.
+    # int64 [R, T]: segments, as the tokenizer has them.
     types: torch.Tensor
-    # [R]: int64 classes or float32 scores; [R, T]: classes of words; [R, 2]: an answer's positions; [0]: a test file's.
+    # [R]: int64 classes or float32 scores; [0]: a test file's.
     labels: torch.Tensor
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -86,27 +84,19 @@ class Batch(NamedTuple):
 
 
 class GlueAssembler:
-    """assembler[numbers] is the Batch of these examples: CLS first SEP [second SEP], padded to the longest of them, up
-    to a multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is `width`."""
+    """assembler[numbers] is the Batch of these examples, padded on the tokenizer's side to the longest of them, up to a
+    multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is `width`."""
 
     def __init__(
-        self,
-        features: Features,
-        encoder: SentenceEncoder,
-        max_seq_len: int,
-        full: bool = False,
-        questions: Sequence[Question] = (),
+        self, features: Features, tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, full: bool = False
     ) -> None:
-        """questions: what the examples are parts of, where they have answers to be found."""
         self.features = features
-        self.questions = questions
         self.max_seq_len = max_seq_len
         self.full = full
         self.width = self._padded(features.lengths)
-        self.cls_id = encoder.cls_id
-        self.sep_id = encoder.sep_id
-        self.pad_id = encoder.pad_id
-        self.cls_type = encoder.cls_type
+        self.pad_id: int = tokenizer.pad_token_id
+        self.pad_type: int = tokenizer.pad_token_type_id
+        self.pads_left: bool = tokenizer.padding_side == "left"
 
     def _padded(self, lengths: Ints) -> int:
         """The width of a batch with examples of these lengths."""
@@ -115,34 +105,14 @@ class GlueAssembler:
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features
         lengths = f.lengths[numbers]
-        R = len(numbers)
-        T = self.width if self.full else self._padded(lengths)
-        ids = np.full((R, T), self.pad_id, dtype=np.int64)
-        types = np.zeros((R, T), dtype=np.int64)
-        ids[:, 0] = self.cls_id
-        types[:, 0] = self.cls_type
-        for r, number in enumerate(numbers):
-            begin = f.begin[number]
-            # CLS, the first sentence, SEP: the second one begins behind it.
-            split = begin + f.first[number]
-            place = 1 + f.first[number]
-            ids[r, 1:place] = f.tokens[begin:split]
-            ids[r, place] = self.sep_id
-            if f.pair:
-                end = place + 1 + f.second[number]
-                ids[r, place + 1 : end] = f.tokens[split : split + f.second[number]]
-                ids[r, end] = self.sep_id
-                types[r, place + 1 : end + 1] = 1
-        mask = (np.arange(T) < lengths[:, None]).astype(np.int64)
+        shape = (len(numbers), self.width if self.full else self._padded(lengths))
+        ids = np.full(shape, self.pad_id, dtype=np.int64)
+        types = np.full(shape, self.pad_type, dtype=np.int64)
+        mask = np.zeros(shape, dtype=np.int64)
+        for r, (begin, length) in enumerate(zip(f.begin[numbers], lengths, strict=True)):
+            row = slice(shape[1] - length, None) if self.pads_left else slice(length)
+            ids[r, row] = f.tokens[begin : begin + length]
+            types[r, row] = f.types[begin : begin + length]
+            mask[r, row] = 1
         labels = f.labels[numbers] if len(f.labels) else f.labels
-        if len(f.classes):
-            labels = np.full((R, T), NO_CLASS, dtype=np.int64)
-            for r, number in enumerate(numbers):
-                begin = f.begin[number]
-                labels[r, 1 : 1 + f.first[number]] = f.classes[begin : begin + f.first[number]]
-        return Batch(
-            ids=torch.from_numpy(ids),
-            mask=torch.from_numpy(mask),
-            types=torch.from_numpy(types),
-            labels=torch.from_numpy(labels),
-        )
+        return Batch(*map(torch.from_numpy, (ids, mask, types, labels)))

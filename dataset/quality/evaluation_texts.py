@@ -10,7 +10,6 @@ import numpy as np
 from common.errors import DataError
 from dataset.quality.leaks import RUNS_OF_DOCUMENT, Runs, runs_of
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.disk_cache import DiskCache
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines, Fault, pass_over
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
@@ -65,11 +64,11 @@ def evaluation_of(
     text_field: str,
     skip_bad_lines: bool = False,
     sample: Sample | None = None,
-    cache: DiskCache | None = None,
+    cache_dir: str | None = None,
 ) -> Evaluation:
-    """The runs of the items of a path, or of a sample of them. cache: as of `find_files`. Errors: DataError."""
+    """The runs of the items of a path, or of a sample of them. cache_dir: as of `find_files`. Errors: DataError."""
     bad_lines = BadLines() if skip_bad_lines else None
-    items = evaluation_items(path, text_field, bad_lines, cache)
+    items = evaluation_items(path, text_field, bad_lines, cache_dir)
     is_whole = True
     most = RUNS_OF_DOCUMENT
     if sample is not None:
@@ -83,13 +82,13 @@ def evaluation_of(
 
 
 def evaluation_items(
-    path: str, text_field: str, bad_lines: BadLines | None = None, cache: DiskCache | None = None
+    path: str, text_field: str, bad_lines: BadLines | None = None, cache_dir: str | None = None
 ) -> Iterator[Item]:
     """Each document; of an object without `text_field` all texts that it has."""
     if text_field == CONVERSATION:
         # What is trained on are conversations. An evaluation file has any form, and tables have a column of texts.
         text_field = "text"
-    for file in find_files(path, cache=cache):
+    for file in find_files(path, cache_dir=cache_dir):
         if kind_of(file).suffix not in OBJECTS:
             for line, text in read_documents(file, text_field, bad_lines):
                 yield Item(str(file), line, [text])

@@ -5,13 +5,13 @@ pyarrow reads them batch by batch. Rows are taken out one by one: a dictionary m
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import limits
 from dataset.reading.faults import Item
-from dataset.reading.remote import DataFile, RemoteFile
 
 # pyarrow's Array, DataType, Schema, Scalar, FileMetaData, NativeFile and IpcReadOptions. The package is optional and has no types
 # of its own, so that these names only tell the reader which of its classes is meant.
@@ -41,12 +41,11 @@ TEXT_TYPES = (
 
 
 class TableReader:
-    """Reads one file, or one row group of a .parquet. done: which share of it was read, from 0 to 1."""
+    """Reads one file. done: which share of it was read, from 0 to 1."""
 
-    def __init__(self, path: DataFile, text_field: str, row_group: int | None = None) -> None:
+    def __init__(self, path: Path, text_field: str) -> None:
         self.path = path
         self.text_field = text_field
-        self.row_group = row_group
         self.kind = path.suffix.lower()
         self.arrow = optional_package("pyarrow", f"to read {self.kind}")
         self.done = 0.0
@@ -60,9 +59,6 @@ class TableReader:
         """
         batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
         row = 0
-        if self.row_group is not None:
-            # A fault names the row of the file, whichever row groups other processes read.
-            row = sum(rows for rows, _ in self.row_groups()[: self.row_group])
         with self._told():
             for column in batches:
                 for value in self._values(column):
@@ -72,17 +68,6 @@ class TableReader:
             if self.cut_off:
                 reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
                 yield row + 1, ("cut file", reason)
-
-    def row_groups(self) -> list[tuple[int, int]]:
-        """(rows, compressed bytes) of each row group of a .parquet, by its footer alone. Errors: DataError."""
-        parquet = optional_package("pyarrow.parquet", "to read .parquet")
-        groups = []
-        with self._told(), parquet.ParquetFile(self._parquet_source()) as file:
-            for i in range(file.metadata.num_row_groups):
-                group = file.metadata.row_group(i)
-                size = sum(group.column(j).total_compressed_size for j in range(group.num_columns))
-                groups.append((group.num_rows, size))
-        return groups
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -94,38 +79,19 @@ class TableReader:
             name = "a parquet" if self.kind == ".parquet" else "an Arrow"
             raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
 
-    def _parquet_source(self) -> "DataFile | ArrowFile":
-        """What pyarrow reads a .parquet from."""
-        return self._streamed(self.path) if isinstance(self.path, RemoteFile) else self.path
-
-    def _ipc_source(self) -> ArrowFile:
-        """What it reads an .arrow from."""
-        if isinstance(self.path, RemoteFile):
-            return self._streamed(self.path)
-        return self.arrow.memory_map(str(self.path))
-
-    def _streamed(self, file: RemoteFile) -> ArrowFile:
-        return self.arrow.PythonFile(file.open(), mode="r")
-
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
         # Opened twice: the second opening names the column, and one that is not there would be a KeyError of pyarrow.
-        with parquet.ParquetFile(self._parquet_source()) as file:
+        with parquet.ParquetFile(self.path) as file:
             self._check_schema(file.schema_arrow)
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
         options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
-        with parquet.ParquetFile(self._parquet_source(), **options) as file:
-            groups = None
-            total = file.metadata.num_rows
-            if self.row_group is not None:
-                groups = [self.row_group]
-                total = file.metadata.row_group(self.row_group).num_rows
+        with parquet.ParquetFile(self.path, **options) as file:
             rows = 0
-            wanted = {"columns": [self.text_field], "row_groups": groups}
-            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), **wanted):
+            for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[self.text_field]):
                 rows += len(batch)
-                self.done = rows / max(total, 1)
+                self.done = rows / max(file.metadata.num_rows, 1)
                 # By name: "a.b" also asks for what is inside of a column "a", which comes before it.
                 yield batch.column(self.text_field)
 
@@ -133,7 +99,7 @@ class TableReader:
         """The text column, a record batch at a time, of a file with a table of contents or of a stream without one."""
         ipc = optional_package("pyarrow.ipc", "to read .arrow")
         size = max(self.path.stat().st_size, 1)
-        with self._ipc_source() as source:
+        with self.arrow.memory_map(str(self.path)) as source:
             if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
                 # Opened twice, as a .parquet: columns that are not read are not decompressed.
                 schema = ipc.open_file(source).schema

@@ -11,12 +11,12 @@ import io
 import lzma
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading.line_reader import BUFFER_BYTES, Stream
-from dataset.reading.remote import DataFile
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 # How a compressed file begins, whatever its name.
@@ -57,7 +57,7 @@ class Decoder(Protocol):
 
 
 @contextlib.contextmanager
-def open_stream(path: DataFile, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
+def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
     """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none."""
     with path.open("rb", buffering=BUFFER_BYTES) as file:
         if not compression:
@@ -83,7 +83,7 @@ def _decompressed(file: BinaryIO, compression: str) -> "gzip.GzipFile | _Members
     return _Members(file, compression)
 
 
-def compression_of(path: DataFile, named: str) -> str:
+def compression_of(path: Path, named: str) -> str:
     """What a file is compressed with, by its first bytes; "" for a plain one. named: what its name says.
 
     Errors: DataError where the name says a compression and the content is none.

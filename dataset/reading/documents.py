@@ -32,7 +32,6 @@ from dataset.reading.file_kinds import UNCOMPRESSED, FileKind, find_files, kind_
 from dataset.reading.json_files import read_json
 from dataset.reading.json_lines import BOM, item_of, parse_line, text_of_line
 from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
-from dataset.reading.remote import DataFile
 
 # A block is held in memory by the process that reads it and by the one that encodes it.
 BLOCK_BYTES = 4 << 20
@@ -45,7 +44,7 @@ __all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", 
 
 
 def read_documents(
-    path: DataFile | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
+    path: Path | str, text_field: str = "text", bad_lines: BadLines | None = None, split_text: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text). A faulty line raises DataError or, with `bad_lines`, is counted there.
 
@@ -78,7 +77,7 @@ class Block:
     neither    a byte range of a plain jsonl (the lines that begin in it), or a whole plain text file
     """
 
-    path: DataFile
+    path: Path
     start: int = 0
     end: int = 0
     raw: bytes | None = None
@@ -165,7 +164,7 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
         ) from None
 
 
-def kind_of_content(path: DataFile) -> FileKind:
+def kind_of_content(path: Path) -> FileKind:
     """The format that the name says, and the compression that the first bytes say. Errors: DataError for text in UTF-16."""
     kind = kind_of(path)
     if kind.suffix in UNCOMPRESSED:
@@ -176,31 +175,15 @@ def kind_of_content(path: DataFile) -> FileKind:
     return FileKind(kind.suffix, compression)
 
 
-def sizes_of_sections(path: DataFile, text_field: str, block_bytes: int, split_text: bool = False) -> list[int] | None:
-    """Bytes of the sections that a file has where each can be read without the ones before it; None where it has none.
-
-    A section is a block of a plain .jsonl, a row group of a .parquet, or a plain text file.
-    """
-    kind = kind_of_content(path)
-    size = path.stat().st_size
-    if kind.suffix == ".parquet":
-        return [group_bytes for _, group_bytes in TableReader(path, text_field).row_groups()]
-    if not kind.compression and kind.suffix == ".jsonl":
-        return [min(block_bytes, size - start) for start in range(0, size, block_bytes)]
-    if not kind.compression and kind.is_text and not split_text:
-        return [size]
-    return None
-
-
 def split_into_blocks(
-    path: DataFile, text_field: str, block_bytes: int | None, split_text: bool = False, section: int | None = None
+    path: Path, text_field: str, block_bytes: int | None, split_text: bool = False
 ) -> Iterator[Block]:
     """The blocks of a file in order, cut by the file and block_bytes alone. None: a plain file in one. split_text: in a
-    text file a blank line ends a document. section: only this one of `sizes_of_sections`."""
+    text file a blank line ends a document."""
     kind = kind_of_content(path)
     size = path.stat().st_size
     if kind.suffix in (".parquet", ".arrow"):
-        table = TableReader(path, text_field, section)
+        table = TableReader(path, text_field)
 
         def bytes_read() -> int:
             return int(table.done * size)
@@ -209,10 +192,7 @@ def split_into_blocks(
         return
     if not kind.compression and kind.suffix == ".jsonl":
         step = block_bytes or max(size, 1)
-        starts = range(0, size, step)
-        if section is not None:
-            starts = starts[section : section + 1]
-        for start in starts:
+        for start in range(0, size, step):
             end = min(start + step, size)
             yield Block(path, start, end, lines_before=None if start else 0, source_bytes=end - start)
         return
@@ -262,7 +242,7 @@ class LineCounter:
     """
 
     def __init__(self) -> None:
-        self.path: DataFile | None = None
+        self.path: Path | None = None
         self.position = 0
         self.newlines = 0
 
@@ -288,7 +268,7 @@ class LineCounter:
         return self.newlines + 1
 
 
-def _named(path: DataFile, items: Iterator[Item]) -> Iterator[Item]:
+def _named(path: Path, items: Iterator[Item]) -> Iterator[Item]:
     """A reader's items. Errors: DataError with the file's name where it meets a byte that is not UTF-8."""
     number = 0
     try:
@@ -303,7 +283,7 @@ def _named(path: DataFile, items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _item_blocks(
-    path: DataFile, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
+    path: Path, items: Iterator[Item], position: Callable[[], int], block_bytes: int | None
 ) -> Iterator[Block]:
     """Blocks of what this process reads. position: how many bytes of the file have been read."""
     block: list[Item] = []
@@ -322,7 +302,7 @@ def _item_blocks(
         yield Block(path, items=block, lines_before=0, source_bytes=position() - done)
 
 
-def _line_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Whole lines of a compressed file. Blocks of blank lines alone are passed over."""
     lines = 0
     done = 0
@@ -346,7 +326,7 @@ def _line_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: in
         lines += raw.count(b"\n") + (fault is not None)
 
 
-def _text_blocks(path: DataFile, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
+def _text_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
     """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
     lines = 0
     done = 0

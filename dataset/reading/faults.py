@@ -2,14 +2,12 @@
 
 import contextlib
 import re
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.reading.remote import DataFile
 
 # (line or row from 1, text of a document or (kind, reason) of a fault): what every reader gives, one after the other.
 # A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
@@ -41,7 +39,7 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
     return BadLine("bad UTF-8", reason)
 
 
-def refuse_utf16(beginning: bytes, path: DataFile) -> None:
+def refuse_utf16(beginning: bytes, path: Path) -> None:
     """Errors: DataError for a file that begins as text in UTF-16 does. beginning: its first bytes, decompressed."""
     if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
         raise DataError(f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format('utf-16', path)}")
@@ -82,8 +80,7 @@ def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
 #
 # Blocks are read by several processes, and each has a collector of its own, whose lines count from the block's first.
 # Those of one file are merged in the order of its blocks, moved on by the lines before; then the first three places
-# that are kept are the first three of the file, however many processes there were. Parts of a store that are made on
-# several machines deal the blocks out in turn: `in_document_order` sorts their places once more.
+# that are kept are the first three of the file, however many processes there were.
 class BadLines:
     """Counts faults by kind and keeps the first few places of each; those of several blocks merge in order."""
 
@@ -107,25 +104,6 @@ class BadLines:
         # All that is known of the earlier lines has been added before: the first ones are kept, later ones dropped.
         kept = self.places.setdefault(kind, [])
         kept.extend(faults[: self.keep - len(kept)])
-
-    @classmethod
-    def in_document_order(cls, parts: list["BadLines"], files: Sequence[DataFile]) -> "BadLines":
-        """Merges collectors whose lines are mixed; `files` gives the order of the files."""
-        order = {str(file): i for i, file in enumerate(files)}
-
-        def place(fault: Fault) -> tuple[int, int]:
-            return order.get(fault.path, len(files)), fault.line
-
-        counts: Counter[str] = Counter()
-        faults: dict[str, list[Fault]] = {}
-        for part in parts:
-            counts.update(part.counts)
-            for kind, found in part.places.items():
-                faults.setdefault(kind, []).extend(found)
-        bad = cls()
-        for kind, count in counts.items():
-            bad._add(kind, count, sorted(faults[kind], key=place))
-        return bad
 
     def first(self) -> Fault:
         """The fault of the first line that was collected."""
@@ -157,25 +135,6 @@ class BadLines:
         for kind in sorted(self.places):
             places[kind] = [asdict(fault) for fault in self.places[kind]]
         return {"counts": dict(sorted(self.counts.items())), "places": places}
-
-    @staticmethod
-    def can_be_read_from(data: object) -> bool:
-        """Whether `from_dict` takes it: what is read from a file may be anything."""
-        if not isinstance(data, dict):
-            return False
-        counts = data.get("counts")
-        places = data.get("places")
-        if not isinstance(counts, dict) or not isinstance(places, dict) or counts.keys() != places.keys():
-            return False
-        fields = set(Fault.__dataclass_fields__)
-        for kind, count in counts.items():
-            # isinstance would take true and false for numbers.
-            if type(count) is not int or not isinstance(places[kind], list):
-                return False
-            for place in places[kind]:
-                if not isinstance(place, dict) or set(place) != fields or type(place["line"]) is not int:
-                    return False
-        return True
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "BadLines":

@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from common.errors import DataError
 from common.paths import similar_file
 from dataset.reading.decompress import COMPRESSIONS
-from dataset.reading.disk_cache import DiskCache
 from dataset.reading.own_output import is_own_output
-from dataset.reading.remote import ADDRESS, DataFile, is_address, remote_files
+from dataset.reading.remote import ADDRESS, fetched, is_address, listed
+
+# of this machine, or of a server
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 # Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
 # .json and text files are rather descriptions (README.md, dataset_info.json), and in a folder of source code .json and
@@ -38,9 +40,6 @@ TEXT_SUFFIXES = (
 )  # fmt: skip
 # They compress by themselves.
 UNCOMPRESSED = (".parquet", ".arrow")
-
-# Of a token store of several shards.
-MANIFEST = "manifest.json"
 
 # Folders at the top of a disk that only the system may read
 KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
@@ -67,7 +66,7 @@ class FileKind:
         return self.suffix not in CORPORA + TABLES
 
 
-def kind_of(path: DataFile) -> FileKind:
+def kind_of(path: PurePath) -> FileKind:
     """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
@@ -77,7 +76,7 @@ def kind_of(path: DataFile) -> FileKind:
     return FileKind(ALIASES.get(suffix, suffix), compression)
 
 
-def identity_suffix(path: DataFile) -> str:
+def identity_suffix(path: PurePath) -> str:
     """What the name of a file adds to its content in the identity of a token store.
 
     For the kinds that have always been read it is the last suffix alone, so that their stores stay.
@@ -123,65 +122,60 @@ def refuse_address(path: str) -> None:
     raise DataError(f"{path}: it is not on this machine; download it first ({command}) and name the copy")
 
 
-def is_tokenised(path: str) -> bool:
-    """Whether a path of --data_path names the manifest of a token store, and not text."""
-    return path.replace("\\", "/").rpartition("/")[2] == MANIFEST
-
-
-def find_files(
-    data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None
-) -> list[DataFile]:
+def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
     A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
     text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
-    in the folder is no data. cache: for what lies behind an address; None: the user's own.
+    in the folder is no data. What lies behind an address is fetched now; cache_dir: where it goes, None: the user's cache folder.
     """
-    return choose_files(data_path, text_suffixes, cache).read
+    return choose_files(data_path, text_suffixes, cache_dir).read
 
 
 class Choice(NamedTuple):
     """Of the files of a path, those that are read, and those that are left out."""
 
-    read: list[DataFile]
-    left_out: list[DataFile]
+    read: list[Path]
+    left_out: Sequence[PurePath]
 
 
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache: DiskCache | None = None) -> Choice:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
-    data_path = str(data_path)
-    if is_tokenised(data_path):
-        raise DataError(f"{data_path}: a token store, which serves to train on alone: it has no texts to look at")
+    data_path = str(data_path).removeprefix("file://")
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
-        is_file, remote = remote_files(data_path, cache)
-        return _choice(data_path, [*remote], is_file, text_suffixes)
+        is_file, remote = listed(data_path)
+        chosen, others = _chosen(data_path, [*remote], is_file, text_suffixes)
+        return Choice([fetched(path, remote[path], cache_dir) for path in chosen], others)
     refuse_address(data_path)
     path = expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice below is for folders and patterns.
     if _is(Path.is_file, path):
-        return _choice(str(path), [path], True, text_suffixes)
+        return Choice(*_chosen(str(path), [path], True, text_suffixes))
     files = _files_of_several(path)
     for file in files:
         if _is_readable(file, text_suffixes):
             _refuse_what_is_no_file(file)
-    return _choice(str(path), [*files], False, text_suffixes)
+    return Choice(*_chosen(str(path), files, False, text_suffixes))
 
 
-def _choice(name: str, found: list[DataFile], is_file: bool, text_suffixes: Sequence[str] | None) -> Choice:
-    """Of the files that a name stands for. is_file: the name is that of one file."""
+def _chosen(
+    name: str, found: list[AnyPath], is_file: bool, text_suffixes: Sequence[str] | None
+) -> tuple[list[AnyPath], list[AnyPath]]:
+    """(those that are read, those that are left out) of the files that a name stands for. is_file: the name is that of one
+    file."""
     readable = [file for file in found if _is_readable(file, text_suffixes)]
     if is_file:
         if not readable:
             raise DataError(f"{name}: unknown kind of file; {READABLE}")
-        return Choice(readable, [])
+        return readable, []
     files = _wanted(readable, text_suffixes)
     if not files:
         raise DataError(f"{name}: nothing to read there; {READABLE}")
     wanted = set(files)
     others = [file for file in found if file not in wanted and not _is_about_others(file)]
-    return Choice(sorted(files, key=_posix), sorted(others, key=_posix))
+    return sorted(files, key=_posix), sorted(others, key=_posix)
 
 
 def _files_of_several(path: Path) -> list[Path]:
@@ -295,23 +289,23 @@ def _refuse_what_is_no_file(path: Path) -> None:
     raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
 
 
-def _posix(path: DataFile) -> str:
+def _posix(path: PurePath) -> str:
     return path.as_posix()
 
 
-def _is_readable(path: DataFile, text_suffixes: Sequence[str] | None) -> bool:
+def _is_readable(path: PurePath, text_suffixes: Sequence[str] | None) -> bool:
     kind = kind_of(path)
     if kind.compression and kind.suffix in UNCOMPRESSED:
         return False
     return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + tuple(text_suffixes or ())
 
 
-def _is_about_others(file: DataFile) -> bool:
+def _is_about_others(file: PurePath) -> bool:
     """Whether a file tells of those beside it, and is no data itself."""
     return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
 
-def _wanted(files: list[DataFile], text_suffixes: Sequence[str] | None) -> list[DataFile]:
+def _wanted(files: list[AnyPath], text_suffixes: Sequence[str] | None) -> list[AnyPath]:
     """Those of a folder's readable files that are its corpus."""
     # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
     # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from common.flags import positive
 from common.settings import Settings, setting, switch
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
-from dataset.reading.remote import USUAL_CACHE_GB
 
 # What --deduplicate takes.
 OFF = "none"
@@ -22,11 +20,9 @@ class TextSettings(Settings):
     text_suffixes: list[str] | None = setting(
         None, check=text_suffix, several=True, metavar="SUFFIX", help=TEXT_SUFFIXES_HELP
     )
-    cache_dir: str | None = setting(None, help="folder for tokenised data (default: .token_store beside the data)")
-    cache_gb: float = setting(
-        USUAL_CACHE_GB,
-        check=positive(float),
-        help="disk for what is fetched from s3:// and http:// addresses and may be fetched again, in GB",
+    cache_dir: str | None = setting(
+        None,
+        help="folder for tokenised data (default: .token_store beside the data) and for what is fetched from addresses",
     )
 
 

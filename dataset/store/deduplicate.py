@@ -22,29 +22,26 @@ from common.notices import announce
 from common.wording import counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
-from dataset.reading.remote import USUAL_CACHE_GB, cache_in
+from dataset.reading.faults import BadLines
 from dataset.reading.settings import EXACT, NEAR, OFF
-from dataset.store.builder import open_store
+from dataset.store.builder import StoreWriter, first_writable, lock, open_store
 from dataset.store.check import DigestCheck
-from dataset.store.copying import chosen_blocks
-from dataset.store.dealing import Place
 from dataset.store.encode_worker import EncodedBlock
 from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
-from dataset.store.places import first_writable, lock
-from dataset.store.sharded import Store
 from dataset.store.texts import stored_texts
-from dataset.store.token_store import StoreOptions, files_of, find_store, open_or_build, places_of
-from dataset.store.writer import StoreWriter
+from dataset.store.token_store import StoreOptions, files_of, find_store, open_or_build, places_of, store_error
 from dataset.tokenizing.encoder import DocumentEncoder
 
+# tokens that are copied at once, and one document more
+BLOCK_TOKENS = 1 << 22
 # Raise this number when the same stores would lose other documents.
 VERSION = 1
 
 
 def open_sources(
     groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
-) -> list[Store]:
+) -> list[TokenStore]:
     """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for."""
     check_library(deduplicate)
     whole = [open_or_build(paths, encoder, **options) for paths in groups]
@@ -58,12 +55,12 @@ def check_library(method: str) -> None:
 
 
 def without_copies(
-    whole: Sequence[Store],
+    whole: Sequence[TokenStore],
     groups: list[list[str]],
     encoder: DocumentEncoder,
     deduplicate: str,
     **options: Unpack[StoreOptions],
-) -> list[Store]:
+) -> list[TokenStore]:
     """The stores without copies, made now if they are not there yet. whole: those of the groups of paths.
 
     Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
@@ -74,16 +71,12 @@ def without_copies(
     return [sources.open(i) for i in range(len(whole))]
 
 
-def notice_of(store: Store) -> str | None:
+def notice_of(store: TokenStore) -> str | None:
     """A line on what a store without copies leaves out; None for a whole one."""
     left_out = store.meta.get("left_out")
-    if not isinstance(left_out, dict):
+    if left_out is None:
         return None
-    counts = [left_out.get(kind, 0) for kind in ("documents", EXACT, NEAR)]
-    # A digest that holds does not say who made the file.
-    if not all(type(count) is int for count in counts):
-        return None
-    documents, exact, near = counts
+    documents, exact, near = (left_out.get(kind, 0) for kind in ("documents", EXACT, NEAR))
     kinds = f"{exact:,} to the letter"
     if NEAR in left_out:
         kinds += f", {near:,} nearly"
@@ -99,7 +92,7 @@ class Sources:
 
     def __init__(
         self,
-        whole: Sequence[Store],
+        whole: Sequence[TokenStore],
         groups: list[list[str]],
         encoder: DocumentEncoder,
         method: str,
@@ -110,34 +103,33 @@ class Sources:
         self.method = method
         self.text_field = options.get("text_field", "text")
         self.shown = options.get("progress", True)
-        cache = cache_in(options.get("cache_dir"), options.get("cache_gb", USUAL_CACHE_GB))
-        self.files = [files_of(paths, options.get("text_suffixes"), cache) for paths in groups]
+        cache_dir = options.get("cache_dir")
+        self.files = [files_of(paths, options.get("text_suffixes"), cache_dir) for paths in groups]
         self.places = []
         for paths, files in zip(groups, self.files, strict=True):
-            self.places.append(places_of(paths[0], files[0], options.get("cache_dir")))
+            self.places.append(places_of(paths[0], files[0], cache_dir))
         # Documents before each source.
         self.bounds = np.cumsum([0] + [len(store) for store in whole])
 
-    def open(self, i: int) -> Store:
+    def open(self, i: int) -> TokenStore:
         """The store of source i without copies."""
         # A source loses what those before it have, so it depends on them too.
         keys = [store.fingerprint for store in self.whole[: i + 1]]
         version = version_of_near() if self.method == NEAR else []
         key = hashlib.sha256(json.dumps([VERSION, self.method, version, keys]).encode()).hexdigest()
         name = f"{self.whole[i].source_name}-{self.method}-{key[:16]}"
-        store, _ = find_store(self.places[i], name, key)
+        store = find_store(self.places[i], name, key)
         if store is not None:
             return store
-        place = first_writable(self.places[i])
+        folder = first_writable(self.places[i]) / name
         try:
-            with lock(place, name, self.shown):
+            with lock(folder, self.shown):
                 # Another process may have made it while this one waited.
-                return open_store(place / name, key, tell=True) or self._build(i, key, name, place)
+                return open_store(folder, key, tell=True) or self._build(i, key, folder)
         except OSError as error:
-            reason = error.strerror or error
-            raise DataError(f"{place}: {reason}; --cache_dir names another folder for the token store") from error
+            raise store_error(error, folder) from error
 
-    def _build(self, i: int, key: str, name: str, place: Path) -> Store:
+    def _build(self, i: int, key: str, folder: Path) -> TokenStore:
         whole = self.whole[i]
         # Damage that went along into the new store would get a digest that holds.
         DigestCheck([whole]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
@@ -153,13 +145,11 @@ class Sources:
         left_out = {"documents": len(whole), EXACT: exact}
         if self.method == NEAR:
             left_out[NEAR] = int((~stays).sum()) - exact
-        with StoreWriter(place, name, {"key": key}) as writer:
+        with StoreWriter(folder) as writer:
             writer.bad_lines = whole.bad_lines
-            for number, block in enumerate(_blocks(whole, stays)):
-                # An interrupted build has the first ones.
-                if number >= writer.blocks:
-                    writer.add(block, Place(0, 0, number))
-            return TokenStore(writer.commit({**whole.meta, "key": key, "left_out": left_out}))
+            for block in _blocks(whole, stays):
+                writer.add(block)
+            return writer.commit({**whole.meta, "key": key, "left_out": left_out})
 
     @cached_property
     def copies(self) -> Copies:
@@ -183,9 +173,22 @@ class Sources:
                 yield int(self.bounds[i]) + stored.number, text
 
 
-def _blocks(whole: Store, stays: Ints) -> Iterator[EncodedBlock]:
-    """The documents that stay, in pieces of bounded size. stays: bool [documents]."""
-    first = 0
-    for store in whole.parts():
-        yield from chosen_blocks(store, stays[first : first + len(store)])
-        first += len(store)
+def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
+    """The documents that stay, in pieces of about BLOCK_TOKENS tokens. stays: bool [documents]."""
+    lo = 0
+    while lo < len(stays):
+        hi = int(np.searchsorted(whole.offsets, whole.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
+        hi = min(max(hi, lo + 1), len(stays))
+        of_block = stays[lo:hi]
+        lengths = np.diff(whole.offsets[lo : hi + 1])
+        tokens = whole.tokens[whole.offsets[lo] : whole.offsets[hi]][np.repeat(of_block, lengths)]
+        yield EncodedBlock(
+            tokens=tokens,
+            lengths=lengths[of_block],
+            text_bytes=whole.text_bytes[lo:hi][of_block],
+            hashes=whole.doc_hash[lo:hi][of_block],
+            # Those of the whole store are known.
+            bad=BadLines(),
+            max_token_id=int(tokens.max()) if len(tokens) else -1,
+        )
+        lo = hi

@@ -3,26 +3,24 @@
 What the digests are for: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut
 documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split. None of them would
 raise an error. So meta.json has the SHA-256 of each file, and its own; a store that does not agree with them is made
-anew out of the data. The digests guard against faults of disks and of programs. They say nothing about who made a file,
-so the fields that are read are checked as well.
+anew out of the data.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.files import file_digest, read_small
+from common.files import read_small
 from dataset.reading.faults import BadLines
 from dataset.store.interface import Ints
 
 # Bytes of tokens whose SHA-256 takes a few hundredths of a second.
 CHECKED_AT_ONCE = 64 << 20
 MOST_META_BYTES = 16 << 20
-# Of a store, beside meta.json.
+# The files of a store, beside meta.json.
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
@@ -59,9 +57,6 @@ class TokenStore:
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != meta["sha256"].get(name):
                 raise DamagedStore(f"the content of {name} is not what was written")
-        # A negative offset or one that goes back would give documents that overlap, without an error.
-        if not are_offsets(self.offsets, meta["tokens"]):
-            raise DamagedStore("offsets.bin does not tell where documents begin")
         self.max_token_id: int = meta["max_token_id"]
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
@@ -87,72 +82,29 @@ class TokenStore:
         """UTF-8 bytes of all texts."""
         return int(self.text_bytes.sum(dtype=np.int64))
 
-    def parts(self) -> Iterator["TokenStore"]:
-        """The stores that this one consists of: itself."""
-        yield self
-
-    def check_all_files(self) -> None:
-        """Reads every file once, tokens of any size included. Errors: DamagedStore."""
-        for name, expected in self.meta["sha256"].items():
-            try:
-                found = file_digest(self.folder / name)
-            except OSError as error:
-                raise DamagedStore(f"{name}: {error.strerror}") from None
-            if found != expected:
-                raise DamagedStore(f"the content of {name} is not what was written")
-
     def _map(self, name: str, dtype: np.dtype[Any], count: int) -> Ints:
         """The numbers of a file, in memory as far as they are read. Errors: DamagedStore for a file of another size."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
-        if size != count * dtype.itemsize:
+        if size != count * dtype.itemsize or not size:
             raise DamagedStore(f"{name} has {size:,} bytes where {count * dtype.itemsize:,} belong")
-        # An empty file cannot be mapped. A part of a corpus may have no documents.
-        if not size:
-            return np.empty(0, dtype)
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
 
-def are_offsets(offsets: Ints, tokens: int) -> bool:
-    """Whether the documents lie one after the other and take all tokens."""
-    if offsets[0] != 0 or offsets[-1] != tokens:
-        return False
-    return bool((offsets[:-1] <= offsets[1:]).all())
-
-
 def _read_meta(folder: Path) -> dict[str, Any]:
     """The content of meta.json, of which its own digest says that it is what was written."""
+    if (folder / "manifest.json").exists():
+        raise DamagedStore("an earlier version made it, in shards")
     meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
-    if meta is None:
-        raise DamagedStore("meta.json is missing or damaged")
     if not isinstance(meta, dict):
-        raise DamagedStore("meta.json is damaged")
+        raise DamagedStore("meta.json is missing or damaged")
     # The digest would not hold either, but an old store is no damaged one, and the notice should say so.
     if "sha256" not in meta and "meta_sha256" not in meta:
         raise DamagedStore("an earlier version made it, without digests of its files")
-    digest = meta.pop("meta_sha256", None)
-    if digest != digest_of_json(meta) or not _is_meta(meta):
+    if meta.pop("meta_sha256", None) != digest_of_json(meta):
         raise DamagedStore("meta.json is damaged")
     return meta
-
-
-def _is_meta(meta: dict[str, Any]) -> bool:
-    """Whether the fields that are read are there and can be: a digest that holds does not say who made the file."""
-    return isinstance(meta["sha256"], dict) and has_store_fields(meta)
-
-
-def has_store_fields(meta: dict[str, Any]) -> bool:
-    """Likewise for those that tell of all documents, which the manifest of a sharded store has too."""
-    texts = [meta.get("key"), meta.get("source_name")]
-    if not all(isinstance(text, str) for text in texts):
-        return False
-    numbers = [meta.get("documents"), meta.get("tokens")]
-    if not all(type(number) is int and number >= 0 for number in numbers) or type(meta.get("max_token_id")) is not int:
-        return False
-    if meta.get("dtype") not in ("uint16", "uint32"):
-        return False
-    return BadLines.can_be_read_from(meta.get("bad_lines"))
 
 
 def read_small_json(path: Path, most_bytes: int) -> object:

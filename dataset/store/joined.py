@@ -1,40 +1,25 @@
 """Arrays of several stores as one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dataset.store.interface import Column, Ints
+from dataset.store.interface import Ints
 
 
 class Joined:
     """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
 
-    sizes: of the parts. part(i): one of them, asked for when some of its numbers are wanted. shifts: what is added to the
-    numbers of each part, default 0.
-
-    Stores are mapped files of many gigabytes, so they cannot be copied into one array. Each number of an index is looked
-    up in its own part instead; an index touches few parts, so a loop over them is cheap.
+    shifts: what is added to the numbers of each part, default 0. Stores are mapped files of many gigabytes, so they cannot be
+    copied into one array. Each number of an index is looked up in its own part instead.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        dtype: np.dtype[Any],
-        part: Callable[[int], Column],
-        shifts: Sequence[int] | None = None,
-    ) -> None:
-        self.part = part
-        self.shifts = shifts or [0] * len(sizes)
-        self.bounds = np.cumsum([0, *sizes])
-        self.dtype = dtype
-
-    @classmethod
-    def of(cls, parts: Sequence[Column], shifts: Sequence[int] | None = None) -> "Joined":
-        """Of parts that are there."""
-        dtype = np.result_type(*(part.dtype for part in parts))
-        return cls([len(part) for part in parts], dtype, parts.__getitem__, shifts)
+    def __init__(self, parts: Sequence[Ints], shifts: Sequence[int] | None = None) -> None:
+        self.parts = parts
+        self.shifts = shifts or [0] * len(parts)
+        self.bounds = np.cumsum([0] + [len(part) for part in parts])
+        self.dtype = np.result_type(*(part.dtype for part in parts))
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
@@ -45,48 +30,26 @@ class Joined:
     def __getitem__(self, index: slice | int | Ints) -> Any:
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
-            if step == 1:
-                return self._stretch(begin, end)
-            index = np.arange(begin, end, step)
-        shape = np.shape(index)
-        at = np.atleast_1d(np.asarray(index, dtype=np.int64))
+            pieces = []
+            for part, shift, before in zip(self.parts, self.shifts, self.bounds.tolist(), strict=False):
+                # A piece of the stretch that the slice is cut from; none of the others.
+                piece = part[max(begin - before, 0) : max(end - before, 0)]
+                if len(piece):
+                    pieces.append(self._shifted(piece, shift))
+            if not pieces:
+                return np.empty(0, self.dtype)
+            # A stretch within one part is not copied.
+            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[::step]
+        at = np.asarray(index, dtype=np.int64)
         # As in numpy, -1 is the last one.
         at = np.where(at < 0, at + len(self), at)
+        part_of = np.searchsorted(self.bounds, at, side="right") - 1
         out = np.empty(at.shape, dtype=self.dtype)
-        for i, here in self._places_by_part(at):
-            out[here] = self._shifted(i, self.part(i)[at[here] - self.bounds[i]])
-        # [()] makes a number of what has no dimension, as numpy does for a single index.
-        return out.reshape(shape)[()]
-
-    def _places_by_part(self, at: Ints) -> Iterator[tuple[int, Any]]:
-        """(number of a part, which of the numbers `at` are in it)."""
-        if not at.size:
-            return
-        first, last = self._part_of([at.min(), at.max()]).tolist()
-        if first == last:
-            # Often, since neighbours are looked up together.
-            yield first, slice(None)
-            return
-        part_of = self._part_of(at)
         for i in np.unique(part_of).tolist():
-            yield i, part_of == i
+            here = part_of == i
+            out[here] = self._shifted(self.parts[i][at[here] - self.bounds[i]], self.shifts[i])
+        # [()] makes a number of what has no dimension, as numpy does for a single index.
+        return out[()]
 
-    def _stretch(self, begin: int, end: int) -> Ints:
-        """The numbers [begin, end)."""
-        pieces = [np.empty(0, dtype=self.dtype)]
-        while begin < end:
-            i = int(self._part_of(begin))
-            before = int(self.bounds[i])
-            until = min(end, int(self.bounds[i + 1]))
-            pieces.append(self._shifted(i, self.part(i)[begin - before : until - before]))
-            begin = until
-        # A stretch within one part is not copied.
-        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
-
-    def _part_of(self, at: "int | Ints | list[int]") -> Any:
-        """The number of the part that each number is in."""
-        return np.searchsorted(self.bounds, at, side="right") - 1
-
-    def _shifted(self, i: int, numbers: Ints) -> Ints:
-        shift = self.shifts[i]
+    def _shifted(self, numbers: Ints, shift: int) -> Ints:
         return np.asarray(numbers, dtype=self.dtype) + np.asarray(shift, dtype=self.dtype) if shift else numbers

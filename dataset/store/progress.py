@@ -8,7 +8,6 @@ from tqdm import tqdm
 
 from common.notices import announce
 from common.wording import counted
-from dataset.store.shard_writer import Writer
 
 LINE_EVERY_S = 60
 
@@ -33,20 +32,12 @@ class Progress:
         elif shown:
             announce(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
 
-    def go_on(self, writer: Writer) -> None:
-        """Say what an interrupted build left."""
-        if self.shown and writer.documents:
-            announce(
-                f"tokenising {self.name}: going on after {counted(writer.documents, 'document')}, "
-                f"{counted(writer.tokens, 'token')} of an interrupted start"
-            )
-
-    def advance(self, source_bytes: int, writer: Writer) -> None:
-        """So many more bytes of source are in the writer's files."""
+    def advance(self, source_bytes: int, documents: int, tokens: int) -> None:
+        """So many more bytes of source are done, and so many documents and tokens in all."""
         self.done += source_bytes
         now = time.monotonic()
         seconds = max(now - self.start, 1e-9)
-        counts = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
+        counts = f"{counted(documents, 'document')}, {counted(tokens, 'token')}"
         self.state = f"{counts}, {self.done / 1e6 / seconds:.1f} MB/s"
         if self.bar is not None:
             self.bar.update(source_bytes)

@@ -1,13 +1,13 @@
 """The texts that the documents of a store were made of, read once more from the files."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import DataError
 from dataset.reading.documents import BadLines, read_documents
-from dataset.reading.remote import DataFile
 from dataset.store.encode_worker import measure
-from dataset.store.sharded import Store
+from dataset.store.format import TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 
@@ -24,7 +24,7 @@ class StoredText(NamedTuple):
 
 
 def stored_texts(
-    store: Store, files: Sequence[DataFile], encoder: DocumentEncoder, text_field: str
+    store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str
 ) -> Iterator[StoredText]:
     """The texts of all documents of a store, in their order. files: those that the store was made of.
 

@@ -25,7 +25,7 @@ LLAMA_BPE = (
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
 # How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Ours of the first releases. No other program has it built in, but it gives the most bytes per token.
+# Our own. No other program has it built in, but it gives the most bytes per token.
 COMPACT = (
     # A number, four digits at most: a year is one piece.
     r" ?\p{N}{1,4}"

@@ -6,22 +6,18 @@ The results agree to rounding.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import Cache
 
 from model.attention import document_mask
-from model.backend import Backend, Layout, Mask, ResultT
+from model.backend import Backend, HasCompute, Layout, Mask, ResultT
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.flex_attention import flex_attend, flex_mask, try_flex
 from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
-
-if TYPE_CHECKING:
-    from transformers import Cache
-
-    from model.model_minimind import Block
 
 # Of the row on which FlexAttention is tried where the shape of the micro-batches is not known yet.
 TRIAL_POSITIONS = 512
@@ -37,7 +33,9 @@ class CompiledBackend(Backend):
 
     notice = ""
 
-    def __init__(self, block_class: "type[Block]", shape: tuple[int, int] | None = None, on_gpu: bool = False) -> None:
+    def __init__(
+        self, block_class: type[HasCompute], shape: tuple[int, int] | None = None, on_gpu: bool = False
+    ) -> None:
         # One compilation serves all blocks: they differ in their weights only.
         self._compiled_block = torch.compile(block_class.compute, dynamic=False)
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
@@ -48,15 +46,11 @@ class CompiledBackend(Backend):
         # add up with atomic operations, each time in another order, and a resume would not be bitwise.
         self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def settle_shape(self, x: torch.Tensor) -> None:
-        """Take the shape of x, the embeddings [B, T, H] of the first micro-batch, where none was given."""
-        if self.shape is None:
-            B, T, _ = x.shape
-            self.shape = (B, T)
-
     def serves(self, x: torch.Tensor) -> bool:
-        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for."""
+        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for: the first one's, if none was given."""
         B, T, _ = x.shape
+        if self.shape is None:
+            self.shape = (B, T)
         return self.shape == (B, T)
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
@@ -70,7 +64,7 @@ class CompiledBackend(Backend):
         return document_mask(document_ids)
 
     def block(
-        self, block: "Block", x: torch.Tensor, layout: Layout, past_key_values: "Cache | None"
+        self, block: HasCompute, x: torch.Tensor, layout: Layout, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._compiled_block(block, x, layout, past_key_values)
 
@@ -109,29 +103,21 @@ class CompiledFlexBackend(CompiledBackend):
 
 
 def compiled_backend(
-    block_class: "type[Block]",
+    block_class: type[HasCompute],
     config: MiniMindConfig,
     device: torch.device,
     shape: tuple[int, int] | None,
     dtype: torch.dtype,
 ) -> CompiledBackend:
-    """The fastest compiled backend that serves this model on this device. dtype: of the matrix products."""
+    """The fastest compiled backend that serves this model on this device, with a notice that says which attention runs there.
+
+    dtype: of the matrix products.
+    """
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
-    if device.type == "cuda":
-        return _backend_for_cuda(block_class, config, device, shape, dtype)
-    return CompiledBackend(block_class, shape)
-
-
-def _backend_for_cuda(
-    block_class: "type[Block]",
-    config: MiniMindConfig,
-    device: torch.device,
-    shape: tuple[int, int] | None,
-    dtype: torch.dtype,
-) -> CompiledBackend:
-    """FlexAttention where it works, with a notice that says which attention runs, and why."""
-    plain = CompiledBackend(block_class, shape, on_gpu=True)
+    plain = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+    if device.type != "cuda":
+        return plain
     if config.dropout:
         plain.notice = "attention: PyTorch's own with a mask, since FlexAttention has no dropout"
         return plain

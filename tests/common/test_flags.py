@@ -11,8 +11,6 @@ from dataset.reading.file_kinds import find_files
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
-from trainer.glue.notices import notices
-from trainer.machine.ranks import Ranks
 from trainer.pretrain import settings as pretrain_settings
 
 COMMANDS = {
@@ -23,7 +21,8 @@ COMMANDS = {
     "tokenize_corpus.py": (tokenize_arguments.parser, ["--data_path", "data.txt"]),
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
-EMPTY_MEANS_SOMETHING = ("--sample_prompts",)  # the model begins by itself
+# The model begins by itself; run.py's, which are passed over.
+EMPTY_MEANS_SOMETHING = ("--sample_prompts", "--server_ip", "--server_port")
 
 
 def refusal(command: str, *flags: str) -> str:
@@ -116,17 +115,6 @@ def test_a_flag_that_the_kind_of_tokenizer_does_not_read_is_refused(flags, messa
     data.write_text("some words\n", encoding="utf-8")
     assert train_tokenizer.main(["--data_path", str(data), *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_flags_of_training_are_named_where_nothing_is_trained():
-    required = COMMANDS["train_glue.py"][1]
-    lines = [
-        "warning: --learning_rate 0.01 has no effect: --do_train is 0",
-        "warning: --layer_decay 0.5 has no effect: --do_train is 0",
-    ]
-    given = [*required, "--layer_decay", "0.5", "--learning_rate", "0.01"]
-    assert notices(glue_settings.parse_args([*given, "--do_train", "0"]), Ranks(), []) == lines
-    assert notices(glue_settings.parse_args(given), Ranks(), []) == []
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [{path: {a: 1}, share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: [], share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: a, share: much}]", "share: 'much' is not a number"),
-        ("sources: [{path: a, share: true}]", "share: true is not a number"),
+        ("sources: [{path: a, share: true}]", "share: 'true' is not a number"),
         ("sources: [{path: a, share: [[0, [1]]]}]", "share: a list is not a number"),
         ("sources: [{path: a, share: 1, null: 2}]", "null means nothing here"),
         ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "a is the only source"),

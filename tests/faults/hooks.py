@@ -355,14 +355,11 @@ def slow_updates(seconds, rank=None):
     engine.Engine.update = slow
 
 
-def slow_data(seconds, pieces=None):
-    """On rank 1 documents come late: at its start, and before the first batch of each epoch. On rank 0 what it says of the data
-    takes as long. pieces: of a group; None: the documents are one group."""
-    from dataset import grouped_plan
+def slow_data(seconds):
+    """On rank 1 the first batch of each epoch comes late. On rank 0 what it says of the data takes as long."""
+    from dataset.packing import RowPlan
     from trainer.pretrain.job import PretrainJob
 
-    if pieces is not None:
-        grouped_plan.GROUP_PIECES = grouped_plan.STRETCH_PIECES = grouped_plan.STRETCH_DOCUMENTS = pieces
     rank = int(os.environ["RANK"])
     asked = set()
 
@@ -378,10 +375,8 @@ def slow_data(seconds, pieces=None):
 
         setattr(owner, name, slow)
 
-    if rank == 1 and pieces is None:
-        late(grouped_plan.Groups, "fetch", lambda self: "all")
-    elif rank == 1:
-        late(grouped_plan.GroupedPlan, "fetch", lambda self: self.epoch)
+    if rank == 1:
+        late(RowPlan, "recipe", id)
     else:
         late(PretrainJob, "outlook", lambda self: "outlook")
         late(PretrainJob, "trained", lambda self: "trained")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM, rope_tables
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
 
 @pytest.mark.parametrize(
@@ -89,41 +89,28 @@ def test_moe_fields_go_by_both_names():
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 exceeds num_experts=2"),
         ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"head_dim": 15}, "head_dim=15 is odd"),
+        ({"head_dim": 15}, "head_dim=15 is not even"),
         ({"hidden_size": 0}, "hidden_size=0"),
         ({"num_hidden_layers": -1}, "num_hidden_layers=-1"),
         ({"vocab_size": 1.5}, "vocab_size=1.5"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"n_shared_experts": -1}, "n_shared_experts=-1"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
-        ({"rope_scaling": "yarn"}, "rope_scaling='yarn' is no object"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is negative"),
-        ({"initializer_range": -0.02}, "initializer_range=-0.02 is negative"),
-        ({"rope_theta": 0}, "rope_theta=0 is not above 0"),
-        ({"rope_theta": -1e6}, "rope_theta=-1000000.0 is not above 0"),
-        ({"rope_scaling": {"beta_fast": 0}}, "yarn_beta_fast=0 is not from 1e-06 to 1,000,000"),
-        ({"rope_scaling": {"beta_slow": -1}}, "yarn_beta_slow=-1 is not from"),
-        ({"rope_scaling": {"beta_slow": 1e-320}}, "yarn_beta_slow=1e-320 is not from"),
-        ({"rope_scaling": {"beta_fast": 1e300}}, "yarn_beta_fast=1e+300 is not from"),
+        ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
+        ({"rope_theta": 0}, "rope_theta=0 is not above 1"),
+        ({"rope_scaling": {"beta_slow": 0}}, "yarn_beta_slow=0 is not above 0"),
         ({"rope_scaling": {"beta_fast": 1, "beta_slow": 32}}, "yarn_beta_fast=1 is below yarn_beta_slow=32"),
-        ({"rope_scaling": {"beta_fast": "32"}}, "yarn_beta_fast='32' is not a finite number"),
-        ({"rope_scaling": {"factor": 0.5}}, "yarn_factor=0.5 is not from 1 to 1,000,000"),
-        ({"rope_scaling": {"factor": 1e300}}, "yarn_factor=1e+300 is not from"),
-        ({"rope_scaling": {"factor": float("nan")}}, "yarn_factor=nan is not a finite number"),
-        (
-            {"rope_scaling": {"original_max_position_embeddings": 10**10}},
-            "yarn_original_positions=10000000000 is above",
-        ),
-        (
-            {"rope_scaling": {"original_max_position_embeddings": 64.0}},
-            "yarn_original_positions=64.0 is not a positive",
-        ),
+        ({"rope_scaling": {"beta_fast": "32"}}, "yarn_beta_fast='32'"),
+        ({"rope_scaling": {"factor": 0.5}}, "yarn_factor=0.5 is not 1 or more"),
+        ({"rope_scaling": {"factor": float("nan")}}, "yarn_factor=nan"),
+        ({"rope_scaling": {"original_max_position_embeddings": 64.0}}, "yarn_original_positions=64.0"),
         ({"bos_token_id": "1"}, 'bos_token_id is "1", no token id'),
         ({"eos_token_id": [2, "3"]}, 'eos_token_id is "3", no token id'),
         ({"pad_token_id": [0]}, "pad_token_id is [0], no token id"),
         ({"eos_token_id": -7}, "eos_token_id is -7, no token id"),
         ({"eos_token_id": True}, "eos_token_id is true, no token id"),
-        ({"rope_theta": 1, "inference_rope_scaling": True}, "rope_theta=1 does not go together with inference_rope"),
     ],
 )
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):
@@ -154,22 +141,6 @@ def test_config_round_trips_through_json_exactly(fields, tmp_path):
     config.save_pretrained(tmp_path)
     for loaded in (MiniMindConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
         assert type(loaded) is MiniMindConfig and loaded.to_diff_dict() == config.to_diff_dict()
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        {"beta_fast": 1e6, "beta_slow": 1e-6},
-        {"factor": 1e6, "original_max_position_embeddings": 1},
-        {"original_max_position_embeddings": 10**9},
-        {"beta_fast": 1, "beta_slow": 1},
-    ],
-)
-@pytest.mark.parametrize("theta", [1 + 1e-9, 1e9])
-def test_the_ends_of_yarns_ranges_give_numbers(numbers, theta):
-    config = MiniMindConfig(rope_scaling=numbers, rope_theta=theta)
-    cos, sin = rope_tables(config, torch.arange(8)[None])
-    assert cos.isfinite().all() and sin.isfinite().all()
 
 
 def test_public_spelling_of_yarn():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import struct
 
 import pytest
@@ -198,98 +197,50 @@ YARN |= {"original_max_position_embeddings": 64}
 
 
 @pytest.mark.parametrize(
-    "kind, changes, message",
+    "kind, changes",
     [
-        ("llama", {"model_type": "mistral"}, 'model_type "mistral"'),
-        ("llama", {"model_type": None}, "model_type null"),
-        ("llama", {"model_type": ["llama"]}, r'model_type \["llama"\]'),
-        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
-        ("llama", {"hidden_act": "gelu"}, 'hidden_act is "gelu"'),
-        ("llama", {"attention_dropout": 0.1}, "attention_dropout is 0.1"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is"),
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, 'rope_type is "llama3"'),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 8}}, 'rope_type is "linear"'),
-        ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, r'rope_type is \["yarn"\]'),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "type": "linear"}}, 'is "yarn" and type is "linear"'),
-        (
-            "llama",
-            {"rope_parameters": {**YARN, "attention_factor": 1, "original_max_position_embeddings": 10**400}},
-            "original_max_position_embeddings is 1000.*: no model has such a number",
-        ),
-        ("llama", {"rope_scaling": 4}, "rope_scaling is 4, no object"),
-        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention is"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-            "partial_rotary_factor is",
-        ),
-        ("llama", {"rope_parameters": YARN}, "attention_factor"),
-        ("llama", {"rope_parameters": {**YARN, "attention_factor": 1, "truncate": False}}, "truncate is false"),
-        ("llama", {"rope_theta": 1e6}, "rope_theta is 50000.0 in one place and 1000000.0 in another"),
-        ("llama", {"rope_parameters": None, "rope_theta": -1}, "rope_theta is -1"),
-        ("llama", {"rope_parameters": None, "rope_theta": "1e6"}, 'rope_theta is "1e6"'),
-        ("llama", {"bos_token_id": "one"}, 'bos_token_id is "one", no token id'),
-        ("llama", {"eos_token_id": [2, "x"]}, "eos_token_id is"),
-        ("llama", {"eos_token_id": [[2]]}, r"eos_token_id is \[\[2\]\], no token id"),
-        ("llama", {"eos_token_id": [2, [3]]}, r"eos_token_id is \[2, \[3\]\], no token id"),
-        ("llama", {"eos_token_id": [10**4000]}, "eos_token_id is 1000.*, no token id"),
-        ("llama", {"pad_token_id": -2}, "pad_token_id is -2, no token id"),
-        ("llama", {"hidden_size": None}, "hidden_size is missing"),
-        ("llama", {"hidden_size": 32.0}, "hidden_size=32.0 is not a positive whole number"),
-        ("llama", {"num_attention_heads": 0}, "num_attention_heads=0"),
-        ("llama", {"num_attention_heads": 3}, "num_attention_heads=3 is not divisible by num_key_value_heads"),
-        ("llama", {"head_dim": 7}, "head_dim=7 is odd"),
-        ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small'"),
-        ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps is 1000.*: no model has such a number"),
-        ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1 is neither true nor false"),
-        ("qwen3", {"use_sliding_window": True}, "use_sliding_window is true"),
-        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, 'layer_types has "sliding_attention"'),
-        ("qwen3", {"head_dim": None}, "head_dim is missing"),
-        ("qwen3", {"num_key_value_heads": None}, "num_key_value_heads is missing"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
-        ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
-        ("qwen3_moe", {"norm_topk_prob": 0}, "norm_topk_prob=0 is neither true nor false"),
-        ("qwen3_moe", {"num_experts": None, "num_local_experts": None}, "num_experts is missing"),
-        ("qwen3_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok=5 exceeds num_experts=4"),
-        ("qwen2_moe", {"shared_expert_intermediate_size": 50}, "shared_expert_intermediate_size is 50, no multiple"),
-        ("qwen2_moe", {"shared_expert_intermediate_size": "48"}, "no positive whole number"),
-        ("qwen2_moe", {"moe_intermediate_size": 1, "shared_expert_intermediate_size": 10**6}, "more than 64 experts"),
-        ("qwen2_moe", {"num_experts_per_tok": 1}, "norm_topk_prob is true with one expert"),
+        ("llama", {"model_type": "mistral"}),
+        ("llama", {"model_type": None}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"attention_dropout": 0.1}),
+        ("llama", {"quantization_config": {"bits": 4}}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8}}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8}}),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}}),
+        # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
+        ("llama", {"rope_parameters": YARN}),
+        ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.0, "truncate": False}}),
+        ("llama", {"bos_token_id": "one"}),
+        ("llama", {"pad_token_id": -2}),
+        ("llama", {"head_dim": 7}),
+        ("llama", {"rms_norm_eps": "small"}),
+        ("qwen3", {"use_sliding_window": True}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen3", {"num_hidden_layers": 10**9, "layer_types": None}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+        ("qwen3_moe", {"num_experts_per_tok": 5}),
+        ("qwen2_moe", {"shared_expert_intermediate_size": 50}),
+        # Theirs normalises a single weight, minimind2 does not.
+        ("qwen2_moe", {"num_experts_per_tok": 1}),
     ],
 )
-def test_other_forms_are_refused_by_field_and_value(folders, kind, changes, message):
+def test_other_forms_are_refused_in_one_line(folders, kind, changes):
     folder = folders(kind)
     change_config(folder, **changes)
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises(ValueError) as refused:
         read_config(folder)
     line = str(refused.value)
-    assert line.startswith(f"{folder}/config.json: ") and "\n" not in line and len(line) < 300
+    assert line.startswith(f"{folder}/config.json: ") and "\n" not in line and len(line) < 500
+    assert any(name in line for name in (*changes, "norm_topk_prob"))
 
 
-STRANGE = [None, True, False, 0, 1, -1, 3, 10**9, 10**30, 10**400, 1.5, -1.0, float("inf"), float("nan"), "", "x", "1"]
-STRANGE += [[], [1], [None], ["full_attention"], {}, {"a": {}}, {"rope_type": "yarn"}, {"type": "yarn", "factor": "x"}]
-STRANGE += [{"rope_type": "default", "rope_theta": []}, {**YARN, "attention_factor": 1, "factor": []}]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_config_says_it_is_a_config_or_one_line(tmp_path, kind):
-    """300 configs with up to three fields that are anything; those that are taken could be built on paper."""
-    published = json.loads(public_model(kind).config.to_json_string())
-    names = [*published, "rope_scaling", "rope_theta", "num_experts", "partial_rotary_factor", "quantization_config"]
-    generator = random.Random(kind)
-    taken = 0
-    for _ in range(300):
-        changes = {name: generator.choice(STRANGE) for name in generator.choices(names, k=generator.randint(1, 3))}
-        (tmp_path / "config.json").write_text(json.dumps({**published, **changes}))
-        try:
-            config = read_config(tmp_path)
-        except ValueError as error:
-            assert "\n" not in str(error) and len(str(error)) < 400, changes
-            continue
-        taken += 1
-        assert parameter_count(config) > 0
-    assert 30 < taken < 270
+def test_the_rotation_of_yarn_is_taken(folders):
+    folder = folders("llama")
+    change_config(folder, rope_parameters={**YARN, "attention_factor": 1.0})
+    config = read_config(folder)
+    assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4.0, 64)
 
 
 @pytest.fixture
@@ -347,10 +298,8 @@ def replace(folder, name, change):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 2 in the file, 1000000000 in the config"),
-        ({"num_hidden_layers": 1}, "num_hidden_layers is 2 in the file, 1 in the config"),
-        ({"vocab_size": 10**9}, r"embed_tokens.weight is \[320, 32\] in the file, \[1000000000, 32\] in the model"),
-        ({"intermediate_size": 10**9}, "intermediate_size=1000000000 of the config is beyond all that the file holds"),
+        ({"num_hidden_layers": 1, "layer_types": None}, r"unexpected keys \(11\): model.layers.1"),
+        ({"vocab_size": 10**9}, "the config is that of a model with 32,000,021,728"),
         ({"intermediate_size": 64}, r"gate_proj.weight is \[48, 32\] in the file, \[64, 32\] in the model"),
         ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
         ({"num_attention_heads": 2}, r"q_proj.weight is \[64, 32\] in the file, \[32, 32\] in the model"),
@@ -366,7 +315,7 @@ def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes
 def test_experts_that_are_not_there_are_not_built(folders):
     folder = folders("qwen3_moe")
     change_config(folder, num_experts=10**9, num_local_experts=10**9)
-    with pytest.raises(ValueError, match="num_experts is 4 in the file, 1000000000 in the config"):
+    with pytest.raises(ValueError, match="the config is that of a model with 4,672,000,032,992"):
         load(folder)
 
 
@@ -407,23 +356,13 @@ def test_a_shared_expert_of_another_shape_is_named(folders, kind, message, tenso
         load(folder)
 
 
-@pytest.mark.parametrize("shape", [[0, 2**63], [0, 2**62, 8], [0]])
-def test_a_shape_that_no_model_has_is_one_line(folders, shape):
-    """A tensor without numbers fits any file."""
-    folder = folders("llama")
-    header = json.dumps({EMBEDDINGS: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(ValueError, match=r"the shape of model.embed_tokens.weight is \[0.*\], which no model has"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     "content, message",
     [
         (b"", "not a readable .safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-LFS pointer"),
         (b"<!doctype html><html>gone</html>", "web page"),
-        (struct.pack("<Q", 2**30) + b"{}", "its list of tensors has 1,073,741,824 bytes, and at most 16,777,216"),
+        (struct.pack("<Q", 2**30) + b"{}", "not a readable .safetensors"),
         (struct.pack("<Q", 2) + b"[]", "not a readable .safetensors"),
         (b"\x80\x04pickle", "not a readable .safetensors"),
     ],
@@ -455,13 +394,11 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folders):
         (folder / name).unlink()
 
 
-@pytest.mark.parametrize(
-    "name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", "..", 7, None]
-)
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", 7, None])
 def test_an_index_names_files_of_its_own_folder_alone(folders, name):
     folder = folders("llama", max_shard_size="20KB")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EMBEDDINGS: name}}))
-    with pytest.raises(ValueError, match="is not the name of a .safetensors file in the same folder"):
+    with pytest.raises(ValueError, match="is not the name of a file in the same folder"):
         load(folder)
 
 
@@ -473,13 +410,10 @@ def test_an_index_that_is_none(folders, content):
         load(folder)
 
 
-def test_shards_that_are_missing_or_say_a_thing_twice(folders):
+def test_shards_that_are_missing(folders):
     folder = folders("llama", max_shard_size="20KB")
-    first, second, *_ = sorted(folder.glob("*.safetensors"))
+    first = min(folder.glob("*.safetensors"))
     whole = first.read_bytes()
-    save_file({**load_file(first), **load_file(second)}, first)
-    with pytest.raises(ValueError, match="is in another file of the folder too"):
-        load(folder)
     first.unlink()
     with pytest.raises(ValueError, match="no such file, and model.safetensors.index.json names it"):
         load(folder)
@@ -496,10 +430,7 @@ def test_shards_that_are_missing_or_say_a_thing_twice(folders):
 def test_a_pickle_is_not_read(folders):
     folder = folders("llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="in pytorch_model.bin, a pickle, which is not read here"):
-        load(folder)
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(ValueError, match="no weights; model.safetensors is wanted"):
+    with pytest.raises(ValueError, match="pickles such as pytorch_model.bin are not read"):
         load(folder)
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import moe
+from model.fast import experts as ways
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
 # Rows of blocks for tests with few tokens.
@@ -23,10 +24,10 @@ def layer(**fields):
 
 
 def in_small_blocks(experts, tokens, weights, chosen):
-    return moe.blocked_experts(experts, tokens, weights, chosen, SMALL_BLOCKS)
+    return ways.blocked_experts(experts, tokens, weights, chosen, SMALL_BLOCKS)
 
 
-WAYS = {"looped": moe.looped_experts, "grouped": moe.grouped_experts, "blocked": in_small_blocks}
+WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked": in_small_blocks}
 
 
 def run(net, x, way):
@@ -109,7 +110,7 @@ def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
     """Brute force over the rows. The number of blocks is the same for all routings, so nobody has to look at them."""
     shapes = set()
     for chosen in routings(N, K, E):
-        place, slot, blocks = moe.block_plan(chosen, E, sizes)
+        place, slot, blocks = ways.block_plan(chosen, E, sizes)
         expert_of_row = [int(e) for size, owner in blocks for e in owner for _ in range(size)]
         assert len(expert_of_row) == len(slot)
         rows = [row for row in range(len(slot)) if slot[row] < N * K]
@@ -126,7 +127,7 @@ def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
 
 def test_the_example_beside_block_plan():
     chosen = torch.tensor([0, 1, 0, 0, 1, 0, 0]).unsqueeze(1)
-    place, slot, blocks = moe.block_plan(chosen, 2, (4, 2))
+    place, slot, blocks = ways.block_plan(chosen, 2, (4, 2))
     assert place.flatten().tolist() == [0, 6, 1, 2, 7, 3, 4]
     assert [(size, owner.tolist()) for size, owner in blocks] == [(4, [0]), (2, [0, 1])]
     assert (slot == len(chosen)).nonzero().tolist() == [[5]]
@@ -135,10 +136,10 @@ def test_the_example_beside_block_plan():
 def test_the_estimate_beside_the_sizes_of_blocks():
     chosen = torch.zeros(16384, 2, dtype=torch.long, device="meta")
     found = {}
-    for sizes in ((256,), (1024,), moe.BLOCK_ROWS):
-        _, slot, blocks = moe.block_plan(chosen, 4, sizes)
+    for sizes in ((256,), (1024,), ways.BLOCK_ROWS):
+        _, slot, blocks = ways.block_plan(chosen, 4, sizes)
         found[sizes] = sum(len(owner) for _, owner in blocks), len(slot) / 32768
-    assert found == {(256,): (131, 1.0234375), (1024,): (35, 1.09375), moe.BLOCK_ROWS: (29, 1.0234375)}
+    assert found == {(256,): (131, 1.0234375), (1024,): (35, 1.09375), ways.BLOCK_ROWS: (29, 1.0234375)}
 
 
 def test_blocked_products_read_nothing_on_the_host():
@@ -146,7 +147,7 @@ def test_blocked_products_read_nothing_on_the_host():
     net = layer().to("meta")
     tokens = torch.empty(50, 32, device="meta", requires_grad=True)
     chosen = torch.empty(50, 2, dtype=torch.long, device="meta")
-    out = moe.blocked_experts(net.experts, tokens, torch.empty(50, 2, device="meta"), chosen)
+    out = ways.blocked_experts(net.experts, tokens, torch.empty(50, 2, device="meta"), chosen)
     out.sum().backward()
     assert out.shape == tokens.grad.shape == (50, 32)
     assert net.experts[3].up_proj.weight.grad.shape == net.experts[3].up_proj.weight.shape
@@ -215,19 +216,19 @@ def test_the_way_follows_from_the_gpu_and_the_precision(capability):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             tokens = torch.empty(20, 32, device="cuda", dtype=dtype)
             grouped = has_kernel and dtype is torch.bfloat16 and hasattr(F, "grouped_mm")
-            assert moe.mixing(net.experts, tokens) is (moe.grouped_experts if grouped else moe.blocked_experts)
+            assert moe.mixing(net.experts, tokens) is (ways.grouped_experts if grouped else ways.blocked_experts)
         with torch.no_grad():
-            few = torch.empty(moe.FEW_TOKENS, 32, device="cuda")
-            assert moe.mixing(net.experts, few) is moe.looped_experts
+            few = torch.empty(ways.FEW_TOKENS, 32, device="cuda")
+            assert moe.mixing(net.experts, few) is ways.looped_experts
 
 
 def test_the_way_on_a_cpu_and_on_an_amd_gpu():
     net, tokens = layer(), torch.randn(20, 32)
     for dtype in (torch.float32, torch.bfloat16):
-        assert moe.mixing(net.experts, tokens.to(dtype)) is moe.grouped_experts
-    assert moe.mixing(net.experts, tokens.half()) is moe.looped_experts
+        assert moe.mixing(net.experts, tokens.to(dtype)) is ways.grouped_experts
+    assert moe.mixing(net.experts, tokens.half()) is ways.looped_experts
     with mock.patch.object(torch.version, "hip", "7.0"):
-        assert not moe.has_grouped_kernel(0)
+        assert not ways.has_grouped_kernel(0)
 
 
 def test_compiled_code_asks_for_the_gpu_once():
@@ -240,7 +241,7 @@ def test_compiled_code_asks_for_the_gpu_once():
         return (9, 0)
 
     def scaled(x):
-        return x * (2 if moe.has_grouped_kernel(0) else 3)
+        return x * (2 if ways.has_grouped_kernel(0) else 3)
 
     compiled = torch.compile(scaled, backend="eager", fullgraph=True)
     with mock.patch.object(torch.cuda, "get_device_capability", capability):

@@ -47,8 +47,7 @@ def refuse(path, match, **overrides):
     ("content", "match"),
     [
         (b"", "it is empty"),
-        (b"some text that is no weight file\n", "it is a text file"),
-        (b"e", "it is a text file"),
+        (b"some text that is no weight file\n", "torch.save did not write it"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-LFS pointer.*git lfs pull"),
         (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
         (b'{"a": 1}', "it is JSON"),
@@ -130,19 +129,19 @@ def changed(state, change):
 
 
 CHANGES = {
-    "sparse": "up_proj.weight is sparse",
-    "complex": "up_proj.weight is complex64",
-    "integers": "up_proj.weight is int32",
-    "quantised": "up_proj.weight is qint8",
+    "sparse": "up_proj.weight is no plain block of floating-point numbers",
+    "complex": "up_proj.weight is no plain block of floating-point numbers",
+    "integers": "up_proj.weight is no plain block of floating-point numbers",
+    "quantised": "up_proj.weight is no plain block of floating-point numbers",
     "nan": "up_proj.weight has numbers that are NaN",
     "infinite": "embed_tokens.weight has numbers that are NaN or infinite",
     "nan in embeddings": "has numbers that are NaN",
-    "huge claim": "more than the file holds",
-    "meta": "holds no numbers|not a readable",
-    "no dimensions": r"is \[\]",
+    "huge claim": "up_proj.weight is no plain block of floating-point numbers",
+    "meta": "is no plain block|not a readable",
+    "no dimensions": r"is \[\]|of another shape",
     "nested": "weights in its entry .model.",
     "key is a number": "'7' is no tensor",
-    "layer without end": "num_hidden_layers is 3 in the file",
+    "layer without end": "unexpected keys|in the model",
 }
 
 
@@ -182,7 +181,7 @@ def test_a_config_of_absurd_size_takes_no_memory(tmp_path, fields):
     config.pop("weights_sha256")
     config.pop("n_routed_experts")
     path.with_suffix(".json").write_text(json.dumps({**config, **fields}))
-    refuse(path, "in the file|in the config|of the config|missing|is not|keys")
+    refuse(path, "the config is that of a model with|is not")
 
 
 def test_sizes_that_are_asked_for_and_differ_are_named(tmp_path):
@@ -221,7 +220,7 @@ def test_a_crash_between_the_two_files_leaves_a_good_pair(tmp_path, monkeypatch)
 
 
 def test_a_file_without_a_digest_loads_as_ever(tmp_path):
-    """Those of others and of earlier versions have none; the public code loads ours by torch.load alone."""
+    """Those of others have none; the public code loads ours by torch.load alone."""
     path, model = write(tmp_path)
     config = json.loads(path.with_suffix(".json").read_text())
     assert not hasattr(MiniMindForCausalLM.from_pth(path).config, "weights_sha256")
@@ -290,10 +289,10 @@ def test_a_checkpoint_is_told_from_weights(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("rms_norm_eps", "x", "rms_norm_eps='x' is not a finite number"),
-        ("rope_theta", math.nan, "rope_theta=nan is not a finite number"),
-        ("dropout", True, "dropout=True is not a finite number"),
-        ("tie_word_embeddings", "no", "tie_word_embeddings='no' is neither true nor false"),
+        ("rms_norm_eps", "x", "rms_norm_eps='x' is not a finite number from 0 on"),
+        ("rope_theta", math.nan, "rope_theta=nan is not a finite number from 0 on"),
+        ("dropout", True, "dropout=True is not a finite number from 0 on"),
+        ("tie_word_embeddings", "no", "tie_word_embeddings='no' is not true or false"),
         ("n_routed_experts", 10_000_000, "are one field"),
     ],
 )

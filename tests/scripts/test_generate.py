@@ -15,9 +15,7 @@ from transformers import ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import COMPACT
 from scripts import export_hf, generate
-from scripts.common import tokenizer_folder
 from tests.helpers import ROOT, tiny_model, train, write_corpus
 from trainer.saving.weights import save_weights
 
@@ -368,24 +366,8 @@ def other_tokenizer(folder):
     return folder
 
 
-def test_a_weight_of_the_first_releases_is_read_with_their_tokenizer(tmp_path, capsys):
-    """Its .json says which one it was. Reference: the same with --tokenizer_path."""
-    data = write_corpus(tmp_path / "data.jsonl", 20)
-    train(data_path=data, out_dir=tmp_path, tokenizer_path=COMPACT)
-    weight = tmp_path / "pretrain_16.pth"
-    assert tokenizer_folder(weight) == COMPACT
-    words = ["--weight", str(weight), "--device", "cpu", "--max_new_tokens", "8", "--temperature", "0", "The harbour"]
-    capsys.readouterr()
-    generate.main(words)
-    found = capsys.readouterr().out
-    generate.main([*words, "--tokenizer_path", str(COMPACT)])
-    assert found == capsys.readouterr().out
-    with pytest.raises(UserError, match="--tokenizer_path .*tokenizer_compact"):
-        train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
-
-
 def test_a_weight_that_names_no_tokenizer_gets_a_line(tmp_path, capsys):
-    """Of an early release, or of the public code: none of them had the tokenizer that is in model/ today."""
+    """Of the public code, which has another tokenizer."""
     data = write_corpus(tmp_path / "data.jsonl", 20)
     train(data_path=data, out_dir=tmp_path)
     weight = tmp_path / "pretrain_16.pth"
@@ -398,7 +380,7 @@ def test_a_weight_that_names_no_tokenizer_gets_a_line(tmp_path, capsys):
     assert "does not say which tokenizer" in capsys.readouterr().err
     train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
     assert "does not say which tokenizer" in capsys.readouterr().out
-    generate.main([*words, "--tokenizer_path", str(COMPACT)])
+    generate.main([*words, "--tokenizer_path", str(ROOT / "model")])
     assert "does not say which tokenizer" not in capsys.readouterr().err
 
 

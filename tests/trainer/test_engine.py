@@ -248,11 +248,12 @@ def test_non_finite_updates_are_not_applied(what, fused):
 
 
 def test_fp16_overflow_skips_the_update_and_halves_the_scale_once():
-    """The scale is 2^16 at first; a loss too large for fp16 gradients halves it, and nothing else changes."""
+    """The scale is 2^11 at first; a loss too large for fp16 gradients halves it, and nothing else changes."""
     model, now = tiny_model(), {"now": ""}
     engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
     batch, totals = batch_of()
     scale, before = engine.scaler.get_scale(), parameters_of(engine)
+    assert scale == 2048
     now["now"] = "gradient"
     engine.micro_batch(batch, totals)
     engine.micro_batch(batch, totals)
@@ -315,7 +316,7 @@ def test_fp16_scaler_and_counts_survive_a_state_dict():
 
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_fp16_takes_a_first_update_without_a_micro_batch(is_resumed):
-    """As of a rank that has no rows in it. The scale is the one that a checkpoint has, or torch's first one."""
+    """As of a rank that has no rows in it. The scale is the one that a checkpoint has, or the first one."""
     engine = make_engine(tiny_model(), dtype=torch.float16)
     scale = engine.scaler.get_scale()
     if is_resumed:

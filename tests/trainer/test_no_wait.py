@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.gpu_checks import NoHostWait
 from model import moe
+from model.fast import experts as ways
 from tests.helpers import train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.engine import Engine
@@ -75,7 +76,7 @@ def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, mo
 
         def in_blocks(*args):
             blocked.append(None)
-            return moe.blocked_experts(*args, sizes=(32, 8))
+            return ways.blocked_experts(*args, sizes=(32, 8))
 
         monkeypatch.setattr(moe, "mixing", lambda experts, tokens: in_blocks)
     watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import signal
 import statistics
@@ -12,21 +13,24 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from sklearn.metrics import accuracy_score
+from transformers import AutoModelForSequenceClassification, BertTokenizer
 
-from dataset.glue.glue_dataset import Batch
+from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import TASKS
+from model.electra.compiled_encoder import QUICK_ON_CPU
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
+from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue import job
-from trainer.glue.layer_rates import depths, layer_groups, rates
-from trainer.glue.loss import forward
-from trainer.glue.measures import metrics_of_predicted
+from trainer.glue.command import summary
+from trainer.glue.loss import forward, glue_loss, metrics_of
 from trainer.glue.model import init_model
-from trainer.glue.results import summary
+from trainer.glue.settings import parse_args
+from trainer.machine.compiling import compiler_missing
 
 
 @pytest.fixture(scope="module")
@@ -42,38 +46,26 @@ def test_metrics_are_their_formulas():
     logits = torch.tensor([[0.0, 1], [0, 1], [1, 0], [0, 1], [1, 0], [0, 1], [1, 0]])
     labels = np.array([1, 0, 1, 0, 0, 1, 0])
     tp, fp, fn, tn = 2, 2, 1, 2
-    assert metrics_of_predicted(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
-    assert metrics_of_predicted(TASKS["qqp"], logits, labels) == pytest.approx(
+    assert metrics_of(TASKS["sst2"], logits, labels) == {"accuracy": (tp + tn) / 7}
+    assert metrics_of(TASKS["qqp"], logits, labels) == pytest.approx(
         {"accuracy": 4 / 7, "f1": 2 * tp / (2 * tp + fp + fn)}
     )
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert metrics_of_predicted(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
+    assert metrics_of(TASKS["cola"], logits, labels) == pytest.approx({"matthews": matthews})
 
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=50).astype(np.float32), generator.normal(size=50).astype(np.float32)
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     wanted = {"pearson": np.corrcoef(x, y)[0, 1], "spearman": np.corrcoef(*ranks)[0, 1]}
-    assert metrics_of_predicted(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
-    constant = metrics_of_predicted(TASKS["stsb"], torch.ones(50, 1), y)
+    assert metrics_of(TASKS["stsb"], torch.from_numpy(x)[:, None], y) == pytest.approx(wanted, abs=1e-6)
+    constant = metrics_of(TASKS["stsb"], torch.ones(50, 1), y)
     assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
 
 
-def test_layers_have_their_exponents_and_every_parameter_one_group(place, capsys):
-    args = flags(place, learning_rate=1e-4)
-    model, new = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))
-    assert new == {f"classifier.{part}.{kind}" for part in ("dense", "out_proj") for kind in ("weight", "bias")}
-    groups = layer_groups(model, depths(model, args.max_seq_len), 0.01, 0.5)
-    grouped = [id(p) for group in groups for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters()) and len(set(grouped)) == len(grouped)
-    found = {id(p): group for group in groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        group = found[id(parameter)]
-        layer = re.search(r"layer\.(\d)", name)
-        exponent = {"0": 2, "1": 1}[layer[1]] if layer else 3 if "embeddings" in name else 0
-        assert group["exponent"] == exponent and group["lr_scale"] == 0.5**exponent, name
-        assert group["weight_decay"] == (0.0 if "LayerNorm" in name or name.endswith("bias") else 0.01), name
-    args.layer_decay = 0.5
-    assert "head 0 1.00e-04, layer 1 1 5.00e-05, layer 0 2 2.50e-05, embeddings 3 1.25e-05" in rates(groups, args)
+def test_the_rates_of_layers_are_told(place, tmp_path, capsys):
+    fine_tune(place, tmp_path, max_steps=1, learning_rate=1e-4, layer_decay=0.5)
+    line = "rates: head 1.00e-04, layer 1 5.00e-05, layer 0 2.50e-05, embeddings 1.25e-05"
+    assert line in capsys.readouterr().out
 
 
 def test_padding_changes_no_logit(place):
@@ -244,29 +236,30 @@ def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
     assert json.loads(old)["seed"] == 42
     assert "holds results already" in complaint(capsys, place, tmp_path, epochs=1)
     assert (tmp_path / "cola" / "seed_42" / "eval_results.json").read_text() == old
-    # The folder of a single seed has a file of the same name as the folder of all tasks.
-    inside = tmp_path / "cola" / "seed_42"
-    assert "holds the results of a single seed" in complaint(capsys, place, inside, task="stsb", epochs=1)
-    assert (inside / "eval_results.json").read_text() == old
     found = fine_tune(place, tmp_path, epochs=1, overwrite_output_dir=1, seed=7)
     assert not (tmp_path / "cola" / "seed_42").exists() and found["cola"]["seeds"].keys() == {"7"}
+    model = tmp_path / "cola" / "seed_7" / "model"
+    for changes in ({"overwrite_output_dir": 1}, {"from_resume": 1, "seed": 7}):
+        assert "which this command replaces" in complaint(capsys, place, tmp_path, model_path=model, **changes)
 
 
 def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     def line(**changes):
         return complaint(capsys, place, tmp_path / "out", **changes)
 
-    assert "--data_dir" in line(data_dir=tmp_path / "nowhere") and "no folder of a task" in line(
-        task="all", data_dir=tmp_path
-    )
+    assert "--data_dir" in line(data_dir=tmp_path / "nowhere")
+    assert "neither a folder CoLA" in line(task="all", data_dir=tmp_path)
+    assert "--task colla: not one of cola, sst2" in line(task="cola,colla")
+    assert "all is every task; give it alone" in line(task="all,cola")
+    assert "neither a folder MRPC" in line(task="cola,mrpc")
+    assert "no such vocab.txt" in line(vocab_path=tmp_path / "nothing")
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
     assert "--from_scratch 1 draws random weights" in line(do_train=0, from_scratch=1)
     assert "--shard 2: 1 rank cannot be divided" in line(shard=2)
-    assert "max_position_embeddings is 32" in line(max_seq_len=64)
-    assert "--eval_all_checkpoints 1 needs --save_steps" in line(eval_all_checkpoints=1)
+    assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs a training" in line(eval_all_checkpoints=1, save_steps=1, do_train=0)
-    assert "--max_seq_len: 4 must be at least 5" in line(max_seq_len=4)
+    assert "--max_seq_len/--max_seq_length: 4 must be at least 5" in line(max_seq_len=4)
     assert "leave nothing to do" in line(do_train=0, do_eval=0)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t2\t\tThey.\n")
@@ -277,6 +270,224 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     (tmp_path / "empty" / "config.json").write_text("{}")
     assert "empty" in line(model_path=tmp_path / "empty")
     assert not (tmp_path / "out" / "cola" / "seed_42").exists()
+
+
+# ----------------------------------------------------------------------------------- the published run.py, own tasks
+
+
+def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys):
+    """Every flag of run.py, with its defaults where a tiny model on a CPU can have them."""
+    line = f"""--data_dir {place / "glue" / "CoLA"} --model_type bert --model_name_or_path {place / "tiny"} --task_name CoLA
+        --output_dir {tmp_path} --cache_dir {tmp_path / "cache"} --max_seq_length 16 --do_train --do_eval
+        --evaluate_during_training --do_lower_case --per_gpu_train_batch_size 5 --per_gpu_eval_batch_size 8
+        --gradient_accumulation_steps 2 --learning_rate 2e-5 --weight_decay 0.0 --adam_epsilon 1e-8 --max_grad_norm 1.0
+        --num_train_epochs 3.0 --max_steps -1 --warmup_steps 0 --logging_steps 500 --save_steps 500 --eval_all_checkpoints
+        --no_cuda --overwrite_output_dir --overwrite_cache --seed 42 --fp16_opt_level O1 --local_rank -1 --server_ip x
+        --server_port x"""
+    assert train_glue.main(line.split()) == 0
+    printed = capsys.readouterr().out
+    passed_over = "--model_type, --fp16_opt_level, --local_rank, --server_ip, --server_port"
+    assert f"passed over, since they do nothing here: {passed_over}\n" in printed
+    found = json.loads((tmp_path / "cola" / "seed_42" / "eval_results.json").read_text())
+    # 20 examples are two updates of 2 x 5, three times.
+    assert found["updates"] == 6 and found["results"].keys() == {"matthews"}
+    assert found["settings"]["batch_size"] == 5 and found["settings"]["grad_clip"] == 1
+    assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
+
+
+def test_flags_of_the_published_script_mean_what_they_meant():
+    line = "--task_name MRPC --data_dir d --no_cuda --fp16 --per_gpu_train_batch_size 8 --max_grad_norm 0.5 --do_lower_case False"
+    settings = parse_args([*line.split(), "--eval_all_checkpoints", "--logging_steps", "7", "--server_ip", ""])
+    assert (settings.task, settings.device, settings.dtype, settings.batch_size) == ("mrpc", "cpu", "float16", 8)
+    assert (settings.grad_clip, settings.lower_case, settings.log_interval) == (0.5, False, 7)
+    # Alone, as it was published: the models of every 500 updates.
+    assert settings.save_steps == 500 and settings.passed_over() == []
+    assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps is None
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
+    """What is wanted stands in the text. References: the labels, and scikit-learn's figure of the written predictions."""
+    generator = random.Random(0)
+    labels = {}
+    for part, n in (("train", 24), ("dev", 10), ("test", 10)):
+        lines, labels[part] = [], []
+        for _ in range(n):
+            i = generator.randrange(3)
+            text = " ".join(["hij"[i], *generator.choices("abcdefg", k=generator.randint(0, 9))])
+            labels[part].append(["bad", "fair", "good"][i] if kind == "classification" else 2.5 * i - 7)
+            lines.append(json.dumps({"title": text, "body": "g", "stars": labels[part][-1]}) + "\n")
+        (tmp_path / f"{part}.jsonl").write_text("".join(lines))
+    files = {f"{part}_file": tmp_path / f"{part}.jsonl" for part in labels}
+    options = {"task": "reviews", "kind": kind, "data_dir": None, "text": ["title", "body"], "label": "stars", **files}
+    found = fine_tune(place, tmp_path / "out", **options, epochs=60, learning_rate=1e-2, do_predict=1, dropout=0)
+    (metric,) = found["reviews"]["metrics"]
+    assert metric == {"classification": "accuracy", "regression": "pearson"}[kind]
+    assert found["reviews"]["metrics"][metric]["mean"] > 0.9
+    folder = tmp_path / "out" / "reviews" / "seed_42"
+    written = [line.split("\t")[1] for line in (folder / "predictions" / "reviews.tsv").read_text().splitlines()[1:]]
+    if kind == "classification":
+        assert accuracy_score(labels["test"], written) > 0.8
+    else:
+        assert np.corrcoef(labels["test"], np.array(written, dtype=float))[0, 1] > 0.9
+
+
+def test_an_own_task_that_is_not_whole_is_told(place, tmp_path, capsys):
+    (tmp_path / "a.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
+
+    def line(**changes):
+        options = {"task": "mine", "kind": "classification", "data_dir": None, "train_file": tmp_path / "a.tsv"}
+        return complaint(capsys, place, tmp_path / "out", **{**options, "do_eval": 0, **changes})
+
+    assert "all labels are 'x'; two or more are wanted" in line()
+    assert "--dev_file is needed, or --do_eval 0" in line(do_eval=1)
+    assert "with --kind a name of letters" in line(task="cola")
+    assert "--metrics pearson: with --kind classification accuracy, macro_f1" in line(metrics="pearson")
+    assert "a .tsv or .jsonl file is wanted" in line(train_file=tmp_path / "a.csv")
+    assert "a task of your own needs --kind" in line(kind=None)
+
+
+# ------------------------------------------------------------------------------------------ lengths and resumes
+
+
+def log_lines(out, task="cola"):
+    text = (out / task / "seed_42" / f"{task}_seed_42.metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def rates_of(out):
+    return [line["lr"] for line in log_lines(out) if "lr" in line]
+
+
+def test_a_part_of_an_epoch(place, tmp_path):
+    """20 examples in batches of 4 are 5 updates an epoch: 1.5 of them end in the 8th, and the rate falls over these."""
+    found = fine_tune(place, tmp_path, epochs=1.5, log_interval=1, warmup_steps=0)
+    assert found["cola"]["seeds"]["42"]["updates"] == 8
+    assert rates_of(tmp_path) == pytest.approx([3e-3 * (8 - update) / 8 for update in range(8)])
+
+
+@pytest.mark.parametrize("schedule", ["separate_linear", "original_linear"])
+@pytest.mark.parametrize("changes", [{"epochs": 2}, {"epochs": None, "max_steps": 10}])
+def test_warm_up_in_updates(place, tmp_path, schedule, changes):
+    """Reference: the schedules' formulas with w = 4 of T = 10."""
+    fine_tune(place, tmp_path, lr_schedule=schedule, log_interval=1, warmup_steps=4, **changes)
+    wanted = []
+    for t in range(10):
+        if schedule == "original_linear":
+            wanted.append(3e-3 * (1 - t / 10) * min(1, t / 4))
+        else:
+            wanted.append(3e-3 * (t / 4 if t < 4 else (10 - t) / 6))
+    assert rates_of(tmp_path) == pytest.approx(wanted)
+
+
+def test_max_steps_override_the_epochs(place, tmp_path, capsys):
+    found = fine_tune(place, tmp_path, epochs=1, max_steps=13)
+    assert found["cola"]["seeds"]["42"]["updates"] == 13
+    printed = capsys.readouterr().out
+    assert "run: 13 updates in 3 epochs" in printed and "--max_steps 13 overrides it" in printed
+
+
+def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(tmp_path, capsys):
+    place = make_place(tmp_path / "place")
+    out = tmp_path / "out"
+    first = fine_tune(place, out, epochs=1)
+    assert not (out / "cola" / "seed_42" / "cola_seed_42_resume").exists()
+    with mock.patch.object(Engine, "update", side_effect=AssertionError("it trains")):
+        assert fine_tune(place, out, epochs=1, from_resume=1) == first
+        assert "cola, seed 42: done before, matthews" in capsys.readouterr().out
+        error = complaint(capsys, place, out, epochs=2, layer_decay=0.7, from_resume=1)
+        assert "seed_42 was finished with --epochs, --layer_decay of other values" in error
+        train_file = place / "glue" / "CoLA" / "train.tsv"
+        train_file.write_text(train_file.read_text().replace("h", "i"))
+        assert "another data" in complaint(capsys, place, out, epochs=1, from_resume=1)
+    # A further seed is trained beside it.
+    train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
+    assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
+
+
+def test_another_batch_size_after_a_resume_leads_to_the_same_end(place, tmp_path):
+    """20 examples, 8 epochs, 40 updates of 4; stopped at 31. Reference: (rows left) / (rows without warm-up)."""
+    options = {"epochs": 8, "log_interval": 1, "save_interval": 5}
+    plain, calls = Engine.update, []
+
+    def stop(engine, *arguments):
+        calls.append(None)
+        if len(calls) == 30:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(engine, *arguments)
+
+    with mock.patch.object(Engine, "update", stop):
+        assert train_glue.main(arguments(place, tmp_path, **options)) == 128 + signal.SIGTERM
+    fine_tune(place, tmp_path, from_resume=1, **{**options, "batch_size": 8})
+    rows, wanted = list(range(0, 124, 4)), []
+    for epoch, first in ((6, 4), (7, 0)):
+        rows += range(20 * epoch + first, 20 * epoch + 20, 8)
+    for row in rows:
+        wanted.append(3e-3 * (row / 16 if row < 16 else (160 - row) / 144))
+    assert rates_of(tmp_path) == pytest.approx(wanted)
+
+
+def test_the_report_has_the_metrics_of_each_development_file(place, tmp_path):
+    """Reference: eval_results.json."""
+    found = fine_tune(place, tmp_path, task="mnli", epochs=1, evaluate_during_training=1, eval_interval=2, report=1)
+    page = (tmp_path / "mnli" / "seed_42" / "mnli_seed_42.report.html").read_text(encoding="utf-8")
+    cells = re.sub(r"\s*<[^>]*>\s*", "|", page)
+    for name, figures in found["mnli"]["metrics"].items():
+        assert f"|{name}|" in cells.replace("||", "|") and f"{figures['mean']:.4f}" in cells
+
+
+def test_the_vocabulary_may_lie_elsewhere(place, tmp_path):
+    """Reference: the run with the tokenizer in the model's folder."""
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(WORDS) + "\n")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((place / "tiny" / name).read_bytes())
+    own = fine_tune(place, tmp_path / "a", max_steps=3)
+    found = fine_tune(place, tmp_path / "b", max_steps=3, model_path=bare, vocab_path=vocabulary)
+    assert found["cola"]["metrics"] == own["cola"]["metrics"]
+    # The model is saved with it.
+    assert BertTokenizer.from_pretrained(tmp_path / "b" / "cola" / "seed_42" / "model").vocab_size == len(WORDS)
+
+
+def test_an_update_that_is_not_finite_is_skipped(place, tmp_path, capsys):
+    plain, calls = job.GlueJob.loss, []
+
+    def poisoned_once(own, batch, totals):
+        calls.append(None)
+        loss, sums = plain(own, batch, totals)
+        return loss * (float("nan") if len(calls) == 3 else 1.0), sums
+
+    with mock.patch.object(job.GlueJob, "loss", poisoned_once):
+        fine_tune(place, tmp_path)
+    assert "update 3 is not applied (1 so far)" in capsys.readouterr().out
+
+
+def test_an_objective_waits_for_nothing(place):
+    """Neither a number from the host (lift_fresh is torch.tensor's) nor one to it: either stops a GPU's queue."""
+    model = init_model(flags(place), TASKS["cola"], place / "tiny", len(WORDS))[0].train()
+    ids = torch.randint(5, len(WORDS), (4, 8))
+    batch = Batch(ids, torch.ones_like(ids).tril(5), torch.zeros_like(ids), torch.arange(4) % 2)
+    with Operators() as operators:
+        glue_loss(TASKS["cola"], model, batch, Totals(32, 4))
+    waiting = {"lift_fresh", "masked_select", "equal"}
+    assert "_log_softmax" in operators.names and not operators.names & waiting
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler_missing(torch.device("cpu")) is not None, reason="no compiler")
+def test_a_compiled_command_trains(place, tmp_path):
+    """The last batch of an epoch has another shape. Reference: the run that is not compiled, without dropout."""
+    options = {"task": "mnli", "epochs": 1, "dropout": 0}
+    plain = fine_tune(place, tmp_path / "plain", **options)
+    compiled = fine_tune(place, tmp_path / "compiled", use_compile=1, **options)
+    assert compiled["mnli"]["metrics"] == plain["mnli"]["metrics"]
+    a, b = (
+        load_file(tmp_path / run / "mnli" / "seed_42" / "model" / "model.safetensors") for run in ("plain", "compiled")
+    )
+    assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
+    assert QUICK_ON_CPU not in (tmp_path / "compiled" / "mnli" / "seed_42" / "model" / "config.json").read_text()
 
 
 def one_of_two(place, out):

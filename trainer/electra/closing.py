@@ -15,8 +15,6 @@ from common.errors import UserError
 from common.terminal import TerminalText, has_colours, width_of_terminal
 from dataset.held_out import HeldOut
 from dataset.reading.documents import BadLines, read_documents
-from dataset.reading.file_kinds import is_tokenised
-from dataset.reading.remote import DataFile, cache_in
 from dataset.store.encode_worker import measure
 from dataset.store.token_store import files_of
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -59,10 +57,7 @@ def closing_of(
     if held_out is not None:
         hashes = set(held_out.val_store.doc_hash[held_out.val_documents].tolist())
         paths = settings.val_path or data_path
-    # The texts of a store that is named by its manifest are elsewhere.
-    if any(map(is_tokenised, paths)):
-        return None
-    files = files_of(paths, settings.text_suffixes, cache_in(settings.cache_dir, settings.cache_gb))
+    files = files_of(paths, settings.text_suffixes, settings.cache_dir)
     texts = excerpts(files, hashes, encoder, settings.text_field, end - NETWORKS_S)
     if not texts:
         if time.monotonic() >= end - NETWORKS_S:
@@ -94,7 +89,7 @@ def passages_of(texts: Sequence[str], detector: Detector, share: float, end: flo
 
 
 def excerpts(
-    files: Sequence[DataFile], hashes: Collection[int] | None, encoder: DocumentEncoder, text_field: str, end: float
+    files: Sequence[Path], hashes: Collection[int] | None, encoder: DocumentEncoder, text_field: str, end: float
 ) -> list[str]:
     """The beginnings of some documents, of whole sentences, as they stand in the files.
 
@@ -116,7 +111,7 @@ def excerpts(
     return found
 
 
-def texts_of(files: Sequence[DataFile], encoder: DocumentEncoder, text_field: str) -> Iterator[str]:
+def texts_of(files: Sequence[Path], encoder: DocumentEncoder, text_field: str) -> Iterator[str]:
     """The texts of all documents. Faulty lines were told when the data was tokenised."""
     for file in files:
         for _, text in read_documents(file, text_field, BadLines(), encoder.blank_line_ends_document):

@@ -19,7 +19,7 @@ from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
-from dataset.store.sharded import Store
+from dataset.store.format import TokenStore
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -183,13 +183,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # Those to train; None: all.
         self.documents = None if self.held_out is None else self.held_out.documents
 
-    def _open_stores(self) -> tuple[Store, HeldOut | None]:
+    def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
         """The text to train, and what is held out of it."""
         settings = self.settings
         store_options: StoreOptions = {
             "progress": self.ranks.is_main,
             "cache_dir": settings.cache_dir,
-            "cache_gb": settings.cache_gb,
             "text_field": settings.text_field,
             "text_suffixes": settings.text_suffixes,
             "skip_bad_lines": settings.skip_bad_lines,
@@ -265,11 +264,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
 
-    def _stores(self) -> list[Store]:
+    def _stores(self) -> list[TokenStore]:
         """Those of the data, and of validation documents of their own."""
         stores = [self.store]
         if self.settings.val_path and self.held_out is not None:
-            assert isinstance(self.held_out.val_store, Store)
+            assert isinstance(self.held_out.val_store, TokenStore)
             stores.append(self.held_out.val_store)
         return stores
 

@@ -1,72 +1,88 @@
-"""What a fine-tuning command does around its runs: set up, find what is done already, evaluate, write the results."""
+"""What a fine-tuning command does around its runs: find model and files, pass over what is done already, write results.
+
+{out_dir}/{task}/seed_{seed}/ has a run's model, predictions and eval_results.json; {out_dir}/{task}/eval_results.json those of
+all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
+"""
 
 import contextlib
 import copy
 import hashlib
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from common.errors import user_errors
-from common.files import file_digest, remove
-from common.settings import default_of
+from common.errors import DataError, UserError, user_errors
+from common.files import atomic_file, file_digest, remove
+from common.wording import counted
+from dataset.glue.features import cached_features
+from dataset.glue.glue_dataset import GlueAssembler
+from dataset.glue.glue_tasks import DIAGNOSTICS, METRICS, TASKS, UNBOUNDED, Task
+from dataset.glue.tables import words_of_labels
 from dataset.reading.file_kinds import expanded
-from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.sentence_encoder import SentenceEncoder
-from dataset.tokenizing.wordpiece import load_wordpiece
-from model.electra.saved_network import load_config
-from trainer.electra.original import ORIGINAL, take_rates
+from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.vocabulary import check_known
 from trainer.encoder_folder import find_model
-from trainer.glue.ensemble import FOLDER, OUTPUTS, ensemble
-from trainer.glue.files import Data, check_place, data_top, make_room, read_task, refuse_earlier, task_folders
-from trainer.glue.job import Command, GlueJob, update_schedule
-from trainer.glue.measures import packages_for
-from trainer.glue.model import check_models
-from trainer.glue.notices import notices
-from trainer.glue.own_task import own_task, with_own_files
-from trainer.glue.predictions import PREDICTIONS
-from trainer.glue.results import are_figures, line_of, read_json, show_table, write_json, written_alone
-from trainer.glue.scores import look_back
-from trainer.glue.settings import SCHEDULE_FLAGS, GlueSettings, OwnTaskSettings
-from trainer.glue.submission import write_submission
+from trainer.glue.loss import metric_of
+from trainer.glue.model import init_model, open_tokenizer
+from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
-from trainer.launch import claim
-from trainer.loop import Trainer
-from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import on_main
+from trainer.launch import claim, make_folder
+from trainer.machine.agreement import compare_precision, compare_with_main
+from trainer.machine.collectives import first_rank_first, on_main
 from trainer.machine.devices import pick_dtype
-from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.signals import name_of
-from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints
+from trainer.reporting.reporter import Reporter, Say, finite
+from trainer.saving.places import check_writable
 from trainer.sharding import group_size_of
+from trainer.without_effect import common_warnings, is_changed, warnings_of
 
-WEIGHTS = Path("model", "model.safetensors")
-OWN_TASK = tuple(field.name for field in fields(OwnTaskSettings))
-# What a finished run must have been made with to count as done
+RESULTS = "eval_results.json"
+# What a finished run must have been made with to count as done, beside its data and model.
 COMPARED = (
-    *OWN_TASK,
-    "model_path",
-    "from_scratch",
-    "head",
-    "dropout",
-    "max_seq_len",
-    "batch_size",
-    "accumulation_steps",
-    "rows_per_update",
-    "grad_clip",
-    *SCHEDULE_FLAGS,
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "eval_all_checkpoints",
-)
-# Those that change nothing of the training: the key of the training file tells where one of them changes its data.
-EVALUATION = {"do_eval", "do_predict", "eval_all_checkpoints", *OWN_TASK}
+    "from_scratch", "dropout", "max_seq_len", "batch_size", "accumulation_steps", "rows_per_update", "grad_clip", "epochs",
+    "max_steps", "learning_rate", "lr_schedule", "weight_decay", "warmup_share", "warmup_steps", "layer_decay",
+    "adam_bias_correction", "adam_epsilon", "do_train", "do_eval", "do_predict", "eval_all_checkpoints", "save_steps",
+)  # fmt: skip
+Figures = Mapping[str, float | None]
+
+
+class Data(NamedTuple):
+    """The files of a task, as GlueAssemblers."""
+
+    name: str
+    task: Task
+    # Changes with each file, the tokenizer and the length.
+    key: str
+    # None: nothing is trained.
+    train: GlueAssembler | None
+    # {suffix of the metrics' names: ...}.
+    dev: dict[str, GlueAssembler]
+    # {leaderboard's name: ...}.
+    test: dict[str, GlueAssembler]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What all runs of a command share. `settings` are those that the user gave."""
+
+    settings: GlueSettings
+    surroundings: Surroundings
+    dtype: torch.dtype
+    say: Say
+    model_folder: Path
+    # Changes with what lies in there.
+    model_key: str
+    tokenizer: PreTrainedTokenizerBase
+    # Of the tokenizer: what it makes of a text depends on nothing else; and its entries.
+    fingerprint: str
+    vocab_size: int
 
 
 def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command, list[Data]]:
@@ -79,238 +95,269 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     compare_precision(ranks, dtype)
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
-    # Errors: UserError. The jobs ask again, behind the notices.
     group_size_of(settings.shard, ranks)
     with user_errors():
-        # Rank 0 looks and decides. Then each rank opens what its own flags name: machines may have files in other places.
-        own = None
-        if settings.kind:
-            own = with_own_files(on_main(ranks, lambda: own_task(settings, say)), settings)
-            folders = {own.folder: Path()}
-        else:
-            below = on_main(ranks, lambda: task_folders(settings, say))
-            folders = {name: data_top(settings) / place for name, place in below.items()}
-        on_main(ranks, lambda: refuse_earlier(settings, out, folders))
         # Rank 0 looks first: its error ends all ranks, and is told once.
-        on_main(ranks, lambda: str(find_model("--model_path", settings.model_path)))
-        folder = find_model("--model_path", settings.model_path)
-        published_rates = None
-        if settings.recipe == ORIGINAL:
-            config = load_config(f"--model_path {settings.model_path}", folder)
-            published_rates = take_rates(settings, getattr(config, "hidden_size", None))
+        folders = on_main(ranks, lambda: task_folders(settings, say))
+        own = on_main(ranks, lambda: own_task(settings)) if settings.kind else None
+        folder = on_main(ranks, lambda: find_model("--model_path", settings.model_path))
+        on_main(ranks, lambda: check_earlier(settings, out, folders, folder))
         tokenizer = open_tokenizer(settings, folder)
-        key = on_main(ranks, lambda: key_of_model(folder, settings.from_scratch))
-        command = Command(settings, surroundings, dtype, say, folder, key, tokenizer, SentenceEncoder(tokenizer))
-        on_main(ranks, lambda: check_place(settings, out, folders, folder))
-        tasks = [read_task(command, name, place, own) for name, place in folders.items()]
-        kinds = [data.task for data in tasks]
-        if settings.do_eval:
-            # A package that is missing would be found out after the training.
-            packages_for(kinds)
-        checked = on_main(ranks, lambda: check_models(settings, kinds, folder, command.encoder.vocab_size, dtype))
-        command = replace(command, dtype=checked.dtype)
+        encoder = DocumentEncoder(tokenizer)
+        model_key = on_main(ranks, lambda: key_of_model(folder, settings.from_scratch))
+        command = Command(
+            settings, surroundings, dtype, say, folder, model_key, tokenizer, encoder.fingerprint, encoder.vocab_size
+        )
+        tasks = [read_task(command, name, place, own or TASKS[name]) for name, place in folders.items()]
+        for data in tasks:
+            # A package that is missing, or a model that does not fit the last task, would be found out after the training.
+            for metric in data.task.metrics if settings.do_eval else ():
+                metric_of(metric)
+        on_main(ranks, lambda: [init_model(settings, data.task, folder, command.vocab_size) for data in tasks] and None)
         claim(ranks, *(out / name for name in folders))
         on_main(ranks, lambda: make_room(settings, out, folders))
+    if passed_over := settings.passed_over():
+        say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
+    no_evaluation = "no evaluation while training"
+    cases = [
+        ("epochs", bool(settings.epochs and settings.max_steps), f"--max_steps {settings.max_steps} overrides it"),
+        ("lower_case", is_changed(settings, "lower_case") and not settings.vocab_path, "the tokenizer folder says it"),
+        ("eval_interval", bool(settings.eval_interval) and not settings.evaluate_during_training, no_evaluation),
+        ("num_seeds", settings.num_seeds > 1 and not settings.do_train, "one evaluation is like another"),
+    ]
     precision = [precision_notice] if precision_notice else []
-    for line in (*precision, *checked.lines, *notices(settings, ranks, kinds, published_rates)):
+    for line in (*precision, *warnings_of(settings, cases), *common_warnings(settings, ranks)):
         say(line)
     return command, tasks
 
 
+def seeds(settings: GlueSettings) -> range:
+    """The seeds of the runs of each task."""
+    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
+
+
 def key_of_model(folder: Path, from_scratch: bool) -> str:
     """Changes with what a run begins with: the config in a folder, and the weights beside it."""
-    patterns = ["config.json"]
-    if not from_scratch:
-        patterns += ["model*.safetensors", "pytorch_model*.bin"]
-    digest = hashlib.sha256()
-    for pattern in patterns:
-        for path in sorted(folder.glob(pattern)):
-            digest.update(f"{path.name} {file_digest(path)}\n".encode())
-    return digest.hexdigest()[:16]
+    patterns = ["config.json"] if from_scratch else ["config.json", "model*.safetensors", "pytorch_model*.bin"]
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return hashlib.sha256("".join(map(file_digest, paths)).encode()).hexdigest()[:16]
 
 
-def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of --vocab_path, or that in the model's folder. Errors: ValueError."""
-    if settings.vocab_path is None:
-        return load_tokenizer(folder)
-    path = expanded(settings.vocab_path)
-    return load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
+# --------------------------------------------------------------------------------------------------- the files
 
 
-def write_for_task(command: Command, data: Data, results: dict[str, Any]) -> None:
-    """On rank 0, {out_dir}/{task}/eval_results.json, with the ensemble of the seeds where there are several."""
-    folder = Path(command.settings.out_dir) / data.name
-
-    def write() -> None:
-        together = ensemble_of_task(command, data, [folder / f"seed_{seed}" for seed in results["seeds"]])
-        of_ensemble = {} if together is None else {"ensemble": together}
-        write_json(folder / "eval_results.json", {**results, **of_ensemble})
-
-    on_main(command.ranks, write)
-
-
-def ensemble_of_task(command: Command, data: Data, runs: list[Path]) -> dict[str, float] | None:
-    """The metrics of the ensemble of all seeds, whose files it writes, or None where there is none. runs: their folders."""
-    folder = Path(command.settings.out_dir) / data.name
-    # That of an earlier command is of other seeds or files.
-    remove(folder / FOLDER)
-    if len(runs) == 1 or not (data.dev or data.test):
-        return None
-    together = ensemble(data, folder, runs)
-    if together is None:
-        command.say(f"{data.name}: no ensemble, as the outputs of a seed are not there")
-    if together:
-        command.say(f"{data.name}, ensemble of {len(runs)} seeds: {line_of(together)}")
-    return together
+def task_folders(settings: GlueSettings, say: Say) -> dict[str, Path]:
+    """{task: folder of its files} of --task. Errors: UserError where there is none."""
+    if settings.kind:
+        return {settings.task: Path()}
+    assert settings.data_dir is not None
+    top = expanded(settings.data_dir)
+    wanted = list(TASKS) if settings.task == "all" else settings.task.split(",")
+    found = {name: top / TASKS[name].folder for name in wanted if (top / TASKS[name].folder).is_dir()}
+    absent = [TASKS[name].folder for name in wanted if name not in found]
+    if len(wanted) == 1 and absent and any((top / file).exists() for file in ("train.tsv", TASKS[wanted[0]].dev[0][1])):
+        # --data_dir is the folder of the only task.
+        return {wanted[0]: top}
+    if absent and (settings.task != "all" or not found):
+        raise UserError(f"--data_dir {top}: neither a folder {absent[0]} nor its train.tsv is in there")
+    if absent:
+        say(f"not in {top}, so left out: {', '.join(absent)}")
+    return found
 
 
-def show_results(command: Command, out: Path) -> None:
-    """Print and write the tables of all tasks that are in a folder, and what goes to the leaderboard."""
-    with written_alone(out):
-        found = show_table(out, command.say)
-        if command.settings.do_predict:
-            write_submission(out, found, command.settings.submit, command.say)
+def own_task(settings: GlueSettings) -> Task:
+    """The Task that flags describe. Errors: DataError."""
+    assert settings.kind is not None
+    given = (settings.train_file, settings.dev_file, settings.test_file)
+    train, dev, test = (str(expanded(file or "")) for file in given)
+    for file in filter(None, given):
+        if Path(file).suffix not in (".tsv", ".jsonl"):
+            raise DataError(f"{file}: a .tsv or .jsonl file is wanted")
+    task = Task(
+        folder=settings.task,
+        text=tuple(settings.text),
+        label=settings.label,
+        labels=tuple(settings.labels),
+        metrics=tuple(settings.metrics) or METRICS[settings.kind][:1],
+        dev=(("", dev),),
+        test=((settings.task, test),),
+        train=train,
+        bounds=UNBOUNDED,
+    )
+    if settings.kind == "classification" and not task.labels:
+        task = task._replace(labels=words_of_labels(Path(train), task))
+        if len(task.labels) < 2:
+            raise DataError(f"--train_file {train}: all labels are {task.labels[0]!r}; two or more are wanted")
+    return task
 
 
-# -------------------------------------------------------------------------------------------------- a run
+def read_task(command: Command, name: str, folder: Path, task: Task) -> Data:
+    """The Data of a task; the files that this command needs must be there, those of the test may be absent."""
+    settings = command.settings
+    ranks = command.surroundings.ranks
+    keys = []
+
+    def read(file: str, labelled: bool = True) -> GlueAssembler:
+        path = folder / file
+
+        def features() -> Any:
+            overwrite = settings.overwrite_cache and ranks.local_rank == 0
+            options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, command.say)
+            return cached_features(path, task, command.tokenizer, command.fingerprint, *options)
+
+        # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
+        on_main(ranks, lambda: features() and None)
+        found, key = first_rank_first(ranks, features)
+        compare_with_main(ranks, {str(path): key})
+        keys.append(key)
+        what = f"{path}, --model_path {settings.model_path}"
+        check_known(found.tokens, command.tokenizer.unk_token_id, what, command.tokenizer.all_special_ids)
+        if found.skipped:
+            command.say(f"{path}: skipped {counted(int(found.skipped), 'line')} with too few fields")
+        return GlueAssembler(found, command.tokenizer, settings.max_seq_len)
+
+    train = read(task.train) if settings.do_train else None
+    dev = {suffix: read(file) for suffix, file in task.dev} if settings.do_eval else {}
+    test = {}
+    for target, usual in task.test if settings.do_predict else ():
+        places = DIAGNOSTICS if target == "AX" else (usual,)
+        there = next((file for file in places if (folder / file).exists()), None)
+        if there:
+            test[target] = read(there, labelled=False)
+        else:
+            command.say(f"{folder / usual} is not there: no predictions {target}.tsv")
+    return Data(name, task, " ".join(keys), train, dev, test)
 
 
-def one_run(command: Command, data: Data, folder: Path, seed: int) -> tuple[int, Any]:
-    """Train and evaluate once. Returns (exit code, what {folder}/eval_results.json holds then)."""
-    settings = run_settings(command, data, seed)
-    ranks = command.ranks
-    compared = {name: getattr(settings, name) for name in COMPARED}
-    earlier = on_main(ranks, lambda: done_before(command, settings, data, folder, compared))
-    if earlier is not None and not earlier.changed:
-        command.say(f"{data.name}, seed {seed}: done before, {line_of(earlier.result['results'])}")
-        return 0, earlier.result
-    command.say(f"--- {data.name}, seed {seed}")
-    is_trained = earlier is not None and earlier.is_trained
-    if earlier is not None and settings.do_train:
-        again = "a finished run has no checkpoint, so it begins anew"
-        if is_trained:
-            again = "what is trained is evaluated again"
-        command.say(f"done before with another {', '.join(earlier.changed)}: {again}")
-    on_main(ranks, lambda: forget(folder))
-    result = {
+def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Path], model: Path) -> None:
+    """Errors: UserError where an earlier command has left results that nobody has asked to go on with or to replace, and where
+    the model to begin with is among what is replaced."""
+    for name in names:
+        replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
+        if not settings.from_resume:
+            replaced += out.glob(f"{name}/seed_*")
+            if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
+                raise UserError(
+                    f"--out_dir: {out / name} holds results already: name another folder, replace them with "
+                    "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
+                )
+        for path in replaced:
+            if model.resolve().is_relative_to(path.resolve()):
+                raise UserError(
+                    f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
+                    "elsewhere, or name another --out_dir"
+                )
+
+
+def make_room(settings: GlueSettings, out: Path, names: Mapping[str, Path]) -> None:
+    """Remove the results that are to be replaced, and find out whether new ones can be written."""
+    for name in names:
+        if not settings.from_resume:
+            for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS):
+                remove(path)
+        make_folder(out / name)
+        check_writable(out / name / name)
+
+
+# ------------------------------------------------------------------------------------------------- the results
+
+
+def run_record(command: Command, data: Data, seed: int) -> dict[str, Any]:
+    """What {out_dir}/{task}/seed_{seed}/eval_results.json says of how a run is made."""
+    return {
         "task": data.name,
         "seed": seed,
-        "updates": 0,
-        "settings": compared,
+        "settings": {name: getattr(command.settings, name) for name in COMPARED},
         "data": data.key,
         "model": command.model_key,
-        "dtype": dtype_name(command),
-        "evaluated": data.eval_keys,
-        "results": {},
+        "dtype": str(command.dtype).removeprefix("torch."),
     }
-    if is_trained and earlier is not None:
-        result["updates"] = earlier.result.get("updates", 0)
-    exit_code = train_and_evaluate(command, settings, data, folder, is_trained, result)
-    return exit_code, None if exit_code else result
 
 
-def train_and_evaluate(
-    command: Command, settings: GlueSettings, data: Data, folder: Path, is_trained: bool, result: dict[str, Any]
-) -> int:
-    """Train, unless an earlier command has, evaluate, and write `result` with the metrics. Returns the exit code."""
-    surroundings = command.surroundings
-    job = GlueJob(command, settings, data, folder, folder / WEIGHTS if is_trained else None)
-    trainer = Trainer(job, surroundings)
-    if settings.do_train and not is_trained:
-        exit_code = trainer.run()
-        if exit_code:
-            return exit_code
-        result["updates"] = trainer.progress.update
-    evaluation = job.evaluation(trainer.engine, surroundings.signals)
-    with told_in_a_line(job.device, trainer.advice_on_memory):
-        stop_signal = look_back(settings, data, folder, evaluation, result, command.say)
-    # Computed with again after the run's own end.
-    trainer.engine.close()
-    if job.shards is not None:
-        job.shards.leave_groups()
-    if stop_signal:
-        command.say(
-            f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained"
+def done_before(command: Command, folder: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The results of a finished run that --from_resume 1 passes over; None: it is to be made.
+
+    Errors: UserError where it was made in another way.
+    """
+    earlier = read_json(folder / RESULTS) if command.settings.from_resume else None
+    if earlier is None:
+        return None
+    before = earlier.get("settings", {})
+    others = [f"--{name}" for name, value in record["settings"].items() if before.get(name) != value]
+    others += [f"another {name}" for name in ("data", "model", "dtype") if earlier.get(name) != record[name]]
+    if others:
+        raise UserError(
+            f"--from_resume 1: {folder} was finished with {', '.join(others)} of other values: name another --out_dir, or "
+            "replace it with --overwrite_output_dir 1 and without --from_resume"
         )
-        return 128 + stop_signal
-    on_main(command.ranks, lambda: write_results(job.stem, result))
-    return 0
+    return earlier
+
+
+def summary(results: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
+    """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs; NaN where a
+    value is not a number."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name in results[0]:
+        values = [math.nan if (value := result[name]) is None else value for result in results]
+        is_known = not any(map(math.isnan, values))
+        found[name] = {
+            "mean": statistics.fmean(values),
+            "median": statistics.median(values) if is_known else math.nan,
+            "deviation": statistics.stdev(values) if len(values) > 1 and is_known else None,
+        }
+    return found
+
+
+def write_for_task(command: Command, data: Data, runs: Mapping[int, Mapping[str, Any]]) -> None:
+    """{out_dir}/{task}/eval_results.json, of all seeds."""
+    metrics = summary([run["results"] for run in runs.values()])
+    write_json(Path(command.settings.out_dir) / data.name / RESULTS, {"metrics": metrics, "seeds": runs})
+
+
+def show_table(command: Command) -> None:
+    """Print and write the table of all tasks that are in --out_dir, those of earlier commands too; figures times 100."""
+    out = Path(command.settings.out_dir)
+    names = dict.fromkeys((*TASKS, *sorted(path.parent.name for path in out.glob(f"*/{RESULTS}"))))
+    found = {name: results for name in names if (results := read_json(out / name / RESULTS))}
+    lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
+    for name, of_task in found.items():
+        for metric, values in of_task["metrics"].items():
+            cells = [figure(values[what]) for what in ("mean", "median", "deviation")]
+            lines.append(f"| {name} | {metric} | {' | '.join(cells)} | {len(of_task['seeds'])} |")
+    write_json(out / RESULTS, found)
+    with atomic_file(out / "eval_results.md") as file:
+        file.write(("\n".join(lines) + "\n").encode())
+    for line in ("", *lines, "", f"written: {out / RESULTS}, {out / 'eval_results.md'}"):
+        command.say(line)
+
+
+def figure(value: float | None) -> str:
+    """A figure times 100, or a dash."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+
+
+def line_of(results: Figures) -> str:
+    """Metrics in a line, times 100."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in results.items())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all; null for what is not finite."""
+    with atomic_file(path) as file:
+        file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What write_json wrote; None where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        return found
+    return None
 
 
 def run_settings(command: Command, data: Data, seed: int) -> GlueSettings:
-    """The settings of one run: its seed, its epochs, and how often it is evaluated."""
+    """The settings of one run: its seed and its epochs."""
     settings = copy.copy(command.settings)
     settings.seed = seed
     settings.epochs = settings.epochs or data.task.epochs
-    if not settings.evaluate_during_training:
-        # At the end alone.
-        settings.eval_interval = 0
-    elif settings.do_train:
-        updates_of_an_epoch = update_schedule(settings, command.ranks, data).n_updates
-        settings.eval_interval = settings.eval_interval or updates_of_an_epoch
     return settings
-
-
-class Earlier(NamedTuple):
-    """A run of an earlier command."""
-
-    # Of its eval_results.json.
-    result: dict[str, Any]
-    # The flags and files that differ now.
-    changed: list[str]
-    # Whether its model is the one that the new ones would train.
-    is_trained: bool
-
-
-def done_before(
-    command: Command, settings: GlueSettings, data: Data, folder: Path, compared: Mapping[str, Any]
-) -> Earlier | None:
-    """What an earlier command has left in a folder, if it is to be gone on with."""
-    earlier = read_json(folder / "eval_results.json", "settings", "results") if settings.from_resume else None
-    if not earlier or not are_figures(earlier["results"]):
-        return None
-    before = earlier["settings"]
-    # Results of earlier versions do not have every setting. What they trained with is the default.
-    different = [name for name in COMPARED if before.get(name, default_of(GlueSettings, name)) != compared[name]]
-    changed = [f"--{name}" for name in different]
-    # Results of earlier versions do not say what they were trained on, or from, or in which precision.
-    begins_with = {"data": data.key, "model": command.model_key, "dtype": dtype_name(command)}
-    others = [what for what, key in begins_with.items() if earlier.get(what, key) != key]
-    changed += others
-    has_model = (folder / WEIGHTS).is_file()
-    # With such a flag another choice of files is told already.
-    same_kinds = {"do_eval", "do_predict"}.isdisjoint(different)
-    if same_kinds and evaluated_on_others(earlier, data, has_model):
-        changed.append("development or test file")
-    is_trained = settings.do_train and not others and EVALUATION.issuperset(different) and has_model
-    return Earlier(earlier, changed, is_trained)
-
-
-def dtype_name(command: Command) -> str:
-    """The precision that is computed in: --dtype may say one that machine or model do not have."""
-    return str(command.dtype).removeprefix("torch.")
-
-
-def evaluated_on_others(earlier: Mapping[str, Any], data: Data, has_model: bool) -> bool:
-    """Whether results are of another development or test file."""
-    evaluated = earlier.get("evaluated")
-    if not isinstance(evaluated, dict):
-        # Those of earlier versions do not say. Where the model is there, that is found out by evaluating it.
-        return has_model
-    return evaluated != data.eval_keys
-
-
-def forget(folder: Path) -> None:
-    """Remove what was made of the outputs of a run that is to be made or evaluated again."""
-    of_task = folder.parent
-    for path in (folder / OUTPUTS, folder / PREDICTIONS, of_task / FOLDER, of_task / "eval_results.json"):
-        remove(path)
-
-
-def write_results(stem: Path, result: dict[str, Any]) -> None:
-    """{folder}/eval_results.json of one run."""
-    write_json(stem.parent / "eval_results.json", result)
-    if result["settings"]["do_train"]:
-        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
-        with contextlib.suppress(OSError):
-            Checkpoints(f"{stem}_resume").remove_all()

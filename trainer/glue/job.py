@@ -1,67 +1,44 @@
-"""Fine-tuning on one GLUE task with one seed as a Job: its data, classifier, loss, rate and files."""
+"""Fine-tuning on one GLUE task with one seed: a run of the loop, its evaluation and its files."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
-from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from safetensors.torch import load_file
 
-from common.arithmetic import ceil_div
 from common.errors import user_errors
+from common.files import remove
 from common.wording import counted
-from dataset.glue.features import Features
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
-from dataset.loader import UpdateSchedule
 from dataset.store.interface import Ints
-from dataset.tokenizing.sentence_encoder import SentenceEncoder
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compiled_shape
 from trainer.engine import Engine
-from trainer.glue.files import Data
-from trainer.glue.head import saved_weights
-from trainer.glue.layer_rates import depths, layer_groups, rates
-from trainer.glue.loss import glue_loss, metrics
-from trainer.glue.model import Layers, init_model, save_model, weights_digest
-from trainer.glue.padding import is_known
-from trainer.glue.scores import Evaluation
+from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, run_settings, write_json
+from trainer.glue.loss import N_SUMS, glue_loss, logged
+from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
+from trainer.glue.scores import Evaluation, write_predictions
 from trainer.glue.settings import GlueSettings
-from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Surroundings, Update
+from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Update
 from trainer.launch import make_folder
+from trainer.loop import Trainer
+from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.devices import notes_on_precision
+from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.random_state import seed_everything
-from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
+from trainer.machine.signals import StopSignals, name_of
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
-from trainer.reporting.reporter import Say
+from trainer.saving.checkpoint import Checkpoints
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
-
-
-@dataclass(frozen=True)
-class Command:
-    """What all runs of a command share. `settings` are those that the user gave."""
-
-    settings: GlueSettings
-    surroundings: Surroundings
-    dtype: torch.dtype
-    say: Say
-    model_folder: Path
-    # Changes with what lies in there.
-    model_key: str
-    tokenizer: PreTrainedTokenizerBase
-    encoder: SentenceEncoder
-
-    @property
-    def ranks(self) -> Ranks:
-        return self.surroundings.ranks
 
 
 class GlueJob(Job[Ints, Batch, Totals]):
@@ -72,7 +49,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     model: Any
 
     counts_updates = True
-    n_sums = 4
+    n_sums = N_SUMS
     shown = ("train_acc", "grad_norm", "updates_per_second")
     charts: Sequence[Chart] = COMMON
     may_change = (
@@ -88,27 +65,21 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "warmup_share",
         "warmup_steps",
         "lr_schedule",
-        "loss_reduction",
         "adam_epsilon",
     )
-
     mended_by = {
-        "data": "--data_dir, --train_file, --max_seq_len, --double_unordered",
+        "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
-        "model (--model_path, --from_scratch)": "--head, --score_divisor",
-        "optimizer": "--layer_decay, --top_layer_exponent, --adam_bias_correction",
+        "optimizer": "--layer_decay, --adam_bias_correction",
     }
 
-    def __init__(
-        self, command: Command, settings: GlueSettings, data: Data, folder: Path, trained: Path | None = None
-    ) -> None:
-        """settings: those of this run, with its seed. folder: of its results. trained: weights that are to be evaluated
-        and not trained again."""
+    def __init__(self, command: Command, settings: GlueSettings, data: Data, folder: Path) -> None:
+        """settings: those of this run, with its seed. folder: of its results."""
         self.command = command
         self.settings = settings
         self.data = data
         self.folder = folder
-        self.ranks = command.ranks
+        self.ranks = command.surroundings.ranks
         self.device = command.surroundings.device
         self.dtype = command.dtype
         self.stem = folder / f"{data.name}_{folder.name}"
@@ -116,13 +87,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
-            self._open_model()
+            self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
             make_folder(folder)
-        # Before trained weights are loaded: the identity says what the run has begun with.
-        begins_with = weights_digest(self.model)
-        if trained is not None:
-            self.model.load_state_dict(saved_weights(self.model, trained))
-        depth_of = depths(self.model, settings.max_seq_len)
         if settings.gradient_checkpointing:
             recompute_layers(self.model)
         # FSDP2 gives its class another name.
@@ -130,125 +96,79 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model.train()
         group_size = group_size_of(settings.shard, self.ranks)
         self.identity = {
-            "tokenizer": command.encoder.fingerprint[:16],
+            "tokenizer": command.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
-            "model (--model_path, --from_scratch)": begins_with + model_words(settings),
+            "model (--model_path, --from_scratch)": command.model_key,
             "row layout": {"seed": settings.seed},
-            "optimizer": f"adamw, layer_decay {settings.layer_decay}" + optimizer_words(settings),
+            "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
         self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
-
-        self.optimizer = self._build_optimizer(depth_of)
+        self.optimizer = build_adamw(
+            layer_groups(self.model, settings.weight_decay, settings.layer_decay),
+            settings.learning_rate,
+            eps=settings.adam_epsilon,
+            bias_correction=settings.adam_bias_correction,
+        )
+        assert settings.epochs is not None
+        self.epochs = math.ceil(settings.epochs)
         if data.train is not None:
             self.assembler = data.train
-        self._set_length()
+            schedule = schedule_of(settings, self.ranks, len(data.train.features.lengths))
+            if settings.max_steps:
+                self.max_updates = settings.max_steps
+            elif self.epochs != settings.epochs:
+                # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more
+                # than 55 in binary numbers.
+                self.max_updates = math.ceil(round(settings.epochs * schedule.n_updates, 6))
+            if settings.evaluate_during_training:
+                self.eval_interval = settings.eval_interval or schedule.n_updates
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
         # What an earlier run of this seed may have left.
-        self.replaced = ["eval_results.json", "checkpoint-*[0-9]"]
-        self.evaluates = bool(settings.do_eval)
+        self.replaced = [RESULTS, "checkpoint-*[0-9]"]
+        self.evaluates = settings.do_eval
         if self.evaluates:
-            self.charts = charts_of(data)
-        self.eval_interval = settings.eval_interval or 0
+            # Behind the loss the metrics of each development file.
+            names = tuple(name + suffix for suffix in data.dev for name in data.task.metrics)
+            self.charts = (LOSS, Chart(METRICS, names), *(chart for chart in COMMON if chart is not LOSS))
         self._evaluation: Evaluation | None = None
-
-    def _open_model(self) -> None:
-        """The classifier, on the CPU."""
-        command = self.command
-        self.model, self.new_weights = init_model(
-            self.settings, self.data.task, command.model_folder, command.encoder.vocab_size
-        )
-        set_longest_text(command.tokenizer, self.model.config)
-
-    def _build_optimizer(self, depth_of: Mapping[str, int]) -> torch.optim.Optimizer:
-        """AdamW with a rate for each layer."""
-        settings = self.settings
-        groups = layer_groups(
-            self.model, depth_of, settings.weight_decay, settings.layer_decay, settings.top_layer_exponent
-        )
-        return build_adamw(
-            groups, settings.learning_rate, eps=settings.adam_epsilon, bias_correction=settings.adam_bias_correction
-        )
-
-    def _set_length(self) -> None:
-        """Epochs and updates of the run."""
-        settings = self.settings
-        self.wanted_epochs = settings.epochs or self.data.task.epochs
-        self.epochs = math.ceil(self.wanted_epochs)
-        self.max_updates = settings.max_steps or UNLIMITED
-        self.ends_within_epoch = settings.do_train and not settings.max_steps and self.epochs != self.wanted_epochs
-
-    def replan(self, progress: Progress) -> bool:
-        """A run that ends within an epoch ends by updates. Where batches had another size before a resume, the rows that are
-        left are counted in updates of today's size."""
-        if self.ends_within_epoch:
-            of_epoch = update_schedule(self.settings, self.ranks, self.data)
-            wanted = updates_of_epochs(self.wanted_epochs, of_epoch.n_updates)
-            left = max(0, wanted - updates_before(of_epoch, progress.epoch, progress.row))
-            self.max_updates = progress.update + left
-        return False
 
     def settings_to_keep(self) -> GlueSettings:
         """Those of the command, for this task and seed alone."""
-        return dataclasses.replace(
-            self.command.settings,
-            task=self.data.name,
-            seed=self.settings.seed,
-            num_seeds=1,
-        )
+        return dataclasses.replace(self.command.settings, task=self.data.name, seed=self.settings.seed, num_seeds=1)
 
     # ------------------------------------------------------------------------------------------ what is trained
 
-    @property
-    def features(self) -> Features:
-        """The examples to train."""
-        assert self.data.train is not None
-        return self.data.train.features
-
     def plan(self, epoch: int) -> GluePlan:
-        return GluePlan(self.features, self.settings.seed, epoch)
+        assert self.data.train is not None
+        return GluePlan(self.data.train.features, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return glue_loss(self.data.task, self.model, batch, totals, self.settings.loss_reduction)
+        return glue_loss(self.data.task, self.model, batch, totals)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in updates where --max_steps or a part of an epoch ends the run, and in rows elsewhere: batches of another size
-        after a resume then lead to the same end. The original schedule counts updates alone."""
-        schedule_of_run = ENCODER_SCHEDULES[self.settings.lr_schedule]
-        is_original = self.settings.lr_schedule == "original_linear"
+        """Progress is counted in updates where --max_steps or a part of an epoch ends the run, and in rows elsewhere: batches
+        of another size after a resume then lead to the same end."""
+        settings = self.settings
         # How much of what is counted an update is.
         of_update = 1
-        if is_original:
-            done, total = self._updates_done(update, progress)
-        elif self.max_updates == UNLIMITED:
-            of_update = rows_of_update(self.settings, self.ranks)
+        done = progress.update
+        total = self.max_updates
+        if total == UNLIMITED:
+            of_update = rows_of_update(settings, self.ranks)
             done = update.epoch * update.n_rows + update.first_row
             total = self.epochs * update.n_rows
-        else:
-            done = progress.update
-            total = int(self.max_updates)
-        warmup: float
-        if self.settings.warmup_steps is not None:
-            warmup = self.settings.warmup_steps * of_update
-        elif is_original:
-            warmup = self.settings.warmup_share * total
-        else:
-            warmup = int(self.settings.warmup_share * total)
-        return self.settings.learning_rate * max(0.0, schedule_of_run(done, total, warmup))
-
-    def _updates_done(self, update: Update, progress: Progress) -> tuple[int, int]:
-        """(updates before this one, updates of the run)"""
-        if self.max_updates < UNLIMITED:
-            return progress.update, int(self.max_updates)
-        of_epoch = update_schedule(self.settings, self.ranks, self.data)
-        done = updates_before(of_epoch, update.epoch, update.first_row)
-        return done, self.epochs * of_epoch.n_updates
+        warmup = int(settings.warmup_share * total)
+        if settings.warmup_steps is not None:
+            warmup = settings.warmup_steps * of_update
+        factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
+        return settings.learning_rate * max(0.0, factor)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(self.data.task, sums)
+        return logged(self.data.task, sums)
 
     def evaluation(self, engine: Engine, signals: StopSignals) -> Evaluation:
         """The Evaluation of this run, which remembers what it has computed last."""
@@ -262,36 +182,34 @@ class GlueJob(Job[Ints, Batch, Totals]):
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         every = self.settings.save_steps
-        if is_last:
-            save_model(self.folder / "model", self.model, self.command.tokenizer, weights)
+        names = ["model"] if is_last else []
         if every and update and update % every == 0:
-            save_model(self.folder / f"checkpoint-{update}", self.model, self.command.tokenizer, weights)
+            names.append(f"checkpoint-{update}")
+        for name in names:
+            save_model(self.folder / name, self.model, self.command.tokenizer, weights)
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
         plan = self.plan(0)
-        # None: the job's own number of epochs holds.
-        epochs = None
-        # The updates decide, as in the benchmark's own script; the epochs are those that they take.
-        if settings.max_steps:
-            epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
         config = self.model.config
-        lengths = self.features.lengths
         parameters = sum(p.numel() for p in self.model.parameters())
         source = "random weights"
         if not settings.from_scratch:
-            source = f"from {self.command.model_folder}, {head_text(self.new_weights)}"
+            parts = sorted({name.split(".")[0] for name in self.new_weights})
+            head = f"but a new {', '.join(parts)}" if parts else "with its head"
+            source = f"from {self.command.model_folder}, {head}"
         lines = [
-            f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, {size_of(config)}{source}",
-            f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {lengths.mean():.0f} tokens in the mean, "
+            f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, "
+            f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
+            f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
         # Those of the other seeds are the same.
         notices = []
         if settings.seed == self.command.settings.seed:
-            notices.append(rates(self.optimizer.param_groups, settings))
+            notices.append(rates(self.optimizer.param_groups, settings.learning_rate))
             if self.shards is not None:
                 notices.append(self.shards.described)
         return Outlook(
@@ -300,94 +218,109 @@ class GlueJob(Job[Ints, Batch, Totals]):
             notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
-            epochs=epochs,
+            # Updates limit the run: the epochs that they take.
+            epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
+            if settings.max_steps
+            else None,
         )
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         """Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves."""
         settings = self.settings
         plan = self.plan(0)
-        epochs = self.epochs if outlook.epochs is None else outlook.epochs
-        parameters = sum(p.numel() for p in self.model.parameters())
-        embeddings = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." in name)
+        assert self.data.train is not None
+        epochs = outlook.epochs or self.epochs
+        in_layers = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." not in name)
         rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.max_updates)
-        flops_per_position = 6 * (parameters - embeddings) * rows / self.ranks.world_size
+        flops_per_position = 6 * in_layers * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         padded_width = plan.width(settings.batch_size)
-        full = GlueAssembler(self.features, self.command.encoder, settings.max_seq_len, full=True)
-        # In FLOPs, as compile_blocks weighs them against the seconds that compiling takes.
+        full = GlueAssembler(self.data.train.features, self.command.tokenizer, settings.max_seq_len, full=True)
         saved = flops_per_position * (PLAIN_TIME * padded_width - COMPILED_TIME * full.width)
-        can_compile = is_known(self.model) and not settings.gradient_checkpointing
-        choice = settings.use_compile if can_compile else "0"
         said: list[str] = []
-        # That of the other seeds is the same.
         if settings.seed == self.command.settings.seed:
             said += notes_on_precision(self.device, self.dtype, flops_per_position * padded_width)
         shape = (settings.batch_size, full.width)
-        # Each family that is known has this field.
-        width = self.model.config.hidden_size if can_compile else None
+        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        choice = "0" if settings.gradient_checkpointing else settings.use_compile
+        width = self.model.config.hidden_size
         compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width=width)
         if compiled_shape(self.model):
             self.assembler = full
         return said
 
 
-def model_words(settings: GlueSettings) -> str:
-    """What a resume must agree with beside the weights; nothing where all is as in earlier versions."""
-    words = "" if settings.head == "huggingface" else f", head {settings.head}"
-    return words if settings.score_divisor == 1 else f"{words}, scores divided by {settings.score_divisor:g}"
+def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any]]:
+    """Train, evaluate and predict with one seed. Returns (exit code, what its eval_results.json holds)."""
+    folder = Path(command.settings.out_dir) / data.name / f"seed_{seed}"
+    ranks = command.surroundings.ranks
+    signals = command.surroundings.signals
+    say = command.say
+    result = run_record(command, data, seed)
+    earlier = on_main(ranks, lambda: done_before(command, folder, result))
+    if earlier is not None:
+        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
+        return 0, earlier
+    say(f"--- {data.name}, seed {seed}")
+    on_main(ranks, lambda: remove(folder / "predictions"))
+    settings = run_settings(command, data, seed)
+    job = GlueJob(command, settings, data, folder)
+    trainer = Trainer(job, command.surroundings)
+    if settings.do_train:
+        exit_code = trainer.run()
+        if exit_code:
+            return exit_code, {}
+    result["updates"] = trainer.progress.update
+    evaluation = job.evaluation(trainer.engine, signals)
+    with told_in_a_line(job.device, trainer.advice_on_memory):
+        stop_signal = look_back(job, evaluation, result)
+    # Computed with again after the run's own end.
+    trainer.engine.close()
+    if job.shards is not None:
+        job.shards.leave_groups()
+    if stop_signal:
+        say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
+        return 128 + stop_signal, {}
+
+    def finish() -> None:
+        write_json(folder / RESULTS, result)
+        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
+        with contextlib.suppress(OSError):
+            Checkpoints(f"{job.stem}_resume").remove_all()
+
+    on_main(ranks, finish)
+    return 0, result
 
 
-def optimizer_words(settings: GlueSettings) -> str:
-    """As `model_words`, of the optimiser."""
-    words = "" if settings.top_layer_exponent == 1 else f" from exponent {settings.top_layer_exponent}"
-    return words if settings.adam_bias_correction else f"{words}, no bias correction"
-
-
-def update_schedule(settings: GlueSettings, ranks: Ranks, data: Data) -> UpdateSchedule:
-    """How an epoch of the task is dealt out to updates."""
-    assert data.train is not None
-    n_examples = len(data.train.features.first)
-    return schedule_of(settings, ranks, n_examples)
-
-
-def updates_of_epochs(epochs: float, n_updates: int) -> int:
-    """How many updates the epochs have, the last one in part. n_updates: of an epoch."""
-    # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more than 55 in
-    # binary numbers.
-    return math.ceil(round(epochs * n_updates, 6))
-
-
-def charts_of(data: Data) -> tuple[Chart, ...]:
-    """What the report draws of a run that is evaluated: behind the loss the metrics of each development file."""
-    names = [name + suffix for suffix in data.dev for name in data.task.metrics]
-    others = [chart for chart in COMMON if chart is not LOSS]
-    return (LOSS, Chart(METRICS, tuple(names)), *others)
-
-
-def updates_before(of_epoch: UpdateSchedule, epoch: int, row: int) -> int:
-    """The updates before a row of an epoch. Where batches had another size before a resume, these are the updates of today's
-    size that the rows would have been."""
-    return epoch * of_epoch.n_updates + ceil_div(row, of_epoch.rows_of_update)
-
-
-def size_of(config: PretrainedConfig) -> str:
-    """Layers and width of an encoder, in a part of a line; nothing of one whose config has no such fields."""
-    layers = getattr(config, "num_hidden_layers", None)
-    width = getattr(config, "hidden_size", None)
-    return f"{counted(layers, 'layer')} of width {width}, " if layers and width else ""
-
-
-def set_longest_text(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
-    """Give a tokenizer that knows no longest text the model's, so that a pipeline with the saved model can cut one."""
-    positions = getattr(config, "max_position_embeddings", None) or 0
-    if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
-        tokenizer.model_max_length = positions
-
-
-def head_text(names: set[str]) -> str:
-    """What a pretrained model lacks for the task, in a part of a line."""
-    if not names:
-        return "with its head"
-    parts = {name.split(".")[0] for name in names}
-    return f"but a new {', '.join(sorted(parts))}"
+def look_back(job: GlueJob, evaluation: Evaluation, result: dict[str, Any]) -> int:
+    """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
+    settings = job.settings
+    say = job.command.say
+    where = f"{result['task']}, seed {result['seed']}"
+    result["results"] = {}
+    engine = evaluation.engine
+    if settings.do_eval:
+        values, stop_signal = evaluation(result["updates"])
+        if stop_signal:
+            return stop_signal
+        result["results"] = {name: value for name, value in values.items() if name != "val_loss"}
+        say(f"{where}: {line_of(result['results'])}")
+    for name, assembler in job.data.test.items():
+        logits, stop_signal = evaluation.outputs(assembler)
+        if stop_signal:
+            return stop_signal
+        target = job.folder / "predictions" / f"{name}.tsv"
+        # All ranks have the same logits; one writes.
+        on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
+        say(f"predictions: {target}")
+    if settings.eval_all_checkpoints and settings.do_eval:
+        result["checkpoints"] = {}
+        for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
+            engine.load_weights(load_file(path / "model.safetensors"))
+            values, stop_signal = evaluation(update, anew=True)
+            if stop_signal:
+                return stop_signal
+            metrics = {name: value for name, value in values.items() if name != "val_loss"}
+            result["checkpoints"][str(update)] = metrics
+            say(f"{where}, update {update}: {line_of(metrics)}")
+    return 0

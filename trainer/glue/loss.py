@@ -1,81 +1,103 @@
-"""The loss of train_glue.py and what it logs, by kind of task: classes, scores, classes of words, answers in a text."""
+"""The loss of train_glue.py, what is logged of it, and the metrics of its outputs.
+
+N: examples, R: rows of a batch, n: outputs (classes, or one score).
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
 
-from dataset.glue.features import NO_CLASS
+from common.arrays import Array
+from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, Totals
-from dataset.glue.glue_tasks import QUESTIONS, REGRESSION, TAGS, Task
+from dataset.glue.glue_tasks import Task
 from model.electra.compiled_encoder import graphs_for
-from trainer.glue.padding import way_of
+from trainer.glue.model import has_segments
 
-
-def score_divisor(model: Any) -> float:
-    """What the scores of a regression were divided by to train the model. Its config says it: a field of our own."""
-    return float(getattr(model.config, "score_divisor", 1.0))
+N_SUMS = 4
+# (labels [N], classes or scores [N]) -> the figure.
+Metric = Callable[[Array, Array], float]
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
-    """Logits, float32 [R, outputs], or [R, T, outputs] where every position has its own."""
+    """Logits, float32 [R, n]."""
+    inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+    if has_segments(model.config):
+        inputs["token_type_ids"] = batch.types
     with graphs_for(model, batch.ids.shape):
-        return way_of(model)(model, batch).float()
+        logits: torch.Tensor = model(**inputs).logits.float()
+    return logits
 
 
-def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """The sum over examples (over words, where they have classes) of cross-entropy, or of the squared error of a score that
-    is divided by `divisor`. The cross-entropy of an answer is the mean of its beginning's and its end's."""
-    if task.kind == REGRESSION:
-        return F.mse_loss(logits[:, 0], labels / divisor, reduction="sum")
-    if task.kind == QUESTIONS:
-        # [R, T, 2] -> [2 R, T]: a choice among positions for each beginning and each end
-        choices = logits.transpose(1, 2).flatten(0, 1)
-        return F.cross_entropy(choices, labels.flatten(), reduction="sum") / 2
-    return F.cross_entropy(logits.flatten(0, -2), labels.flatten().long(), reduction="sum", ignore_index=NO_CLASS)
+def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The sum over examples of the cross-entropy, or of a score's squared error. labels: [N]."""
+    if task.is_regression:
+        return F.mse_loss(logits[:, 0], labels, reduction="sum")
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def without_padding_as_answer(task: Task, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Logits in which no answer begins or ends in the padding. mask: [R, T]."""
-    if task.kind != QUESTIONS:
-        return logits
-    return logits.masked_fill(mask[:, :, None] == 0, torch.finfo(logits.dtype).min)
-
-
-def glue_loss(
-    task: Task, model: PreTrainedModel, batch: Batch, totals: Totals, reduction: str = "mean"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, labels, those that are right, tokens).
-    A label is an example's or, where words have them, a word's. reduction: of the update's loss over them, mean or sum."""
-    logits = without_padding_as_answer(task, forward(model, batch), batch.mask)
-    loss = loss_sum(task, logits, batch.labels, score_divisor(model))
+def glue_loss(task: Task, model: Any, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+    """(a micro-batch's share of the update's loss, 0-d; float32 [N_SUMS] to add up: loss, examples, right ones, tokens)."""
+    logits = forward(model, batch)
+    loss = loss_sum(task, logits, batch.labels)
     with torch.no_grad():
-        right, n_labels = right_labels(task, logits, batch.labels)
-        sums = torch.stack((loss.detach(), n_labels.float(), right.float(), batch.mask.sum().float()))
-    return loss if reduction == "sum" else loss / max(totals.labels, 1), sums
+        # A fill: a copy from the host would wait for the device.
+        n = logits.new_full((), len(batch.labels))
+        right = (logits.argmax(-1) == batch.labels).sum().float()
+        sums = torch.stack((loss.detach(), n, right, batch.mask.sum().float()))
+    return loss / max(totals.examples, 1), sums
 
 
-def right_labels(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(how many labels of a batch are what is likeliest, how many there are), 0-d each. An answer is one label."""
-    if task.kind == TAGS:
-        return (logits.argmax(-1) == labels).sum(), (labels != NO_CLASS).sum()
-    # A fill: a copy from the host would wait for the device.
-    n_labels = labels.new_full((), len(labels))
-    if task.kind == QUESTIONS:
-        return (logits.argmax(1) == labels).all(-1).sum(), n_labels
-    return (logits.argmax(-1) == labels).sum(), n_labels
-
-
-def metrics(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+def logged(task: Task, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
     """(what to log, tokens) of the sums of `glue_loss`."""
-    loss, n_labels, right, tokens = sums
+    loss, n, right, tokens = sums
     # All updates since the last line were skipped.
-    if not n_labels:
+    if not n:
         return {"loss": math.nan}, 0
-    values = {"loss": loss / n_labels}
-    if task.kind != REGRESSION:
-        values["train_acc"] = right / n_labels
+    values = {"loss": loss / n}
+    if not task.is_regression:
+        values["train_acc"] = right / n
     return values, tokens
+
+
+# ------------------------------------------------------------------------------------------------------- metrics
+
+
+def metric_of(name: str) -> Metric:
+    """A Metric by its name in dataset/glue/glue_tasks.py. Errors: DataError where its package is not installed."""
+    if name in ("pearson", "spearman"):
+        stats = optional_package("scipy.stats", f"for the metric {name}")
+        measure = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name]
+
+        def correlation(labels: Array, scores: Array) -> float:
+            # Undefined where one side is constant (or not finite).
+            if np.ptp(labels) == 0 or not np.ptp(scores) > 0:
+                return math.nan
+            return float(measure(labels, scores).statistic)
+
+        return correlation
+    metrics = optional_package("sklearn.metrics", f"for the metric {name}", package="scikit-learn")
+    by_name: dict[str, Metric] = {
+        "accuracy": metrics.accuracy_score,
+        "f1": metrics.f1_score,
+        "macro_f1": lambda labels, found: metrics.f1_score(labels, found, average="macro", zero_division=0.0),
+        "matthews": metrics.matthews_corrcoef,
+        "r2": metrics.r2_score,
+    }
+    return by_name[name]
+
+
+def predicted(task: Task, logits: torch.Tensor) -> Array:
+    """Class numbers, or scores, of logits [N, n]."""
+    chosen: Array = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
+    return chosen
+
+
+def metrics_of(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
+    """{metric: value} of logits [N, n] and the labels of a file."""
+    found = predicted(task, logits)
+    return {name: float(metric_of(name)(labels, found)) for name in task.metrics}

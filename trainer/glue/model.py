@@ -1,60 +1,65 @@
-"""The model of train_glue.py: a pretrained encoder with a head for a task; loading, compiling and saving it."""
+"""The classifier of train_glue.py: an encoder of transformers with its own head for sentences, and a rate for each layer."""
 
-import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    MODEL_FOR_QUESTION_ANSWERING_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PretrainedConfig,
-)
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from common.errors import UserError
 from common.files import atomic_folder
-from common.packages import loader_reason
-from dataset.glue.glue_tasks import CLASSIFICATION, QUESTIONS, REGRESSION, TAGS, Task
+from common.packages import loader_reason, refuse_foreign_attention
+from dataset.glue.glue_tasks import Task
+from dataset.reading.file_kinds import expanded
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import save_tokenizer
+from dataset.tokenizing.vocabulary import check_size
+from dataset.tokenizing.wordpiece import load_wordpiece
 from model.config_bounds import refuse_oversize
 from model.electra.compiled_encoder import compile_layers, quicken_attention
 from model.electra.model_electra import init_position_embeddings
-from trainer.glue.config import read_config
-from trainer.glue.head import PREFIX as HEAD_PREFIX
-from trainer.glue.head import set_plain_head, to_save
-from trainer.glue.padding import (
-    choose_way,
-    computes_in,
-    has_segments,
-    is_in_parts,
-    is_known,
-    notice,
-)
+from model.electra.saved_network import load_config
 from trainer.glue.settings import GlueSettings
-from trainer.machine.settings import NONE
+from trainer.optim.build import Groups, parameter_groups
+
+# The families whose padding a mask of [R, T] keeps out; tests/trainer/glue/test_families.py goes through them.
+FAMILIES = (
+    "albert",
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm",
+    "xlm-roberta",
+    "xlnet",
+)
+# The number of a layer in the name of a parameter. XLM has its attentions in one list and its FFNs in another one beside it; an
+# ALBERT's layers that share their weights are a group.
+LAYER = re.compile(r"\.(?:layers?|albert_layer_groups|attentions|ffns|layer_norm1|layer_norm2)\.(\d+)\.")
+# Parts of an encoder that come behind its layers.
+BEHIND_LAYERS = re.compile(r"\.(?:pooler|final_norm)\.")
 
 
-class Classes(NamedTuple):
-    """What transformers has for a kind of task."""
-
-    # Makes a model with a head for it.
-    model: Any
-    # The kinds of config for which there is such a model.
-    configs: Any
+def has_segments(config: PretrainedConfig) -> bool:
+    """Whether an encoder tells the first sentence from the second by their segments. XLNet's config does not say it."""
+    return config.model_type == "xlnet" or (getattr(config, "type_vocab_size", 0) or 0) >= 2
 
 
-OF_SENTENCES = Classes(AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING)
-CLASSES = {
-    CLASSIFICATION: OF_SENTENCES,
-    REGRESSION: OF_SENTENCES,
-    TAGS: Classes(AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
-    QUESTIONS: Classes(AutoModelForQuestionAnswering, MODEL_FOR_QUESTION_ANSWERING_MAPPING),
-}
+def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of --vocab_path, or that in the model's folder. Errors: ValueError."""
+    path = expanded(settings.vocab_path) if settings.vocab_path else folder
+    is_folder = path.is_dir() or not settings.vocab_path
+    tokenizer = load_tokenizer(path) if is_folder else load_wordpiece(path, settings.lower_case)
+    if tokenizer.pad_token_id is None:
+        raise ValueError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
+    return tokenizer
 
 
 def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
@@ -63,88 +68,61 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
     """
     what = f"--model_path {settings.model_path}"
-    config = read_config(settings, task, folder, vocab_size)
-    check_kind(config, task, what)
+    config = load_config(what, folder)
+    refuse_foreign_attention(config, what)
+    if config.model_type not in FAMILIES:
+        raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
+    if config.vocab_size < vocab_size:
+        raise UserError(f"{what}: vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} entries")
+    if not settings.from_scratch:
+        # New embeddings fit any tokenizer.
+        check_size(vocab_size, config.vocab_size, what)
+    saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
+    words = task.labels or ("LABEL_0",)
+    config.id2label = dict(enumerate(words))
+    config.label2id = {word: i for i, word in enumerate(words)}
+    config.problem_type = "regression" if task.is_regression else "single_label_classification"
+    if settings.dropout is not None:
+        # Of hidden states, attention and head. A field that is None follows another one.
+        for name, value in config.to_dict().items():
+            if "dropout" in name and type(value) in (int, float):
+                setattr(config, name, settings.dropout)
     if settings.from_scratch:
-        model = new_model(settings, task, config)
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         init_position_embeddings(model)
         new = set(model.state_dict())
-        check_positions(model, settings)
     else:
-        model, new = load_pretrained(settings, task, config, folder)
-        check_positions(model, settings)
+        model, new = load_pretrained(what, folder, config)
         check_new(settings, task, model, new)
-    # Words and answers have a head of one matrix anyway.
-    if settings.head == "plain" and not task.is_of_positions:
-        new = with_plain_head(settings, task, model, new)
-    choose_way(model, what, settings.max_seq_len, settings.do_train)
-    if is_known(model):
+        order_classes(model, saved_classes, task.labels)
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            # RoBERTa counts from behind the number of its padding.
+            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if usable < settings.max_seq_len:
+                raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
+    if config._attn_implementation == "sdpa":
         quicken_attention(model)
     return model, new
 
 
-def check_kind(config: PretrainedConfig, task: Task, what: str) -> None:
-    """Errors: UserError for an encoder to which transformers has no head for the task."""
-    if type(config) not in CLASSES[task.kind].configs:
-        raise UserError(
-            f"{what}: transformers has no head for {task.kind} to {config.model_type}; name another encoder"
-        )
-
-
-def check_positions(model: Any, settings: GlueSettings) -> None:
-    """Errors: UserError where --max_seq_len is beyond the table of positions, as far as it can be used: RoBERTa counts
-    from behind the number of its padding."""
-    for name, table in model.named_modules():
-        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
-            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-            if usable < settings.max_seq_len:
-                raise UserError(
-                    f"--model_path {settings.model_path}: {usable} of its {table.num_embeddings} positions can be used, "
-                    f"not {settings.max_seq_len}: a lower --max_seq_len is wanted"
-                )
-
-
-def with_plain_head(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> set[str]:
-    """Give a model the plain head. Returns the names of its weights that are new then. Errors: UserError."""
-    what = f"--model_path {settings.model_path}"
-    of_encoder = {name for name in new if not name.startswith(HEAD_PREFIX)}
-    was_plain = set_plain_head(model, what)
-    # A fresh head of Hugging Face's is nothing to keep.
-    if was_plain and len(of_encoder) == len(new):
-        return of_encoder
-    if not settings.do_train:
-        raise UserError(f"--do_train 0: {what} was not saved with --head plain for {task.folder}; drop that flag")
-    return of_encoder | {f"{HEAD_PREFIX}{name}" for name in model.classifier.state_dict()}
-
-
-def new_model(settings: GlueSettings, task: Task, config: PretrainedConfig) -> Any:
-    """A model of a config, with random weights. Errors: UserError."""
-    try:
-        return CLASSES[task.kind].model.from_config(config, trust_remote_code=False)
-    except Exception as error:
-        # Each family raises its own kinds, such as ImportError where it wants a package.
-        reason = loader_reason(error)
-        raise UserError(f"--model_path {settings.model_path}: no model can be made of its config ({reason})") from error
-
-
-def load_pretrained(settings: GlueSettings, task: Task, config: PretrainedConfig, folder: Path) -> tuple[Any, set[str]]:
-    """(the model of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
-    kind = CLASSES[task.kind].model
+def load_pretrained(what: str, folder: Path, config: PretrainedConfig) -> tuple[Any, set[str]]:
+    """(the classifier of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
+    kind = AutoModelForSequenceClassification
     refuse_oversize(folder, lambda: kind.from_config(config, trust_remote_code=False))
     try:
         model, faults = kind.from_pretrained(
             folder,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
             config=config,
             dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
         )
     except Exception as error:
         # Each loader raises its own kinds.
-        reason = loader_reason(error)
-        raise UserError(f"--model_path {settings.model_path}: no model can be loaded from there ({reason})") from error
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
     return model, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
 
 
@@ -157,48 +135,44 @@ def check_new(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> 
         raise UserError(f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}")
     if new and not settings.do_train:
         raise UserError(
-            f"--do_train 0: {what} has no {head_name(task)} for {task.folder} ({min(new)}); name a fine-tuned model"
+            f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
         )
 
 
-def head_name(task: Task) -> str:
-    """What a model needs for a task, in a part of a line."""
-    return f"head for {task.kind}" if task.is_of_positions else "classification head"
+@torch.no_grad()
+def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> None:
+    """Put the rows of a saved head into the order of the task's classes, where it has the same ones in another order: in
+    public RoBERTas of MNLI "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
+    have = [word.lower().replace("-", "_") for word in saved]
+    want = [word.lower().replace("-", "_") for word in labels]
+    if have == want or sorted(have) != sorted(want):
+        return
+    own = {id(module) for module in model.base_model.modules()}
+    rows = [have.index(word) for word in want]
+    # The last matrix of the head gives the classes.
+    heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in own]
+    for parameter in heads[-1].parameters():
+        parameter.copy_(parameter[rows])
 
 
-class Checked(NamedTuple):
-    """What is known of a model before hours are spent on it."""
+def save_model(
+    folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write.
 
-    # For the user, on what it lacks.
-    lines: list[str]
-    # Of its products.
-    dtype: torch.dtype
-
-
-def check_models(
-    settings: GlueSettings, tasks: list[Task], folder: Path, vocab_size: int, dtype: torch.dtype = torch.float32
-) -> Checked:
-    """Load the model for every task once, for the errors of init_model. dtype: the one that is asked for."""
-    for task in tasks:
-        model, _ = init_model(settings, task, folder, vocab_size)
-    # All tasks have the same encoder, so what follows looks at the last model alone.
-    lines = [notice(model)]
-    if settings.shard != NONE and is_in_parts(model):
-        # Each call of the model needs all ranks, and their batches have other numbers of lengths.
-        raise UserError(
-            f"--shard: {type(model).__name__} computes examples of like length together, which ranks that have a model together "
-            "cannot do: drop the flag"
-        )
-    if not computes_in(model, dtype, settings.max_seq_len):
-        lines.append(f"{type(model).__name__} cannot compute in {dtype}: training in float32 instead")
-        dtype = torch.float32
-    if not has_segments(model) and any(len(task.text) > 1 for task in tasks):
-        lines.append(
-            f"{type(model).__name__} has no segments: two sentences are told apart by the separator between them alone"
-        )
-    if settings.use_compile == "1" and not is_known(model):
-        lines.append(f"{type(model).__name__} has no compiled form here: training without torch.compile")
-    return Checked([line for line in lines if line], dtype)
+    Its tokenizer gives what the model was trained with: segments where it has them (in transformers 5 an ALBERT's and an
+    XLNet's give none unless they are asked), and the longest text that it can take.
+    """
+    if has_segments(model.config):
+        names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
+        tokenizer.model_input_names = names
+        tokenizer.init_kwargs["model_input_names"] = names
+    positions = getattr(model.config, "max_position_embeddings", None) or 0
+    if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
+        tokenizer.model_max_length = positions
+    with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
+        model.save_pretrained(temporary, state_dict=dict(weights))
+        save_tokenizer(tokenizer, temporary)
 
 
 class Layers(NamedTuple):
@@ -208,26 +182,43 @@ class Layers(NamedTuple):
 
     def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile for training batches of `shape` (rows, positions): one graph. All else is computed without, so that
-        no number depends on which shapes came before; nor does it on an earlier run's graphs.
-
-        Nothing depends on dtype here, and nothing is to be said.
-        """
+        no number depends on which shapes came before; nor does it on an earlier run's graphs."""
         torch.compiler.reset()
         self.model.compiled_shape = shape
         compile_layers(self.model)
         return ""
 
 
-def save_model(folder: Path, model: Any, tokenizer: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write."""
-    with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
-        model.save_pretrained(temporary, state_dict=to_save(model, weights))
-        save_tokenizer(tokenizer, temporary)
+# ------------------------------------------------------------------------------------------- a rate for each layer
 
 
-def weights_digest(model: Any) -> str:
-    """Of the encoder's weights on the CPU: what a resumed run must have begun with. The head is drawn by the seed."""
-    digest = hashlib.sha256()
-    for parameter in model.base_model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()[:16]
+def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> Groups:
+    """Optimiser groups with `lr_scale` = layer_decay ** depth: 0 in the head, 1 in the top layer, and one more for each
+    below it, down to the embeddings; each with and without weight decay. Every parameter is in exactly one."""
+    found = {name: LAYER.search(name) for name, _ in model.named_parameters()}
+    n_layers = 1 + max(int(match[1]) for match in found.values() if match)
+    parts: dict[int, list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        match = found[name]
+        depth = 0
+        if match:
+            depth = n_layers - int(match[1])
+        elif name.startswith(f"{model.base_model_prefix}.") and not BEHIND_LAYERS.search(name):
+            depth = n_layers + 1
+        parts.setdefault(depth, []).append(parameter)
+    groups = []
+    for depth, parameters in sorted(parts.items()):
+        for group in parameter_groups(torch.nn.ParameterList(parameters), weight_decay):
+            if group["params"]:
+                groups.append({**group, "depth": depth, "lr_scale": layer_decay**depth})
+    return groups
+
+
+def rates(groups: Groups, learning_rate: float) -> str:
+    """One line: what each part's rate is at the top of the schedule."""
+    scales = {group["depth"]: group["lr_scale"] for group in groups}
+    parts = []
+    for depth, scale in scales.items():
+        name = "head" if depth == 0 else "embeddings" if depth == max(scales) else f"layer {max(scales) - 1 - depth}"
+        parts.append(f"{name} {learning_rate * scale:.2e}")
+    return f"rates: {', '.join(parts)}"

@@ -24,7 +24,6 @@ OWN_OF_A_MACHINE = frozenset(
     {
         "against",
         "cache_dir",
-        "cache_gb",
         "data_dir",
         "data_path",
         "dev_file",

@@ -57,7 +57,6 @@ def open_corpus(
             deduplicate=settings.deduplicate,
             length=RunLength(settings.epochs, settings.max_updates, rows_before_auto_batch(settings, ranks)),
             cache_dir=settings.cache_dir,
-            cache_gb=settings.cache_gb,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
             skip_bad_lines=settings.skip_bad_lines,

@@ -21,9 +21,8 @@ from dataset.leaks_at_start import AGAINST, leak_notices
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from dataset.quality.evaluation_texts import Evaluation, evaluation_of
-from dataset.reading.remote import cache_in
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import shipped_tokenizer, unnamed_vocabulary
+from dataset.tokenizing.shipped import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import (
     check_ids_fit,
     check_known,
@@ -249,10 +248,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def _read_evaluations(self) -> None:
         """What the files of --against are looked for by. Errors: DataError."""
         settings = self.settings
-        cache = cache_in(settings.cache_dir, settings.cache_gb)
         for path in settings.against:
             self.against.append(
-                evaluation_of(path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, cache)
+                evaluation_of(
+                    path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, settings.cache_dir
+                )
             )
 
     def _read_folder(self, folder: Path) -> PublicModel:
@@ -313,11 +313,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.tokenizer_notices.append(unnamed_vocabulary(weight))
         if recorded is None or recorded == self.vocabulary:
             return
-        shipped = shipped_tokenizer(recorded)
-        name = f"give --tokenizer_path {shipped}" if shipped else "name its own"
         raise UserError(
             f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-            f"{self.tokenizer_path}: {name} (or take vocabulary_sha256 out of the .json beside it)"
+            f"{self.tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
         )
 
     def _check_tokens(self) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
-from model.moe import block_counts
+from model.fast.experts import block_counts
 
 FP32 = 4
 # AdamW keeps two moments of each parameter, Muon one.
@@ -227,7 +227,7 @@ def kept_by_slot(config: MiniMindConfig, compiled: bool, half: int) -> int:
 
 
 def rows_that_fill_up(config: MiniMindConfig, tokens: int) -> int:
-    """Rows in the blocks of `blocked_experts` (model/moe.py) that are no token's."""
+    """Rows in the blocks of `blocked_experts` (model/fast/experts.py) that are no token's."""
     slots = tokens * config.num_experts_per_tok
     rows = sum(size * count for size, count in block_counts(slots, config.num_experts))
     return rows - slots

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.remote import USUAL_CACHE_GB
 from dataset.reading.settings import OFF, DocumentSettings
 from trainer.budget.settings import BudgetSettings
 from trainer.pretrain.settings import (
@@ -66,7 +65,6 @@ class ConversationSettings(Settings):
     pack: bool = switch(True, help="conversations share rows; 0: one padded conversation a row, as in MiniMind")
     skip_bad_lines: bool = switch(False, help="skip and count faulty lines instead of stopping at the first")
     cache_dir: str | None = with_default(DocumentSettings, "cache_dir", None)
-    cache_gb: float = with_default(DocumentSettings, "cache_gb", USUAL_CACHE_GB)
     deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
 
 

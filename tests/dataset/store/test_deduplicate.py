@@ -11,8 +11,7 @@ import pytest
 from common.errors import DataError
 from dataset import tokenize_corpus
 from dataset.corpus import Corpus
-from dataset.store import copying
-from dataset.store import deduplicate as module
+from dataset.store import deduplicate
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.texts import stored_texts
 from dataset.store.token_store import open_or_build
@@ -52,7 +51,7 @@ def bytes_of(folder):
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
     # Several blocks.
-    monkeypatch.setattr(copying, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(deduplicate, "BLOCK_TOKENS", 500)
     texts, no_exact, no_near = texts_with_copies()
     path = write(tmp_path / "a.jsonl", texts)
     (exact,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
@@ -114,30 +113,6 @@ def test_a_source_of_copies_alone_is_refused(tmp_path, encoder):
         open_sources([[first], [second]], encoder, "exact", num_procs=1, progress=False)
 
 
-def test_a_build_that_was_interrupted_goes_on(tmp_path, encoder, monkeypatch):
-    monkeypatch.setattr(copying, "BLOCK_TOKENS", 500)
-    monkeypatch.setattr("dataset.store.writer.CHECKPOINT_S", 0.0)
-    texts, no_exact, _ = texts_with_copies()
-    path = write(tmp_path / "a.jsonl", texts)
-    blocks = module._blocks
-    taken = []
-
-    def three_blocks(*arguments):
-        for number, block in enumerate(blocks(*arguments)):
-            taken.append(number)
-            if len(taken) > 3:
-                raise KeyboardInterrupt
-            yield block
-
-    monkeypatch.setattr(module, "_blocks", three_blocks)
-    with pytest.raises(KeyboardInterrupt):
-        open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
-    assert list((tmp_path / ".token_store").glob(".tmp-*/progress.json"))
-    monkeypatch.setattr(module, "_blocks", blocks)
-    (store,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
-    assert is_store_of(store, no_exact, tmp_path, encoder)
-
-
 def test_a_damaged_one_is_made_anew(tmp_path, encoder, capsys):
     path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
     (store,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
@@ -168,13 +143,10 @@ def test_validation_documents_of_their_own_keep_their_copies(tmp_path, encoder):
     assert len(Corpus([path], encoder, deduplicate="exact", **options).val_store) == 2
 
 
-def test_tokenize_corpus_makes_it_ahead_in_parts_too(tmp_path, capsys):
+def test_tokenize_corpus_makes_it_ahead(tmp_path, capsys):
     texts, no_exact, _ = texts_with_copies()
     path = write(tmp_path / "a.jsonl", texts)
-    for part in ("2/2", "1/2"):
-        assert not list(tmp_path.glob(".token_store/a-exact-*"))
-        command = ["--data_path", path, "--shard", part, "--deduplicate", "exact", "--num_procs", "1"]
-        assert tokenize_corpus.main(command) == 0
+    assert tokenize_corpus.main(["--data_path", path, "--deduplicate", "exact", "--num_procs", "1"]) == 0
     (folder,) = tmp_path.glob(".token_store/a-exact-*")
     lines = capsys.readouterr().out.splitlines()
     assert "20 of 90 documents" in lines[-2] and lines[-1].startswith(f"{folder}: {len(no_exact)} documents")

@@ -1,13 +1,11 @@
 """Where stores lie and who makes them. Reference: what is printed while another process holds the lock."""
 
 import contextlib
-import os
-import time
 
 import pytest
 from filelock import Timeout
 
-from dataset.store import places
+from dataset.store import builder
 
 
 class HeldAtFirst:
@@ -25,29 +23,16 @@ class HeldAtFirst:
 @pytest.mark.parametrize("tell", [True, False])
 def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, tell):
     """A rank that waits for rank 0 of its own run has nothing to tell: rank 0 shows what it is doing."""
-    monkeypatch.setattr(places, "file_lock", HeldAtFirst)
-    with places.lock(tmp_path, "corpus", tell):
+    monkeypatch.setattr(builder, "file_lock", HeldAtFirst)
+    with builder.lock(tmp_path / "corpus", tell):
         pass
     assert ("waiting for another process" in capsys.readouterr().out) == tell
-
-
-def test_an_empty_folder_is_left_to_a_process_that_has_just_made_it(tmp_path):
-    """Parts of one corpus that start together: their locks lie in the folder, and none of them is taken yet."""
-    names = ("corpus-0123456789abcdef", "a_b-exact-0000000000000000", "c.d-ffffffffffffffff.part-1-of-12")
-    made, left, kept_nothing = (tmp_path / f".tmp-{name}" for name in names)
-    for folder in (made, left, kept_nothing):
-        folder.mkdir()
-    two_minutes_ago = time.time() - 120
-    os.utime(left, (two_minutes_ago, two_minutes_ago))
-    (kept_nothing / "tokens.bin").write_bytes(b"cut off")
-    with places.lock(tmp_path, "other"):
-        assert [folder.exists() for folder in (made, left, kept_nothing)] == [True, False, False]
 
 
 def test_the_lock_of_data_called_tmp_is_no_interrupted_build(tmp_path):
     """The store of `tmp.jsonl` is called `tmp-` and a digest, so its lock looks like the folder of an interrupted build."""
     for name in ("tmp-0123456789abcdef", "other-0123456789abcdef"):
-        with places.lock(tmp_path, name):
+        with builder.lock(tmp_path / name):
             pass
     assert (tmp_path / ".tmp-0123456789abcdef.lock").is_file()
 
@@ -60,6 +45,6 @@ def test_the_folder_of_another_program_stays(tmp_path, name):
     notes = tmp_path / f".tmp-{name}" / "notes.txt"
     notes.parent.mkdir()
     notes.write_text("not ours")
-    with places.lock(tmp_path, "corpus-0123456789abcdef"):
+    with builder.lock(tmp_path / "corpus-0123456789abcdef"):
         assert notes.read_text() == "not ours"
     assert not (tmp_path / f".{name}.lock").exists()

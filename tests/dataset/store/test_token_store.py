@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +22,9 @@ from dataset.reading.documents import DataError, read_documents
 from dataset.store import builder, file_digests, token_store
 from dataset.store import check as store_check
 from dataset.store import format as store_format
-from dataset.store import writer as store_writer
 from dataset.store.check import DigestCheck
 from dataset.store.format import TokenStore
-from dataset.store.token_store import build_shard, open_or_build
+from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
 from tests.helpers import ROOT
@@ -207,56 +205,6 @@ def test_an_edit_within_one_tick_of_the_file_system_is_found(tmp_path, encoder, 
     assert "dog" in small_tokenizer().decode(open_or_build(path, encoder, progress=False).document(0))
 
 
-def test_a_large_file_is_read_for_its_digest_by_one_shard_alone(tmp_path, encoder, monkeypatch):
-    """Two shards that start together on one file, here in two threads; the file is old enough to be remembered."""
-    monkeypatch.setattr(file_digests, "WAIT_FROM_BYTES", 1)
-    monkeypatch.setattr(file_digests, "SETTLED_S", -60.0)
-    path = write(tmp_path / "a.jsonl")
-    real, read = file_digests.sha256_of_file, []
-
-    def slowly(file):
-        read.append(file)
-        time.sleep(0.3)
-        return real(file)
-
-    monkeypatch.setattr(file_digests, "sha256_of_file", slowly)
-
-    def shard(k):
-        return build_shard(path, encoder, shard=(k, 2), num_procs=1, progress=False)
-
-    with ThreadPoolExecutor(2) as pool:
-        stores = list(pool.map(shard, (1, 2)))
-    assert len(read) == 1
-    (store,) = [store for store in stores if store is not None]
-    check(store, TEXTS, encoder)
-
-
-def test_a_shard_reads_no_file_for_its_digest_that_another_has_read(tmp_path, encoder, monkeypatch):
-    """Two processes that start together, here one after the other's first file: each reads every second file."""
-    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
-    (tmp_path / "corpus").mkdir()
-    for i in range(6):
-        write(tmp_path / "corpus" / f"{i}.jsonl", [f"document {i}"])
-    real, read = file_digests.sha256_of_file, []
-
-    def while_another_shard_works(file):
-        if not read:
-            names = [tmp_path / "corpus" / f"{i}.jsonl" for i in (1, 3, 5)]
-            data = [(".jsonl", real(name)) for name in names]
-            place = tmp_path / "corpus" / ".token_store"
-            file_digests.remember_hashes(file_digests.stats_of(names), data, place, time.time())
-        read.append(file.name)
-        return real(file)
-
-    monkeypatch.setattr(file_digests, "sha256_of_file", while_another_shard_works)
-    build_shard(str(tmp_path / "corpus"), encoder, shard=(1, 2), num_procs=1, progress=False)
-    assert read == ["0.jsonl", "2.jsonl", "4.jsonl"]
-    read.append("from here on")
-    store = build_shard(str(tmp_path / "corpus"), encoder, shard=(2, 2), num_procs=1, progress=False)
-    assert read[-1] == "from here on"
-    assert len(store) == 6
-
-
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
     """Nothing stale is ever reused; the same content in another place is."""
     path, cache = write(tmp_path / "a.jsonl"), str(tmp_path / "cache")
@@ -336,88 +284,6 @@ def test_nothing_to_train_on(tmp_path, encoder):
         open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
 
 
-@pytest.mark.parametrize("num_procs", [1, 2])
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
-def test_shards_together_are_one_run(tmp_path, encoder, small_blocks, num_procs, suffix):
-    """Any order of the shards gives the bytes of a single run, counts of bad lines included."""
-    path = tmp_path / f"a.{suffix}"
-    lines = [json.dumps({"text": text}) for text in TEXTS]
-    for i in range(0, 300, 17):
-        lines[i] = "nonsense"
-    data = "\n".join(lines).encode()
-    path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
-    whole = open_or_build(str(path), encoder, cache_dir=str(tmp_path / "whole"), skip_bad_lines=True)
-    for n in (3, 40) if num_procs == 1 else (2,):  # 40: more parts than blocks
-        cache = str(tmp_path / f"parts{n}")
-        order = np.random.default_rng(0).permutation(n) + 1
-        results = [
-            build_shard(
-                str(path), encoder, cache_dir=cache, skip_bad_lines=True, shard=(int(k), n), num_procs=num_procs
-            )
-            for k in order
-        ]
-        assert results[:-1] == [None] * (n - 1)
-        assert content(results[-1]) == content(whole)
-        assert [folder.name for folder in results[-1].folder.parent.glob("*/")] == [whole.folder.name], (
-            "the parts are gone"
-        )
-
-
-def test_run_without_shard_puts_finished_parts_together(tmp_path, encoder, small_blocks, monkeypatch):
-    path = write(tmp_path / "a.jsonl")
-    with monkeypatch.context() as patch:  # as if every part had been killed before it could assemble
-        patch.setattr(builder.Builder, "_assemble", lambda self: None)
-        assert [build_shard(path, encoder, shard=(k, 2)) for k in (1, 2)] == [None, None]
-    monkeypatch.setattr(builder, "encode_blocks", None)
-    check(open_or_build(path, encoder), TEXTS, encoder)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_shard_reads_its_own_part_of_many_compressed_files(tmp_path, encoder, monkeypatch):
-    """Reference: the bytes that the system has counted for this process. Texts of random letters, which stay large."""
-    monkeypatch.setattr(file_digests.time, "time", lambda: time.time_ns() / 1e9 + 60)
-    generator = np.random.default_rng(0)
-    (tmp_path / "corpus").mkdir()
-    for i in range(40):
-        letters = generator.integers(97, 123, 100_000, dtype=np.uint8).tobytes().decode()
-        data = json.dumps({"text": letters}).encode()
-        (tmp_path / "corpus" / f"{i:02}.jsonl.gz").write_bytes(gzip.compress(data))
-    files = sorted((tmp_path / "corpus").iterdir())
-    size = sum(file.stat().st_size for file in files)
-    place = tmp_path / "corpus" / ".token_store"
-    place.mkdir()
-    data = [(".gz", file_digests.sha256_of_file(file)) for file in files]
-    file_digests.remember_hashes(file_digests.stats_of(files), data, place, file_digests.time.time())
-
-    def bytes_read():
-        return int(Path("/proc/self/io").read_text().split()[1])
-
-    open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=1, progress=False)  # imports what is needed
-    before = bytes_read()
-    build_shard(str(tmp_path / "corpus"), encoder, shard=(2, 4), num_procs=1, progress=False)
-    assert bytes_read() - before < size / 2
-
-
-@pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "blocks.bin"])
-def test_damage_to_a_part_is_found_before_the_parts_are_put_together(
-    tmp_path, encoder, small_blocks, monkeypatch, capsys, file
-):
-    """The whole store gets digests of its own, which would vouch for the damage. As for parts too large to be checked
-    whenever they are opened."""
-    monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
-    path = write(tmp_path / "a.jsonl")
-    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", progress=False)
-    build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False)
-    (part,) = (tmp_path / ".token_store").glob("*.part-1-of-2")
-    content_of_part = bytearray((part / file).read_bytes())
-    content_of_part[40] ^= 1
-    (part / file).write_bytes(content_of_part)
-    assert build_shard(path, encoder, shard=(2, 2), num_procs=1, progress=False) is None
-    assert "--shard 1/2 makes it anew" in capsys.readouterr().out
-    store = build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False)
-    assert content(store) == content(reference)
-
-
 @pytest.mark.parametrize("file", ["tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin", "meta.json"])
 def test_truncated_store_is_made_anew(tmp_path, encoder, capsys, file):
     path = write(tmp_path / "a.jsonl")
@@ -477,33 +343,6 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("field", FORGED)
-def test_a_description_with_a_right_digest_and_wrong_content_is_noticed(tmp_path, encoder, capsys, field):
-    path = write(tmp_path / "a.jsonl", TEXTS[:9])
-    folder = open_or_build(path, encoder, progress=False).folder
-    sound = json.loads((folder / "meta.json").read_text())
-    sound.pop("meta_sha256")
-    for value in FORGED[field]:
-        forged = {**sound, field: value}
-        (folder / "meta.json").write_text(json.dumps({**forged, "meta_sha256": store_format.digest_of_json(forged)}))
-        check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
-        assert capsys.readouterr().out.count("it is made anew") == 1, value
-
-
-def test_offsets_that_go_back_are_noticed_whatever_their_digest(tmp_path, encoder, capsys):
-    path = write(tmp_path / "a.jsonl", TEXTS[:9])
-    folder = open_or_build(path, encoder, progress=False).folder
-    offsets = np.fromfile(folder / "offsets.bin", np.int64)
-    offsets[4] = -5
-    offsets.tofile(folder / "offsets.bin")
-    meta = json.loads((folder / "meta.json").read_text())
-    meta.pop("meta_sha256")
-    meta["sha256"]["offsets.bin"] = hashlib.sha256(offsets.tobytes()).hexdigest()
-    (folder / "meta.json").write_text(json.dumps({**meta, "meta_sha256": store_format.digest_of_json(meta)}))
-    check(open_or_build(path, encoder, progress=False), TEXTS[:9], encoder)
-    assert "does not tell where documents begin" in capsys.readouterr().out
-
-
 def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_path, encoder, monkeypatch):
     monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
     monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
@@ -522,7 +361,7 @@ def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_pat
 def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
     tmp_path, encoder, small_blocks, monkeypatch
 ):
-    """Windows refuses both. Cases: a first build, parts put together, a damaged store made anew."""
+    """Windows refuses both. Cases: a first build, a damaged store made anew."""
     touched = []
 
     def nothing_open(folder):
@@ -538,17 +377,14 @@ def test_no_file_of_a_store_is_open_or_mapped_when_it_is_renamed_or_removed(
     monkeypatch.setattr(os, "rename", lambda a, b: nothing_open(a) or rename(a, b))
     monkeypatch.setattr(files.shutil, "rmtree", lambda folder: nothing_open(folder) or rmtree(folder))
     path = write(tmp_path / "a.jsonl")
-    for k in (1, 2):
-        store = build_shard(path, encoder, shard=(k, 2), num_procs=1, progress=False)
-    folder = store.folder
-    del store
+    folder = open_or_build(path, encoder, num_procs=1, progress=False).folder
     os.truncate(folder / "doc_hash.bin", 8)
     check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
     flipped = bytearray((folder / "doc_hash.bin").read_bytes())
     flipped[0] ^= 1
     (folder / "doc_hash.bin").write_bytes(flipped)
     check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
-    assert len(touched) >= 8
+    assert len(touched) >= 5
 
 
 def test_pickle_payload_is_never_run(tmp_path, encoder):
@@ -596,10 +432,8 @@ def test_data_that_changes_meanwhile_is_refused(tmp_path, encoder, monkeypatch):
 SCRIPT = """
 import pickle, sys
 sys.path.insert(0, {root!r})
-from dataset.store import writer as store_writer
 from dataset.store import builder, token_store
 builder.BLOCK_BYTES = 5000
-store_writer.CHECKPOINT_S = globals().get("checkpoint_s", store_writer.CHECKPOINT_S)
 encoder = pickle.load(open({encoder!r}, "rb"))  # without the slow import of transformers
 store = token_store.open_or_build({path!r}, encoder, num_procs={procs})
 print(store.folder, len(store))
@@ -665,98 +499,6 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     assert not list(store.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("shard", [None, (2, 3)])
-def test_an_interrupted_build_goes_on_where_it_stopped(tmp_path, encoder, small_blocks, monkeypatch, capsys, shard):
-    """Reference: a build in one go. Blocks that an earlier start made durable are not encoded again."""
-    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
-    path, same = write(tmp_path / "a.jsonl"), tmp_path / "in_one_go"
-    build_shard(path, encoder, cache_dir=same, num_procs=1, progress=False, shard=shard)
-    real, encoded = builder.encode_blocks, []
-
-    def interrupted(blocks, *rest):
-        for number, result in enumerate(real(blocks, *rest)):
-            if number == 5:
-                raise KeyboardInterrupt
-            encoded.append(result)
-            yield result
-
-    monkeypatch.setattr(builder, "encode_blocks", interrupted)
-    starts = 0
-    while True:
-        starts += 1
-        try:
-            build_shard(path, encoder, num_procs=1, shard=shard)
-            break
-        except KeyboardInterrupt:
-            other = write(tmp_path / "b.jsonl", ["another corpus"])  # whose build leaves this one alone
-            with monkeypatch.context() as patch:
-                patch.setattr(builder, "encode_blocks", real)
-                open_or_build(other, encoder, num_procs=1, progress=False)
-    assert starts >= 2
-    assert capsys.readouterr().out.count("of an interrupted start") == starts - 1
-    folders = [folder for folder in same.iterdir() if folder.is_dir()]
-    assert len(folders) == 1
-    expected = {file.name: file.read_bytes() for file in folders[0].iterdir()}
-    found = {file.name: file.read_bytes() for file in (tmp_path / ".token_store" / folders[0].name).iterdir()}
-    assert found == expected
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "progress", "forged", "nothing there"])
-def test_a_damaged_interrupted_build_begins_anew(tmp_path, encoder, small_blocks, monkeypatch, damage):
-    monkeypatch.setattr(store_writer, "CHECKPOINT_S", 0)
-    path = write(tmp_path / "a.jsonl")
-    real = builder.encode_blocks
-
-    def interrupted(blocks, *rest):
-        for number, result in enumerate(real(blocks, *rest)):
-            if number == 5:
-                raise KeyboardInterrupt
-            yield result
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(builder, "encode_blocks", interrupted)
-        open_or_build(path, encoder, num_procs=1, progress=False)
-    (temp,) = (tmp_path / ".token_store").glob(".tmp-*")
-    tokens = temp / "tokens.bin"
-    if damage == "flip":
-        content = bytearray(tokens.read_bytes())
-        content[3] ^= 1
-        tokens.write_bytes(content)
-    elif damage == "cut":
-        os.truncate(tokens, 5)
-    elif damage == "progress":
-        (temp / "progress.json").write_text('{"identity": {}, "files": 3}')
-    elif damage == "forged":  # its digest holds
-        progress = {"identity": {}, "files": [], "last": [1, "2", 3]}
-        digest = store_format.digest_of_json(progress)
-        (temp / "progress.json").write_text(json.dumps({**progress, "sha256": digest}))
-    else:
-        tokens.unlink()
-    check(open_or_build(path, encoder, num_procs=1, progress=False), TEXTS, encoder)
-    assert not list((tmp_path / ".token_store").glob(".tmp-*"))
-
-
-@pytest.mark.slow
-def test_a_build_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path, encoder):
-    """kill -9 at random moments; every start gets a little further."""
-    path = write(tmp_path / "a.jsonl", TEXTS * 400)
-    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
-    generator = np.random.default_rng(1)
-    kills = 0
-    for _ in range(60):
-        run = start(path, encoder, procs=2, before="checkpoint_s = 0\n")
-        try:
-            run.wait(timeout=float(generator.uniform(1.0, 4.0)))
-            break
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.wait()
-            kills += 1
-    assert run.returncode == 0 and kills > 0
-    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
-    assert built.meta["sha256"] == reference.meta["sha256"]
-
-
 def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     """A limit on the size of files stands for the full disk."""
     path = write(tmp_path / "a.jsonl", TEXTS * 20)
@@ -766,25 +508,9 @@ def test_full_disk_is_named_and_leaves_nothing(tmp_path, encoder):
     assert not list((tmp_path / ".token_store").glob("*a-*/"))
 
 
-def test_a_build_on_a_full_disk_goes_on_when_there_is_room(tmp_path, encoder):
-    """Reference: a build in one go. The limit stops the first start in the middle, as a full disk would."""
-    path = write(tmp_path / "a.jsonl", TEXTS * 20)
-    reference = open_or_build(path, encoder, cache_dir=tmp_path / "in_one_go", num_procs=1, progress=False)
-    limit = len(reference.tokens)  # half of the tokens' bytes
-    often = "checkpoint_s = 0\n"
-    full = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    _, errors = start(path, encoder, before=often + full).communicate(timeout=60)
-    assert "DataError" in errors and "--cache_dir names another folder" in errors
-    output, errors = start(path, encoder, before=often).communicate(timeout=60)
-    assert "of an interrupted start" in output, errors
-    built = TokenStore(next((tmp_path / ".token_store").glob("a-*")))
-    assert built.meta["sha256"] == reference.meta["sha256"]
-
-
 def test_a_file_name_of_many_bytes_is_no_obstacle(tmp_path, encoder):
     path = write(tmp_path / ("数据" * 40 + ".jsonl"), ["the cat"])
-    assert build_shard(path, encoder, shard=(1, 2), num_procs=1, progress=False) is None
-    assert len(build_shard(path, encoder, shard=(2, 2), num_procs=1, progress=False)) == 1
+    assert len(open_or_build(path, encoder, num_procs=1, progress=False)) == 1
 
 
 def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
@@ -819,7 +545,7 @@ def test_tokenize_corpus_tells_a_missing_tokenizer_and_keeps_the_traceback_of_a_
     def defect(*_, **__):
         raise ValueError("of ours")
 
-    monkeypatch.setattr(tokenize_corpus, "build_shard", defect)
+    monkeypatch.setattr(tokenize_corpus, "open_or_build", defect)
     with pytest.raises(ValueError, match="of ours") as caught:
         tokenize_corpus.main(["--data_path", path])
     assert not isinstance(caught.value, UserError | DataError)
@@ -827,16 +553,16 @@ def test_tokenize_corpus_tells_a_missing_tokenizer_and_keeps_the_traceback_of_a_
 
 @pytest.mark.slow
 def test_command_line(tmp_path, capsys):
-    """`tokenize_corpus.py` from another folder: two shards, then user errors with one line and exit code 2."""
+    """`tokenize_corpus.py` from another folder, then user errors with one line and exit code 2."""
     path = write(tmp_path / "a.jsonl")
 
     def run(*flags):
         script = [sys.executable, str(ROOT / "dataset" / "tokenize_corpus.py"), "--data_path", *flags]
         return subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
-    first = run("a.jsonl", "--shard", "2/2")
-    assert first.returncode == 0 and "part 2 of 2" in first.stdout, first.stderr
-    assert tokenize_corpus.main(["--data_path", path, "--shard", "1/2"]) == 0
+    first = run("a.jsonl")
+    assert first.returncode == 0 and "300 documents" in first.stdout, first.stderr
+    assert tokenize_corpus.main(["--data_path", path]) == 0
     assert "300 documents" in capsys.readouterr().out
     missing = run("missing.jsonl")
     assert (
@@ -844,5 +570,12 @@ def test_command_line(tmp_path, capsys):
         and missing.stderr.startswith("error: missing.jsonl")
         and missing.stderr.count("\n") == 1
     )
-    with pytest.raises(SystemExit, match="2"):
-        tokenize_corpus.main(["--data_path", path, "--shard", "3/2"])
+
+
+def test_a_store_that_an_earlier_version_made_in_shards_is_made_anew_with_a_line(tmp_path, encoder, capsys):
+    path = write(tmp_path / "a.jsonl")
+    folder = open_or_build(path, encoder, progress=False).folder
+    (folder / "meta.json").rename(folder / "manifest.json")
+    check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+    assert "an earlier version made it, in shards); it is made anew" in capsys.readouterr().out
+    assert not (folder / "manifest.json").exists()

@@ -15,13 +15,6 @@ from tests.helpers import ROOT
 from tests.scripts.test_export import KINDS, write
 
 MODEL = ROOT / "model"
-# The tokenizer of the first releases. Of it, before it had a post-processor: checkpoints and token stores of then must go
-# on.
-COMPACT = MODEL / "tokenizer_compact"
-EARLIER_DIGESTS = {
-    False: "9178022da8a4754ef872b015feb798a5184b58ad87bb42ba26d7ceb9c724d7a6",
-    True: "3ee5bf10ac59b738e5d1f5c840e1e46d1ec5689c8f9f39eda931451d09cb7cb5",
-}
 
 
 @pytest.fixture(scope="module")
@@ -52,25 +45,6 @@ def test_asking_for_bos_once_more_does_not_double_it():
     """As `lm_eval ... add_bos_token=True` asks."""
     asked = AutoTokenizer.from_pretrained(MODEL, add_bos_token=True, trust_remote_code=False)
     assert asked("hi").input_ids == load_tokenizer(MODEL)("hi").input_ids
-
-
-@pytest.mark.parametrize("parse_special_tokens", [False, True])
-def test_earlier_runs_and_stores_know_the_tokenizer_again(parse_special_tokens):
-    encoder = DocumentEncoder(load_tokenizer(COMPACT), parse_special_tokens)
-    assert encoder.fingerprint == EARLIER_DIGESTS[parse_special_tokens]
-
-
-def test_a_file_without_post_processor_is_the_same_tokenizer_to_the_trainers(tokenizer, tmp_path):
-    """A tokenizer of an earlier release, and one with another post-processor, which is another tokenizer as before."""
-    digests = []
-    fields = json.loads((COMPACT / "tokenizer.json").read_text(encoding="utf-8"))
-    ours = fields["post_processor"]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
-    (tmp_path / "tokenizer_config.json").write_bytes((COMPACT / "tokenizer_config.json").read_bytes())
-    for processor in (ours, None, byte_level):
-        (tmp_path / "tokenizer.json").write_text(json.dumps({**fields, "post_processor": processor}), encoding="utf-8")
-        digests.append(DocumentEncoder(load_tokenizer(tmp_path)).fingerprint)
-    assert digests[0] == digests[1] == EARLIER_DIGESTS[False] != digests[2]
 
 
 def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):

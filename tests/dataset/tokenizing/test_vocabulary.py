@@ -107,17 +107,6 @@ def test_glue_refuses_sentences_that_are_mostly_unknown(place, tmp_path, capsys)
     assert not (tmp_path / "out").exists()
 
 
-def test_glue_refuses_a_tokenizer_that_makes_nothing_of_sentences(place, tmp_path, capsys, monkeypatch):
-    """As one of bytes without their entries does: no [UNK] shows it."""
-    from dataset.tokenizing.sentence_encoder import SentenceEncoder
-
-    monkeypatch.setattr(SentenceEncoder, "encode", lambda self, texts: [[] for _ in texts])
-    data = tmp_path / "glue"
-    write_task(data, "CoLA", {"train.tsv": 60, "dev.tsv": 9})
-    error = complaint(capsys, place, tmp_path / "out", data_dir=data)
-    assert "the tokenizer makes no token of 100% of the first 60 examples" in error
-
-
 def test_electra_refuses_data_that_is_mostly_unknown(tmp_path):
     vocab = tmp_path / "vocab.txt"
     vocab.write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")

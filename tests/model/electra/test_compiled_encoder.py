@@ -168,7 +168,6 @@ def test_an_attention_that_is_more_than_a_softmax_is_left_to_transformers(case, 
 
 
 def test_the_networks_of_a_pretraining_attend_quickly():
-    """In GLUE: tests/trainer/glue/test_padding.py."""
     config = ElectraConfig(vocab_size=9, **TINY)
     pretrainers = [ElectraPretrainer.from_configs(config, config), MaskedLanguageModel.from_config(config)]
     networks = [network for pretrainer in pretrainers for network in pretrainer.networks()]

@@ -61,8 +61,6 @@ def flags(place, **changes):
         "model_path": place / "tiny",
         "max_seq_len": 16,
         "from_scratch": False,
-        "head": "huggingface",
-        "score_divisor": 1.0,
         "dropout": None,
         "do_train": True,
     }

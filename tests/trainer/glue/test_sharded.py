@@ -56,11 +56,11 @@ def rows_of(first, end):
     return Batch(*(tensor[first:end] for tensor in (ids * mask, mask, torch.zeros_like(ids), labels)))
 
 
-def gradients(place, head, ranks=None):
+def gradients(place, ranks=None):
     """Of three updates of six rows: in one micro-batch of each rank, in several, and with a rank without rows. Without ranks: one
     process computes all."""
     torch.manual_seed(0)
-    model, _ = init_model(flags(place, dropout=0.0, head=head), TASKS["cola"], place / "tiny", len(WORDS))
+    model, _ = init_model(flags(place, dropout=0.0), TASKS["cola"], place / "tiny", len(WORDS))
     shards = Shards(model, ranks.world_size, ranks, CPU) if ranks else None
     ranks = ranks or Ranks()
     engine = Engine(
@@ -113,10 +113,7 @@ def two_ranks(place, folder):
     new_port("gradients")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
-        found = {
-            head: {"sharded": gradients(place, head, ranks), "alone": gradients(place, head)}
-            for head in ("huggingface", "plain")
-        }
+        found = {"sharded": gradients(place, ranks), "alone": gradients(place)}
     finally:
         Shards.close()
         gc.collect()
@@ -132,10 +129,6 @@ def two_ranks(place, folder):
     found["stopped"] = [stopped(place, folder / "stopped", at) for at in (1, 2)]
     new_port("resumed")
     assert train_glue.main(arguments(place, folder / "stopped", shard="full", from_resume=1, **RUN)) == 0
-    new_port("plain head")
-    assert (
-        train_glue.main(arguments(place, folder / "plain", shard="full", head="plain", max_steps=2, dropout=0.0)) == 0
-    )
     gc.collect()
     found["left"] = sum(type(thing).__name__ == "DeviceMesh" for thing in gc.get_objects())
     return found
@@ -188,11 +181,10 @@ def model_file(folder, name="model"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["huggingface", "plain"])
-def test_gradients_equal_those_of_one_rank(both, head):
+def test_gradients_equal_those_of_one_rank(both):
     """Two numbers have the same sum in either order."""
     for result in both:
-        for sharded, alone in zip(result[head]["sharded"], result[head]["alone"], strict=True):
+        for sharded, alone in zip(result["sharded"], result["alone"], strict=True):
             assert relative_difference([sharded], [alone]) < 1e-6
 
 
@@ -225,9 +217,6 @@ def test_models_are_saved_whole(both, folder, name):
     configs = [model_file(folder / shard, name).with_name("config.json").read_text() for shard in ("full", "none")]
     assert configs[0] == configs[1] and '"ElectraForSequenceClassification"' in configs[0]
     AutoModelForSequenceClassification.from_pretrained(model_file(folder / "full", name).parent)
-    # With Hugging Face's own head and the plain one, which is saved in its form.
-    plain = load_file(model_file(folder / "plain"))
-    assert plain.keys() == expected.keys() and plain["classifier.dense.weight"].shape == (16, 16)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from common.errors import UserError
 from model import model_minimind, moe
 from model.fast import compiled_backend, flex_attention
+from model.fast import experts as ways
 from tests.chats import train as train_chats
 from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines
@@ -177,7 +178,7 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
     assert not compiled.pinned
     on_cpu = len(compiled.backends)
 
-    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: lambda *args: moe.blocked_experts(*args, sizes=(32, 8)))
+    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: lambda *args: ways.blocked_experts(*args, sizes=(32, 8)))
     capsys.readouterr()
     with simulated_cuda():
         whole = train(**flags, out_dir=tmp_path / "whole", device=None, epochs=2)

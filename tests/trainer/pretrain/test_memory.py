@@ -12,6 +12,7 @@ import torch
 from benchmarks.arguments import SIZES
 from model import moe
 from model.config import MiniMindConfig, parameter_count
+from model.fast import experts as ways
 from model.model_minimind import MiniMindForCausalLM
 from tests.helpers import ROOT
 from tests.operators import LiveBytes
@@ -161,9 +162,9 @@ def test_what_a_block_keeps_is_what_autograd_keeps():
 def test_the_copies_of_experts_for_blocks_of_rows_are_counted(width, rows, T, monkeypatch):
     """As on most GPUs, with few tokens and few logits, where these copies are the peak. Reference: all tensors that the plain
     code makes in a micro-batch, counted as they come and go. The estimate may be too high, and is never too low."""
-    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: moe.blocked_experts)
+    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: ways.blocked_experts)
     # As a plain function its operators are seen.
-    monkeypatch.setattr(moe, "_block_gradients", moe._block_gradients._init_fn)
+    monkeypatch.setattr(ways, "_block_gradients", ways._block_gradients._init_fn)
     config = MiniMindConfig(**{**EXPERTS, "hidden_size": width, "num_hidden_layers": 2, "vocab_size": 256})
     model = MiniMindForCausalLM(config).train()
     for parameter in model.parameters():

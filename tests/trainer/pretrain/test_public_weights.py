@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copie
     arguments = flags(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
     ended = command_line(arguments, HF_HUB_OFFLINE="1")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert ended.stderr == f'error: {copied}/config.json: hidden_act is "gelu": MiniMind has silu only\n'
+    assert ended.stderr == f'error: {copied}/config.json: hidden_act is "gelu", and MiniMind computes "silu" alone\n'
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,12 @@ def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copie
     [
         (lambda folder: (folder / "config.json").unlink(), "no config.json; a folder of"),
         (lambda folder: next(folder.glob("model-*")).unlink(), "the download is not complete"),
-        (lambda folder: change_config(folder, num_hidden_layers=10**9), "billion parameters need"),
+        (lambda folder: change_config(folder, hidden_size=10**6), "billion parameters need"),
         # transformers would make a list of all these layers, to load a tokenizer.
-        (lambda folder: change_config(folder, num_hidden_layers=10**5, layer_types=None), "is 2 in the file, 100000"),
+        (
+            lambda folder: change_config(folder, num_hidden_layers=10**5, layer_types=None),
+            "100000, and at most 2,000 layers",
+        ),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),

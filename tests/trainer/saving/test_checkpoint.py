@@ -364,9 +364,9 @@ def test_none_none_good_and_good(tmp_path):
         ),
         (
             GlueJob,
-            " (--data_dir, --train_file, --max_seq_len, --double_unordered)",
+            " (--data_dir, --train_file, --max_seq_len)",
             " (--model_path)",
-            " (--layer_decay, --top_layer_exponent, --adam_bias_correction)",
+            " (--layer_decay, --adam_bias_correction)",
         ),
     ],
 )

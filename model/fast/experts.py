@@ -1,0 +1,325 @@
+"""The chosen experts of each token, computed in one of three ways, which the tests compare.
+
+- `looped_experts` is the reference: every expert sees every token, which is E/K times the work.
+- `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix products that
+  know where one expert's rows end and the next one's begin.
+- `blocked_experts` is for GPUs on which those products make the host wait. It sorts the slots too, and cuts them into
+  blocks of one expert each. A batched product takes all blocks of a size at once.
+
+Shape letters: N tokens, H hidden, I intermediate, E routed experts, K experts per token, M rows of the sorted slots with those
+that fill up.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from model.feed_forward import FeedForward
+from model.products import compute_dtype
+
+# Up to here a step of decoding loops over the experts.
+FEW_TOKENS = 16
+
+# Rows. On the CPU each new number of rows has a kernel made for it, which takes longer than its product. So every expert
+# gets a multiple of these.
+ALIGNMENT = 64
+
+# Rows of the blocks of `blocked_experts`, from large to small. A batched product needs a copy of the expert's weights for
+# each block, so few blocks are wanted. But each expert's last block is filled up with rows that count for nothing, so the
+# smallest ones should be small. An estimate for 32,768 slots and 4 experts: of 256 rows alone there would be 131 blocks,
+# whose copies take a third of the time of the products or more; of 1,024 alone a tenth of the rows fills up. Of these
+# three sizes there are 29 blocks, and a fortieth of the rows fills up. docs/performance.md has the figures.
+BLOCK_ROWS = (4096, 1024, 256)
+
+# (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].
+Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def mixing(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
+    """The fastest of the ways above that serves tokens [N, H] in this precision and on this device."""
+    if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
+        # Decoding: gathering all experts' weights costs more than E products with a few rows.
+        return looped_experts
+    if can_group(experts, tokens):
+        return grouped_experts
+    return blocked_experts if tokens.device.type == "cuda" else looped_experts
+
+
+def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
+    """Whether grouped_mm serves, without a wait of the host.
+
+    That is bf16 on the CPU, and on some GPUs, with rows of whole 16 bytes; and fp32 on the CPU unless compiled.
+    """
+    dtype = compute_dtype(tokens)
+    device = tokens.device
+    if not hasattr(F, "grouped_mm"):
+        return False
+    if dtype == torch.float32:
+        # The compiler's shape check of grouped_mm knows bf16 alone.
+        return device.type == "cpu" and not torch.compiler.is_compiling()
+    # 8 numbers of bf16 are 16 bytes.
+    aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
+    if dtype != torch.bfloat16 or not aligned:
+        return False
+    return device.type in ("cpu", "meta") or (device.type == "cuda" and has_grouped_kernel(device.index or 0))
+
+
+# The compiler cannot trace a question to the driver. It asks once, and takes the answer for granted.
+@torch.compiler.assume_constant_result
+def has_grouped_kernel(device_index: int) -> bool:
+    """Whether a GPU computes grouped_mm in one kernel: H100, H200, B200 and their like.
+
+    On the others, and on AMD's, torch reads the experts' rows back to the host and computes a product for each.
+    """
+    if torch.version.hip:
+        return False
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return (major, minor) == (9, 0) or major == 10
+
+
+def looped_experts(
+    experts: Sequence[FeedForward], tokens: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """The reference: each expert computes every token, weighted 0 where it was not chosen. E/K times the work.
+
+    tokens [N, H], weights and chosen [N, K] -> [N, H].
+    """
+    out = torch.zeros_like(tokens)
+    for e, expert in enumerate(experts):
+        share = (weights * (chosen == e)).sum(dim=-1, keepdim=True)  # [N, 1]
+        out = out + share.type_as(tokens) * expert(tokens)
+    return out
+
+
+def grouped_experts(
+    experts: Sequence[FeedForward], tokens: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """`looped_experts` with the tokens sorted by expert: two grouped matrix products over the chosen slots."""
+    # grouped_mm does not follow autocast.
+    dtype = compute_dtype(tokens)
+    alignment = ALIGNMENT if tokens.device.type == "cpu" else 1
+    place, slot, ends = dispatch_plan(chosen, len(experts), alignment)
+    gate_up, down = stacked_weights(experts, dtype)
+    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    routed = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+    return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
+
+
+def stacked_weights(experts: Sequence[FeedForward], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of all experts: those of gate and up joined [E, 2I, H], and those of down [E, H, I]."""
+    gate_up = torch.stack([torch.cat((e.gate_proj.weight, e.up_proj.weight)) for e in experts]).to(dtype)
+    down = torch.stack([e.down_proj.weight for e in experts]).to(dtype)
+    return gate_up, down
+
+
+def dispatch_plan(
+    chosen: torch.Tensor, num_experts: int, alignment: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """chosen [N, K] -> where each slot's row lies among M rows sorted by expert, and back.
+
+    Each expert has a multiple of `alignment` rows, and M does not depend on the routing. Returns place [N, K] (the row
+    of each slot), slot [M] (the slot n * K + k of each row, N * K for a row that fills up) and ends [E] int32.
+    """
+    expert_of_slot = chosen.reshape(-1)
+    device = chosen.device
+    n = len(expert_of_slot)
+
+    # Which slots are whose, and the how-many-th of its expert each one is. A sort would do the same; a running sum over a
+    # table of E lines is faster, and the compiler can fuse it.
+    is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
+    # From 1.
+    rank = is_mine.cumsum(dim=1)
+
+    # Each expert's rows begin where the rows of the one before it end, filled up to the alignment.
+    sizes = _rounded_up(rank[:, -1], alignment)
+    ends = sizes.cumsum(dim=0)
+    starts = ends - sizes
+    place = (is_mine * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
+
+    # The worst case: every expert is filled up by alignment - 1 rows. So M is known without looking at the routing.
+    M = _rounded_up(n + num_experts * (alignment - 1), alignment)
+    slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
+    # The last expert takes the rows that are left; they are no slot's, and nobody reads what becomes of them.
+    ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))
+    return place.view(chosen.shape), slot, ends.to(torch.int32)
+
+
+class BlockPlan(NamedTuple):
+    """Where each slot's row lies among M rows in blocks, and back: `place` and `slot` as in `dispatch_plan`."""
+
+    place: torch.Tensor
+    slot: torch.Tensor
+    # The blocks follow each other in this order: of each size the rows of a block, and the expert of each block.
+    blocks: list[tuple[int, torch.Tensor]]
+
+
+def blocked_experts(
+    experts: Sequence[FeedForward],
+    tokens: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    sizes: Sequence[int] = BLOCK_ROWS,
+) -> torch.Tensor:
+    """`looped_experts` with the tokens sorted by expert, in blocks of `sizes` rows of one expert each."""
+    # The functions below do not follow autocast.
+    dtype = compute_dtype(tokens)
+    place, slot, blocks = block_plan(chosen, len(experts), sizes)
+    gate_up, down = stacked_weights(experts, dtype)
+    rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
+    # Zeros in the rows that fill up. In float16 another expert could make an infinity of a token that is not its own, and
+    # 0 times infinity is NaN in the weights' gradients.
+    rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
+    routed = []
+    parts = rows.split([size * len(owner) for size, owner in blocks])
+    for (size, owner), part in zip(blocks, parts, strict=True):
+        of_size = part.unflatten(0, (len(owner), size))  # [blocks, size, H]
+        gate, up = _BlockProduct.apply(of_size, gate_up, owner).chunk(2, dim=-1)
+        routed.append(_BlockProduct.apply(F.silu(gate) * up, down, owner).flatten(0, 1))
+    return _Combine.apply(experts[0].dropout(torch.cat(routed)), weights, place, slot).type_as(tokens)
+
+
+def block_counts(n_slots: int, num_experts: int, sizes: Sequence[int] = BLOCK_ROWS) -> list[tuple[int, int]]:
+    """[(rows of a block, number of such blocks), ...] of `blocked_experts`, from large to small.
+
+    No number may depend on the routing, since reading it would make the host wait. So it is one that every routing can do
+    with:
+
+    - Of a size that is not the last, as many as every routing fills. An expert has at most size - 1 rows that fill none.
+    - Of the last size, as many as any routing needs for the rows that are left, where each expert fills up its last one.
+    """
+    counts = []
+    n_left = n_slots
+    for size in sizes:
+        if size == sizes[-1]:
+            n_blocks = (n_left + num_experts * (size - 1)) // size
+        else:
+            n_blocks = max(0, _rounded_up(n_left - num_experts * (size - 1), size) // size)
+        if n_blocks:
+            counts.append((size, n_blocks))
+        n_left -= n_blocks * size
+    return counts
+
+
+def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> BlockPlan:
+    """chosen [N, K] -> the BlockPlan of blocks of `sizes` rows, from large to small.
+
+    `block_counts` tells how many there are. Whose they are is found on the device: of a size that is not the last the first
+    experts take theirs until there are no more.
+
+    The comments on the right follow one example: two experts, the slots [0, 1, 0, 0, 1, 0, 0] and blocks of 4 and of 2 rows,
+    of which there are one and two. Expert 0 gets rows 0 to 3 and row 4, expert 1 rows 6 and 7, and row 5 fills up.
+    """
+    expert_of_slot = chosen.reshape(-1)
+    device = chosen.device
+    n = len(expert_of_slot)
+    # Which slots are whose, and the how-many-th of its expert each one is, from 0.
+    is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
+    counted = is_mine.cumsum(dim=1)
+    rank = (is_mine * (counted - 1)).sum(dim=0)  # [0, 0, 1, 2, 1, 3, 4]
+
+    # Of each expert [E]: the rows that are in no block yet, and those that are. M: the rows of all blocks so far.
+    left = counted[:, -1]  # [5, 2]
+    taken = torch.zeros_like(left)
+    place = torch.zeros_like(rank)
+    M = 0
+    blocks = []
+    for size, n_blocks in block_counts(n, num_experts, sizes):
+        # Right: of 4 rows, then of 2.
+        wanted = _rounded_up(left, size) // size if size == sizes[-1] else left // size  # [1, 0]; [1, 1]
+        # The blocks of this size that are an expert's: from its start to before its end.
+        ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [1, 1]; [1, 2]
+        starts = F.pad(ends[:-1], (1, 0))  # [0, 1]; [0, 1]
+        owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)  # [0]; [0, 1]
+        # A block that nobody needs is the last expert's, with rows that fill up.
+        blocks.append((size, owner.clamp(max=num_experts - 1)))
+        # Where the row of rank 0 would be, if an expert had had no earlier blocks. Rows that are in those keep their place.
+        first_row = M + starts * size - taken  # [0, 4]; [0, 6]
+        place = torch.where(rank >= taken[expert_of_slot], rank + first_row[expert_of_slot], place)
+        rows_taken = (ends - starts) * size  # [4, 0]; [2, 2]
+        taken = taken + rows_taken  # [4, 0]; [6, 2]
+        left = left - rows_taken  # [1, 2]; [-1, 0]
+        M += n_blocks * size  # 4; 8
+    # place: [0, 6, 1, 2, 7, 3, 4]
+    slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
+    return BlockPlan(place.view(chosen.shape), slot, blocks)
+
+
+class _BlockProduct(torch.autograd.Function):
+    """Each block's rows with the weight of its expert: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """owner [blocks]: the expert of each."""
+        ctx.save_for_backward(rows, weight, owner)
+        return rows @ weight[owner].transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        d_rows, d_weight = _block_gradients(grad.contiguous(), *ctx.saved_tensors)
+        return d_rows, d_weight, None
+
+
+# An operator of its own. The compiler would see that both passes copy the same weights for the blocks, and keep those
+# copies from one to the other: a gigabyte for eight layers.
+@torch.library.custom_op("minimind::block_gradients", mutates_args=())
+def _block_gradients(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
+    of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
+    # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
+    is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
+    d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
+    return grad @ weight[owner], d_weight.view(weight.shape)
+
+
+@_block_gradients.register_fake
+def _(
+    grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
+
+
+def _rounded_up(n: Any, alignment: int) -> Any:
+    """The next multiple of the alignment; n: an int or a tensor of them."""
+    return -(-n // alignment) * alignment
+
+
+class _Dispatch(torch.autograd.Function):
+    """tokens [N, H] -> rows [M, H]. Both directions are look-ups: a scatter-add would be slower and its order random."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(place)
+        K = place.shape[1]
+        # A row that only fills up copies the last token.
+        return tokens[(slot // K).clamp(max=len(tokens) - 1)]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return grad[place].float().sum(dim=1).to(grad.dtype), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """routed [M, H], weights [N, K] -> the weighted sum of each token's rows, [N, H] fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, routed: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, slot: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(routed, weights, place, slot)
+        return (routed[place].float() * weights.unsqueeze(-1)).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        routed, weights, place, slot = ctx.saved_tensors
+        N, K = place.shape
+        # Rows that fill up have the slot N * K: their weight is the 0 at the end.
+        row_weights = torch.cat((weights.reshape(-1), weights.new_zeros(1)))[slot]
+        d_routed = grad[(slot // K).clamp(max=N - 1)] * row_weights.unsqueeze(1)
+        d_weights = (routed[place].float() * grad.unsqueeze(1)).sum(dim=-1)
+        return d_routed.to(routed.dtype), d_weights, None, None
