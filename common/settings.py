@@ -196,7 +196,7 @@ class SettingsParser(Parser):
 
     def _settings_in(self, path: Path) -> dict[str, Any]:
         """{setting: its value} in a YAML or JSON file. Errors: UserError, one line that names the file."""
-        entries = read_plain(path, "argument --config")
+        entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
         actions = {option.removeprefix("--"): action for action in self._actions for option in action.option_strings}

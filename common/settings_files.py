@@ -51,7 +51,7 @@ def write_settings(settings: object, path: Path) -> None:
 
 
 def read_plain(path: Path, flag: str) -> object:
-    """What a YAML or JSON file holds, numbers as text. flag: the one that names the file. Errors: UserError, one line."""
+    """What a YAML or JSON file holds, numbers as text. flag: what a message begins with. Errors: UserError, one line."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = read_small(path, MOST_BYTES).decode("utf-8-sig")
@@ -60,6 +60,6 @@ def read_plain(path: Path, flag: str) -> object:
             return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)
     except OSError as error:
-        raise UserError(f"{flag}: {path} cannot be read ({error.strerror}){similar_file(path)}") from None
+        raise UserError(f"{flag} {path} cannot be read ({error.strerror}){similar_file(path)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{flag}: {path} is no {kind} ({error})") from None
+        raise UserError(f"{flag} {path} is no {kind} ({error})") from None
