@@ -85,7 +85,7 @@ CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_r
 chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
 	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
-	$(RUN) scripts/quiz.py --weight out/full_sft_256.pth --base out/$(BASE)_256.pth
+	$(RUN) scripts/evaluate.py answers --weight out/full_sft_256.pth
 	$(ACTIVATE)
 
 # A small one on a CPU: networks and steps for a quarter of an hour. It ends with held-out text, in which the words stand out that it

@@ -294,8 +294,8 @@ class Loader(Generic[RecipeT, BatchT]):
         """The batches of the recipes, made here or by the workers."""
         if self.num_workers:
             if self._pool is None:
-                self._pool = WorkerPool(self.assembler, self.num_workers, self.pin_memory)
-            yield from self._pool.batches(recipes, per_update)
+                self._pool = WorkerPool(self.assembler, self.num_workers, self.pin_memory, per_update)
+            yield from self._pool.batches(recipes)
             return
         for recipe in recipes:
             batch = assemble_or_explain(self.assembler, recipe)

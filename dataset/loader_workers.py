@@ -1,41 +1,30 @@
-"""Worker processes that turn recipes into batches, and how their errors and deaths reach the trainer.
+"""Worker processes that turn recipes into batches: torch's DataLoader, and how their errors and deaths reach the trainer.
 
-Each worker has a pipe of its own: recipes go in, batches come out as plain bytes. Nothing lies in shared memory and no
-open files change hands, so a small /dev/shm or a low limit of open files is enough. A thread of the trainer's process
-takes what comes, so that neither side ever waits for the other one to read. When a worker dies its pipe ends, which
-the thread sees at once.
-
-A *task* is one batch to make. Tasks are numbered through the life of the pool, epoch after epoch. Worker i gets the tasks
-i, i + n, i + 2 n and so on, and the trainer takes their answers in the order of their numbers. So the batches come in one
-order, however many workers there are and whichever of them is slow. An answer is the batch, or the LoaderError that making
-it led to.
-
-    trainer's thread      batches() --_send--> pipe -----------> worker: _work
-                          _take()  <-_arrived- thread: _receive <-- pipe
+A recipe goes to a process in the place of an index, and the batch comes back as numpy arrays through a pipe, so a small
+/dev/shm or a low limit of open files is enough. The batches come in the order of the recipes, however many processes there
+are. What is wrong with a batch comes in its place as a LoaderError.
 """
 
 import atexit
 import contextlib
 import multiprocessing
-import pickle
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
-import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
+from common.arithmetic import ceil_div
 from common.errors import DataError
 from common.processes import end_with, id_for_children
 
-# Batches that each worker makes before they are asked for, beside those that are taken at once.
+# batches that each worker makes before they are asked for, beside those that are taken at once
 BATCHES_AHEAD = 4
-# A worker that gives no batch for so long is taken for stopped.
-SILENCE_S = 300
 
 
 class Loadable(Protocol):
@@ -60,10 +49,6 @@ class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
     """An assembler: makes the batch of a recipe. It is pickled to each worker where these are not forked."""
 
     def __getitem__(self, recipe: RecipeT_contra, /) -> BatchT_co: ...
-
-
-# A batch on its way through a pipe: what puts it together again, and its parts.
-Packed = tuple[Callable[..., BatchT], list[object]]
 
 
 class LoaderError(RuntimeError):
@@ -96,206 +81,160 @@ def assemble_or_explain(assembler: MakesBatches[RecipeT, BatchT], recipe: Recipe
         ) from error
 
 
+class PackedBatch(Generic[BatchT]):
+    """A batch with numpy arrays in the place of its tensors, which pickle would put into shared memory."""
+
+    def __init__(self, batch: BatchT) -> None:
+        self.kind: Callable[..., BatchT] = type(batch)
+        self.parts = [part.numpy() if isinstance(part, torch.Tensor) else part for part in batch]
+
+    def unpacked(self) -> BatchT:
+        return self.kind(*(torch.from_numpy(part) if hasattr(part, "dtype") else part for part in self.parts))
+
+    def pin_memory(self) -> BatchT:
+        """For the thread of DataLoader that pins what has come."""
+        return self.unpacked().pin_memory()
+
+
+class _Batches(Generic[RecipeT, BatchT]):
+    """The data set of DataLoader: a recipe in the place of an index."""
+
+    def __init__(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
+        self.assembler = assembler
+
+    def __getitem__(self, recipe: RecipeT) -> PackedBatch[BatchT] | LoaderError:
+        try:
+            return PackedBatch(assemble_or_explain(self.assembler, recipe))
+        except LoaderError as error:
+            return error
+
+
 class WorkerPool(Generic[RecipeT, BatchT]):
     """Processes that live until `close`, from epoch to epoch. `batches` gives what they make."""
 
-    def __init__(self, assembler: MakesBatches[RecipeT, BatchT], num_workers: int, pin_memory: bool = False) -> None:
-        """pin_memory: put the batches into memory that a GPU can fetch from by itself.
+    def __init__(
+        self, assembler: MakesBatches[RecipeT, BatchT], num_workers: int, pin_memory: bool = False, at_once: int = 0
+    ) -> None:
+        """pin_memory: put the batches into memory that a GPU can fetch from by itself. at_once: how many batches the caller
+        takes before it works for a while; as many are made meanwhile."""
+        self._recipes: Iterable[RecipeT] = ()
+        self._workers: list[multiprocessing.process.BaseProcess] = []
+        # Whether this process waits for a batch.
+        self._waits = False
+        self._loader: DataLoader[Any] | None = DataLoader(
+            cast(Any, _Batches(assembler)),
+            batch_size=None,
+            sampler=self,
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            prefetch_factor=BATCHES_AHEAD + ceil_div(at_once, num_workers),
+            persistent_workers=True,
+            pin_memory=pin_memory,
+            worker_init_fn=partial(_begin, id_for_children()),
+            # torch's global random numbers are left alone.
+            generator=torch.Generator(),
+        )
 
-        Errors: LoaderError where the machine starts no more processes.
-        """
-        # Shared with the thread, under `_changed`: {number of a task: its answer}, what happened to a worker itself, and
-        # the first task whose answer is still of use.
-        self._changed = threading.Condition()
-        self._arrived: dict[int, BatchT | LoaderError] = {}
-        self._failure: LoaderError | None = None
-        self._oldest_wanted = 0
-        self._next_task = 0
-        self._device_index = torch.cuda.current_device() if pin_memory else None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._connections: list[Connection] = []
-        self._receiver = threading.Thread(target=self._receive, name="loader", daemon=True)
-        atexit.register(self.close)
+    def __iter__(self) -> Iterator[RecipeT]:
+        return iter(self._recipes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("the recipes stay in this process")
+
+    def batches(self, recipes: Iterable[RecipeT]) -> Iterator[BatchT]:
+        """The batches of the recipes in their order. Errors: LoaderError after those that were made before it."""
+        assert self._loader is not None
+        self._recipes = recipes
         try:
-            for _ in range(num_workers):
-                self._start_worker(assembler)
-            self._receiver.start()
+            answers = self._started(self._loader)
+            while (answer := self._next(answers)) is not None:
+                if isinstance(answer, LoaderError):
+                    raise answer
+                yield answer.unpacked() if isinstance(answer, PackedBatch) else answer
         except (OSError, RuntimeError) as error:
-            # RuntimeError is what a thread that cannot be started raises.
-            self.close()
-            raise LoaderError(
-                f"no process can be started for the loader ({error}): raise the machine's limit, or --num_workers 0"
-            ) from error
+            if isinstance(error, LoaderError):
+                raise
+            raise self._explained(error) from error
 
-    def _start_worker(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
-        own_end, worker_end = multiprocessing.Pipe()
-        self._connections.append(own_end)
-        # Once this process has closed its copy, the pipe ends with the worker.
-        with worker_end:
-            process = multiprocessing.Process(
-                target=_work, args=(worker_end, assembler, id_for_children()), name="loader", daemon=True
-            )
-            process.start()
-            self._processes.append(process)
-
-    def batches(self, recipes: Iterable[RecipeT], at_once: int = 0) -> Iterator[BatchT]:
-        """The batches of the recipes in their order. Errors: LoaderError after those that were made before it.
-
-        at_once: how many the caller takes before it works for a while; as many are made meanwhile.
-        """
-        recipes = iter(recipes)
-        # Recipes are sent before their batches are taken, up to this many. Fewer, and the workers would wait while the
-        # trainer computes; without a bound, whole epochs of batches would lie in memory. The caller takes `at_once` of
-        # them in one go and then computes for a while: so many come on top, or the workers would not keep up with that.
-        ahead = at_once + BATCHES_AHEAD * len(self._processes)
-        first = self._next_task
-        # What an epoch that was broken off has asked for is thrown away.
-        with self._changed:
-            self._oldest_wanted = first
-            self._arrived.clear()
-        taken = first
-        more = True
-        while True:
-            while more and self._next_task - taken < ahead:
-                try:
-                    recipe = next(recipes)
-                except StopIteration:
-                    more = False
-                else:
-                    self._send(recipe)
-            if taken == self._next_task:
-                return
-            yield self._take(taken)
-            taken += 1
-
-    def _send(self, recipe: RecipeT) -> None:
-        """Hand the next task to the worker whose turn it is."""
-        connection = self._connections[self._next_task % len(self._connections)]
-        # If the worker is gone, `_take` says so when its turn comes.
-        with contextlib.suppress(OSError):
-            connection.send_bytes(pickle.dumps((self._next_task, recipe), protocol=5))
-        self._next_task += 1
-
-    def _take(self, task: int) -> BatchT:
-        """Wait for the batch of a task. Errors: LoaderError, its own or that of a worker that is gone."""
-        silent_s = 0
-        with self._changed:
-            self._oldest_wanted = task
-            # What has come is good, whatever happened to a worker since: so the failure is looked at second.
-            while task not in self._arrived:
-                if self._failure is not None:
-                    raise self._failure
-                # Seconds are counted by waking up, not by the clock: a trainer that was stopped (Ctrl-Z) together with its
-                # workers has not waited for them.
-                if not self._changed.wait(timeout=1):
-                    silent_s += 1
-                if silent_s >= SILENCE_S:
-                    raise LoaderError(
-                        f"the loader's processes gave no batch for {SILENCE_S} s (stopped, or the disk does not answer?)"
-                    )
-            answer = self._arrived.pop(task)
-        if isinstance(answer, LoaderError):
-            raise answer
-        return answer
-
-    def _receive(self) -> None:
-        """The thread: takes what the workers send, until all of them are gone."""
+    def _started(self, loader: "DataLoader[Any]") -> Iterator[Any]:
+        """The answers to the recipes; the first call starts the processes."""
+        if self._workers:
+            return iter(loader)
+        others = set(multiprocessing.active_children())
         try:
-            if self._device_index is not None:
-                # A thread begins with the first GPU, whatever the rank's is.
-                torch.cuda.set_device(self._device_index)
-            # Those that are still there. The pipe of one that is gone ends, and `wait` names it as ready: `recv_bytes` then
-            # raises EOFError.
-            process_of = dict(zip(self._connections, self._processes, strict=True))
-            while process_of:
-                for ready in wait(list(process_of)):
-                    connection = cast(Connection, ready)
-                    try:
-                        # Unpickling could run code, but this comes from our own process over a private pipe.
-                        task, answer = pickle.loads(connection.recv_bytes())
-                    except (EOFError, OSError):
-                        self._fail(_end_of(process_of.pop(connection)))
-                        continue
-                    self._keep(task, answer)
-        except BaseException as error:
-            # Whatever it is, the trainer must not wait for this thread.
-            self._fail(LoaderError(f"the loader's batches cannot be received ({type(error).__name__}: {error})"))
+            return iter(loader)
+        finally:
+            self._workers = [child for child in multiprocessing.active_children() if child not in others]
+            # torch would raise the death of a process in the middle of whatever the trainer does.
+            if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, self._notice)
+            # Behind torch's own, so that it comes first: the workers ignore that they are asked to end.
+            atexit.register(self.close)
 
-    def _keep(self, task: int, answer: Packed[BatchT] | LoaderError) -> None:
-        """Make the answer to a task ready, and let the trainer have it."""
-        kept = answer if isinstance(answer, LoaderError) else self._batch_of(answer)
-        with self._changed:
-            # A worker may still be busy with an epoch that was broken off.
-            if task >= self._oldest_wanted:
-                self._arrived[task] = kept
-            self._changed.notify_all()
+    def _next(self, answers: Iterator[Any]) -> Any:
+        """The next answer, None at the end. Errors: RuntimeError where a process is gone."""
+        # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so the
+        # signal of its death ends the wait, and no wait begins after it.
+        self._waits = True
+        try:
+            if not all(worker.is_alive() for worker in self._workers):
+                raise RuntimeError("a process is gone")
+            return next(answers, None)
+        finally:
+            self._waits = False
 
-    def _batch_of(self, answer: Packed[BatchT]) -> BatchT:
-        """The batch that a worker packed. It is pinned here, since pinned memory belongs to one process."""
-        batch = _unpack(answer)
-        return batch if self._device_index is None else batch.pin_memory()
+    def _notice(self, number: int, frame: object) -> None:
+        """A process has ended, of these or of others."""
+        if self._waits and not all(worker.is_alive() for worker in self._workers):
+            raise RuntimeError("a process is gone")
 
-    def _fail(self, error: LoaderError) -> None:
-        """Let the trainer know. The first error counts: the others follow from it."""
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+    def _explained(self, error: Exception) -> LoaderError:
+        """How a process ended that should still be there, or why none could be started."""
+        for worker in self._workers:
+            worker.join(timeout=0.1)
+            code = worker.exitcode
+            if code is None:
+                continue
+            how = f"ended with code {code}"
+            if code < 0:
+                with contextlib.suppress(ValueError):
+                    how = f"was killed by {signal.Signals(-code).name}"
+                if -code == getattr(signal, "SIGKILL", 9):
+                    how += " (out of memory?)"
+            return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
+        reason = " ".join(str(error).split())[:200]
+        return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
 
     def close(self) -> None:
         """End the workers at once: they hold nothing that would be lost."""
         atexit.unregister(self.close)
-        # Killed, not asked to end: the workers ignore SIGTERM.
-        for process in self._processes:
-            process.kill()
-        # The thread ends when the last pipe does. It reads from the connections, so these are closed after it.
-        if self._receiver.is_alive() and self._receiver is not threading.current_thread():
-            self._receiver.join()
-        for process in self._processes:
-            process.join()
-        for connection in self._connections:
-            connection.close()
-        self._processes = []
-        self._connections = []
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
+        if self._workers and hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == self._notice:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._workers = []
+        # torch ends its threads and pipes with the last reference.
+        self._loader = None
 
 
-def _end_of(process: multiprocessing.process.BaseProcess) -> LoaderError:
-    """How a worker ended that should still be there."""
-    process.join(timeout=10)
-    code = process.exitcode
-    if code is not None and code < 0:
-        with contextlib.suppress(ValueError):
-            how = f"was killed by {signal.Signals(-code).name}"
-            if -code == getattr(signal, "SIGKILL", 9):
-                how += " (out of memory?)"
-            return LoaderError(f"a loader process (pid {process.pid}) {how}; --num_workers 0 does without one")
-    return LoaderError(f"a loader process (pid {process.pid}) ended with code {code}; --num_workers 0 does without one")
+def _as_it_is(answer: Any) -> Any:
+    """In the place of torch's, which would make tensors of the arrays."""
+    return answer
 
 
 # ------------------------------------------------------------------------------------------ in the worker
 
 
-def _work(connection: Connection, assembler: MakesBatches[RecipeT, BatchT], parent: int) -> None:
-    """The worker's life: it ends with the trainer's process."""
+def _begin(parent: int, number: int) -> None:
+    """A worker's first act. It ends with the trainer's process; torch lets it compute with one thread."""
     _ignore_stop_signals()
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):
+        # torch's handlers would write lines of their own.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
     end_with(parent)
-    # The workers share the cores with the trainer, and a batch is made by numpy.
-    torch.set_num_threads(1)
-    trainer = multiprocessing.parent_process()
-    assert trainer is not None
-    trainer_gone = trainer.sentinel
-    while trainer_gone not in wait([connection, trainer_gone]):
-        try:
-            # Unpickling could run code, but this comes from the trainer over a private pipe.
-            task, recipe = pickle.loads(connection.recv_bytes())
-            answer: Packed[BatchT] | LoaderError
-            try:
-                answer = _pack(assemble_or_explain(assembler, recipe))
-            except LoaderError as error:
-                answer = error
-            connection.send_bytes(pickle.dumps((task, answer), protocol=5))
-        except (EOFError, OSError):
-            # The trainer is gone.
-            return
 
 
 def _ignore_stop_signals() -> None:
@@ -303,20 +242,3 @@ def _ignore_stop_signals() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def _pack(batch: BatchT) -> Packed[BatchT]:
-    """A batch (a NamedTuple of CPU tensors and numbers) without tensors, which pickle would put into shared memory."""
-    parts: list[object] = []
-    for part in batch:
-        parts.append(part.numpy() if isinstance(part, torch.Tensor) else part)
-    return type(batch), parts
-
-
-def _unpack(packed: Packed[BatchT]) -> BatchT:
-    """The batch that `_pack` was given."""
-    kind, packed_parts = packed
-    parts: list[object] = []
-    for part in packed_parts:
-        parts.append(torch.from_numpy(part) if isinstance(part, np.ndarray) else part)
-    return kind(*parts)

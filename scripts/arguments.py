@@ -2,17 +2,17 @@
 
 import argparse
 
-from common.flags import Parser, fraction, inner_share, not_negative, positive, seed, share
+from common.flags import Parser, fraction, not_negative, positive, seed, share
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-TASK_NAMES = ("perplexity", "pairs", "last_word", "choice")
+TASK_NAMES = ("perplexity", "pairs", "answers")
 # The flags of evaluate.py that only some tasks read
 FLAGS_OF_TASKS = {
     "skip_bad_lines": ("perplexity",),
     "stride": ("perplexity",),
-    "delimiter": ("choice",),
-    "group_by": ("pairs", "last_word", "choice"),
+    "group_by": ("pairs",),
+    "questions": ("answers",),
 }
 
 
@@ -122,66 +122,18 @@ def play_parser() -> Parser:
     return p
 
 
-def detect_parser() -> Parser:
-    """The flags of detect.py."""
-    p = Parser(
-        prog="detect.py",
-        description="Which words of a text does an ELECTRA's discriminator believe to be replaced?",
-    )
-    p.add_argument("texts", nargs="*", help="texts to read; none: --file, or what comes through a pipe")
-    p.add_argument("--file", help="a UTF-8 text file; a blank line ends a text")
-    p.add_argument(
-        "--model",
-        default=str(ROOT / "out" / "electra_small"),
-        help="folder of a run or of its discriminator, or a name in the local Hugging Face cache (default: out/electra_small)",
-    )
-    p.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
-    g = p.add_argument_group("replacing words")
-    g.add_argument(
-        "--corrupt",
-        type=inner_share,
-        metavar="SHARE",
-        help="first replace so many of the tokens, as 0.15: by what the generator beside the discriminator writes, or at "
-        "random where there is none",
-    )
-    g.add_argument("--seed", type=seed, default=42, help="the same seed, the same words (default 42)")
-    g = p.add_argument_group("what is shown")
-    g.add_argument(
-        "--threshold",
-        type=share,
-        help="probability from which on a word is doubted (default: as measured on held-out text when it was trained; where "
-        "that is not known, twice the mean of the text's words, from 0.2 to 0.5)",
-    )
-    g.add_argument("--out", metavar="PAGE", help="also write an HTML page, as detect.html")
-    # No switch of true or false: that would take the text after it for its value.
-    g.add_argument(
-        "--json", action="store_true", help="print a JSON object for each text, with every word's probability"
-    )
-    return p
-
-
-def quiz_parser() -> Parser:
-    """The flags of quiz.py."""
-    p = Parser(prog="quiz.py", description="Ask a model questions whose answers are known, and count.")
-    model_flags(p)
-    p.add_argument(
-        "--data_path", nargs="+", help="conversations, as for train_sft.py (default: the embedded questions on Python)"
-    )
-    p.add_argument("--base", help="another model that is asked the same, such as the one before fine-tuning")
-    p.add_argument("--questions", type=positive(int), default=40, help="how many are asked (default 40)")
-    p.add_argument("--show", type=positive(int), default=10, help="how many answers are printed (default 10)")
-    return p
-
-
 def evaluate_parser() -> Parser:
     """The flags of evaluate.py."""
     p = Parser(
         prog="evaluate.py",
-        description="Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.",
+        description="Judge a model: perplexity of any text, minimal pairs, questions whose answers are known.",
     )
-    p.may_be_empty = ("delimiter",)
     p.add_argument("task", choices=TASK_NAMES, help="what to measure")
-    p.add_argument("--data_path", nargs="+", required=True, help="perplexity: as in training; otherwise jsonl files")
+    p.add_argument(
+        "--data_path",
+        nargs="+",
+        help="perplexity: as in training; pairs: jsonl files; answers: conversations (default: questions on Python)",
+    )
     p.add_argument(
         "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
     )
@@ -201,11 +153,10 @@ def evaluate_parser() -> Parser:
         type=positive(int),
         help="perplexity: new tokens per window of a long text (default: max_length / 2)",
     )
-    g.add_argument("--delimiter", help="choice: between context and choice (default: a space; '' for Chinese)")
     g.add_argument(
-        "--group_by",
-        help="not perplexity: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too",
+        "--group_by", help="pairs: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too"
     )
+    g.add_argument("--questions", type=positive(int), help="answers: how many are asked (default 40)")
     return p
 
 

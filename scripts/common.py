@@ -17,7 +17,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
+from common.files import MOST_CONFIG_BYTES, read_object
+from common.flags import LARGEST
 from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
@@ -34,7 +36,6 @@ from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
-from scripts.foreign_config import check_rotation, check_sizes, ids_that_fit, token_ids_of_folder, vocabulary_size
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.weights_at_hand import weights_instead
 
@@ -142,15 +143,19 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
     utf8_folder("--weight", path)
     disable_progress_bar()
     # What is there is believed only as far as it was compared with the weights.
-    content = read_checked(path)
-    check_rotation(path, content)
-    token_ids = token_ids_of_folder(path, content)
+    read_checked(path)
+    settings = path / "generation_config.json"
+    with user_errors():
+        said = read_object(settings, MOST_CONFIG_BYTES) if settings.exists() else {}
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_foreign_attention(config, str(path))
-        check_is_causal(path, config)
-        check_sizes(path, config)
-        eos_ids = ids_that_fit(path, token_ids, vocabulary_size(config)).get("eos_token_id")
+        kinds = config.architectures or []
+        if kinds and not any(
+            "CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds
+        ):
+            # Such as an ELECTRA, which transformers would load all the same.
+            raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
         refuse_oversize(path, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -160,7 +165,7 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
             local_files_only=True,
             output_loading_info=True,
             # In the place of the folder's file: how a text is sampled, our flags say.
-            generation_config=GenerationConfig(eos_token_id=eos_ids or None),
+            generation_config=GenerationConfig(),
             trust_remote_code=False,
         )
     except UserError:
@@ -175,7 +180,34 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
         keys = sorted(map(str, faults[what]))
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
+    eos_ids = said.get("eos_token_id", getattr(config, "eos_token_id", None))
+    model.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else [eos_ids])
     return model.eval()
+
+
+def vocabulary_size(config: PretrainedConfig) -> int:
+    """How many tokens a model has embeddings for. The sizes of one that also sees or hears stand in its text part."""
+    size: int = config.get_text_config(decoder=True).vocab_size
+    return size
+
+
+def most_positions(config: PretrainedConfig) -> int:
+    """How many tokens a text may have. A model without numbered positions, such as a Bloom or a Mamba, has no such bound."""
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    # Some have -1 for no bound.
+    return LARGEST if positions in (None, -1) else int(positions)
+
+
+def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
+    """The ids of the tokens that end a text of this model. eos_id: the one of its tokenizer, None if it has none."""
+    settings = model.generation_config
+    said = None if settings is None else settings.eos_token_id
+    ids = [] if eos_id is None else [eos_id]
+    for token_id in said if isinstance(said, list) else [said]:
+        # GPT-2s of another vocabulary keep the 50256 of the first one.
+        if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):
+            ids.append(token_id)
+    return ids
 
 
 def check_is_there(weight: Path) -> None:
@@ -190,13 +222,6 @@ def check_is_there(weight: Path) -> None:
         )
 
 
-def check_is_causal(path: Path, config: PretrainedConfig) -> None:
-    """Errors: UserError for a model of another kind, such as an ELECTRA, which transformers would load all the same."""
-    kinds = config.architectures or []
-    if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
-        raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-
-
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
     """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
     if tokenizer_path:
@@ -206,11 +231,7 @@ def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> P
     return DEFAULT
 
 
-# What a field of an object must be: a type, as isinstance takes it.
-Fields = Mapping[str, type]
-
-
-def read_records(path: str | Path, fields: Fields) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(path: str | Path, fields: Mapping[str, type]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type}.
 
     Blank lines count but yield nothing. Errors: UserError that names file and line.
@@ -221,20 +242,17 @@ def read_records(path: str | Path, fields: Fields) -> Iterator[tuple[int, dict[s
             for number, line in LineReader(file).lines():
                 if line is None:
                     raise UserError(f"{path}:{number}: {limits.too_long('line')[1]}")
-                line = line.removeprefix(BOM)
-                if line.strip():
-                    yield number, parse_record(line, fields, f"{path}:{number}")
+                line = line.removeprefix(BOM).strip(WHITE_SPACE)
+                if not line:
+                    continue
+                try:
+                    record = record_of_line(line)
+                except BadLine as bad:
+                    raise UserError(f"{path}:{number}: not JSON: {bad.args[1].removeprefix('not JSON: ')}") from None
+                if not isinstance(record, dict) or not all(
+                    isinstance(record.get(name), kind) for name, kind in fields.items()
+                ):
+                    raise UserError(f"{path}:{number}: an object with the fields {', '.join(fields)} is wanted")
+                yield number, record
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from error
-
-
-def parse_record(line: bytes, fields: Fields, place: str) -> dict[str, Any]:
-    """The JSON object of a line. Errors: UserError that names the place."""
-    try:
-        record = record_of_line(line.strip(WHITE_SPACE))
-    except BadLine as bad:
-        reason = bad.args[1].removeprefix("not JSON: ")
-        raise UserError(f"{place}: not JSON: {reason}") from None
-    if isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in fields.items()):
-        return record
-    raise UserError(f"{place}: an object with the fields {', '.join(fields)} is wanted")

@@ -1,13 +1,11 @@
-"""Judge a model: perplexity of any text, minimal pairs, last words, multiple choice.
+"""Judge a model: perplexity of any text, minimal pairs, questions whose answers are known.
 
     python scripts/evaluate.py perplexity --weight out/pretrain_512.pth --data_path valid.jsonl
     python scripts/evaluate.py perplexity --data_path wiki.test.raw.txt --max_length 1024 --stride 512
     python scripts/evaluate.py pairs      --weight out/pretrain_512_hf --data_path blimp/*.jsonl --group_by UID
-    python scripts/evaluate.py last_word  --data_path lambada.jsonl
-    python scripts/evaluate.py choice     --data_path questions.jsonl
+    python scripts/evaluate.py answers    --weight out/full_sft_512.pth     # the embedded questions on Python, or --data_path
 
-Prints a table and writes {out}.json with the figures and {out}.items.jsonl with the scores of each item. The second file
-grows as the work proceeds: the same command goes on where an earlier one was stopped.
+Prints a table and writes {out}.json. Multiple choice, last words and public tasks: lm_eval on an export, docs/scripts.md.
 """
 
 import sys
@@ -34,339 +32,411 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from array import array
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.notices import announce
 from common.wording import counted, one_line, printable
-from dataset.reading.documents import BadLines
+from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
+from dataset.chat.encoder import ChatEncoder
+from dataset.reading.conversations import CONVERSATION
+from dataset.reading.documents import BadLines, find_files, read_documents
+from dataset.reading.faults import Fault, pass_over
+from dataset.tokenizing.encoder import DocumentEncoder
+from dataset.tokenizing.long_texts import TooLongToEncode
 from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
-from scripts.common import ModelChoice, dtype_of_flag, load
-from scripts.foreign_config import most_positions
-from scripts.scoring import Score, batches, score_groups
-from scripts.tasks import TASKS, Item, Limits, Metric, n_scored
+from scripts.common import ModelChoice, dtype_of_flag, load, most_positions, read_records, vocabulary_size
+from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 
+# 97.5 % quantile of the normal distribution
+Z = 1.959963984540054
+# Bytes of the logits of a batch in fp32
+LOGITS_BYTES = 1 << 30
 # Between two lines of progress in a log
 LOG_SECONDS = 30
 # Characters of a line of progress
 WIDEST_LINE = 70
-# Of a group: the number of its item, and its own number in there.
-Key = tuple[int, int]
+# Tokens that an answer may have beyond the right one
+MORE_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class EvaluateSettings:
-    """What is measured and how: the flags of these names, with what stands in for those that were not given."""
+class Metric(NamedTuple):
+    """A figure with its interval of 95 %; NaN: there is none."""
 
-    task: str
-    weight: str
-    data_path: list[str]
-    max_length: int
-    # None: the windows of this task do not overlap.
-    stride: int | None
-    delimiter: str
-    group_by: str | None
-    batch_tokens: int
-    dtype: str
+    value: float
+    low: float
+    high: float
+    interval: str
 
-    @classmethod
-    def of(cls, args: argparse.Namespace, stride: int | None, device: torch.device) -> "EvaluateSettings":
-        """args: of `evaluate_parser`; stride: as `stride_of` gives it; device: where the model computes."""
-        # Measured: more positions than the caches of a CPU hold make it slower.
-        batch_tokens = args.batch_tokens or (1024 if device.type == "cpu" else 16384)
-        dtype = str(dtype_of_flag(args.dtype, device)).removeprefix("torch.")
-        delimiter = " " if args.delimiter is None else args.delimiter
-        return cls(
-            task=args.task,
-            weight=args.weight,
-            data_path=args.data_path,
-            max_length=args.max_length,
-            stride=stride,
-            delimiter=delimiter,
-            group_by=args.group_by,
-            batch_tokens=batch_tokens,
-            dtype=dtype,
-        )
+
+class Row(NamedTuple):
+    """Ids of which those from `start` on are scored, each given all before it in the row."""
+
+    ids: Sequence[int]
+    start: int
+
+
+# {name of a figure: its value}, and {unit: how many there were}
+Results = tuple[dict[str, Metric], dict[str, int]]
+Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
-    check_flags_of_task(args)
-    stride = stride_of(args)
-    model, _, encoder = load(ModelChoice.of(args))
-    settings = EvaluateSettings.of(args, stride, model.device)
-    positions = most_positions(model.config)
-    if settings.max_length > positions:
-        raise UserError(f"--max_length {settings.max_length}: the model has {positions} positions")
-    bad_lines = BadLines() if args.skip_bad_lines else None
-    task = TASKS[settings.task]
-    limits = Limits(
-        settings.max_length, stride or settings.max_length, settings.delimiter, settings.group_by, bad_lines
-    )
-    with user_errors():
-        items = task.items(settings.data_path, encoder, limits)
-        for line in bad_lines.report() if bad_lines else ():
-            announce(line, to_stderr=True)
-        if not items:
-            raise UserError(f"--data_path {' '.join(settings.data_path)}: nothing to evaluate there")
-        # Before the hours of scoring: a place that cannot be written to is found out at once.
-        out = Path(args.out or default_out(settings))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        journal = Journal(f"{out}.items.jsonl", fingerprint(settings, items))
-    try:
-        scores, speed = score_items(model, items, settings, journal)
-        figures, counts = task.metrics(items, scores)
-        report(settings, figures, counts, speed, out)
-    # Nobody reads the table any more. That is an OSError too, and says nothing of the files.
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UserError(f"{out}.*: {error.strerror}; write elsewhere with --out") from error
-    return 0
-
-
-def check_flags_of_task(args: argparse.Namespace) -> None:
-    """A flag that this task does not read ends the command: its figures would not be those that were asked for."""
     for flag, tasks in FLAGS_OF_TASKS.items():
+        # The figures would not be those that were asked for.
         if getattr(args, flag) is not None and args.task not in tasks:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {', '.join(tasks)}; leave it out")
-
-
-def stride_of(args: argparse.Namespace) -> int | None:
-    """How many new tokens a window has that overlaps the one before; None for a task without such. Errors: UserError."""
-    stride: int | None = args.stride
-    if args.task == "perplexity" and stride is None:
-        # Half a window: each token has at least that much context, at twice the work.
-        stride = max(args.max_length // 2, 1)
-    if stride is not None and stride > args.max_length:
-        raise UserError(f"--stride {stride} exceeds --max_length {args.max_length}: tokens would be left out")
-    return stride
-
-
-def default_out(settings: EvaluateSettings) -> Path:
-    """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
-    weight = Path(settings.weight).resolve()
-    paths = [Path(path) for path in settings.data_path]
-    names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
-    names = re.sub(r"[^\w.+-]", "_", names)[:60]
-    resolved = "\n".join(str(path.resolve()) for path in paths)
-    # The name of a file need not be UTF-8.
-    digest = hashlib.sha256(os.fsencode(resolved)).hexdigest()[:6]
-    stem = weight.name.removesuffix(".pth")
-    return weight.with_name(f"{stem}.{settings.task}.{names}-{digest}")
-
-
-class Speed(NamedTuple):
-    """How quick the scoring was. tokens_per_second: of the tokens that were scored, without those that are only read."""
-
-    items_per_second: float
-    tokens_per_second: float
-
-
-def score_items(
-    model: PreTrainedModel, items: Sequence[Item], settings: EvaluateSettings, journal: "Journal"
-) -> tuple[list[list[list[Score]]], Speed | None]:
-    """([[Scores of each group] of each item], the speed of what was computed now); what `journal` has is not repeated.
-
-    The speed is None where nothing was left to compute.
-    """
-    todo: list[Key] = []
-    for i, item in enumerate(items):
-        for j in range(len(item.groups)):
-            if (i, j) not in journal.done:
-                todo.append((i, j))
-    groups = [items[i].groups[j] for i, j in todo]
-    total = sum(map(n_scored, groups))
-    progress = Progress(total)
-    with journal, precision(model, settings.dtype):
-        for batch in batches(groups, settings.batch_tokens):
-            scores = score_groups(model, [groups[b] for b in batch])
-            journal.add([todo[b] for b in batch], scores)
-            progress.add(sum(n_scored(groups[b]) for b in batch))
-    seconds = progress.end()
-    speed = None
-    if todo:
-        speed = Speed(len({i for i, _ in todo}) / seconds, total / seconds)
-    of_items = []
-    for i, item in enumerate(items):
-        of_items.append([journal.done[i, j] for j in range(len(item.groups))])
-    return of_items, speed
-
-
-class Progress:
-    """Tells on stderr how far the scoring is: on one line each second in a terminal, in a log a line each half minute."""
-
-    def __init__(self, total: int) -> None:
-        """total: tokens to score."""
-        self.total = total
-        self.done = 0
-        self.in_terminal = sys.stderr.isatty()
-        self.start = self.shown = time.perf_counter()
-
-    def add(self, tokens: int) -> None:
-        self.done += tokens
-        now = time.perf_counter()
-        if now - self.shown < (1 if self.in_terminal else LOG_SECONDS) or self.done == self.total:
-            return
-        self.shown = now
-        speed = self.done / (now - self.start)
-        line = f"{self.done / self.total:.0%} of {self.total:,} tokens, {speed:,.0f} tokens/s, "
-        line += f"{(self.total - self.done) / speed:,.0f} s left"
-        # The next line, which may be shorter, goes over this one.
-        end = " \r" if self.in_terminal else "\n"
-        print(f"{line:{WIDEST_LINE if self.in_terminal else 0}}", end=end, file=sys.stderr, flush=True)
-
-    def end(self) -> float:
-        """Take the line away; returns the seconds."""
-        if self.in_terminal and self.shown > self.start:
-            print(" " * WIDEST_LINE, end="\r", file=sys.stderr, flush=True)
-        return time.perf_counter() - self.start
-
-
-def precision(model: PreTrainedModel, name: str) -> contextlib.AbstractContextManager[object]:
-    """Autocast in the dtype of that name, as in training; nothing for float32."""
-    if name == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(model.device.type, dtype=getattr(torch, name))
-
-
-class Journal:
-    """The scores so far, in a file: a first line that says of what, then a line per group. A context manager.
-
-    A process that is killed leaves whole lines and at most one that is cut off. The next one reads the whole ones, and
-    writes the file anew before it appends: what was cut off would otherwise run into the first line that follows.
-    """
-
-    def __init__(self, path: str | Path, fingerprint: str) -> None:
-        self.path = Path(path)
-        self.header = {"fingerprint": fingerprint}
-        self.done: dict[Key, list[Score]] = {}
-        self._read()
-
-    def _read(self) -> None:
-        """Take over the scores in the file, if they are of the same weights, tokens and precision."""
-        if not self.path.exists():
-            return
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if not lines:
-            return
-        if parsed(lines[0]) != self.header:
-            announce(f"{self.path}: scores of another model, data or setting; starting anew", to_stderr=True)
-            return
-        for line in lines[1:]:
-            record = parsed(line)
-            if record:
-                scores = [Score(*pair) for pair in zip(record["logprob"], record["greedy"], strict=True)]
-                self.done[record["item"], record["part"]] = scores
-
-    def __enter__(self) -> "Journal":
-        with atomic_file(self.path) as file:
-            file.write(json.dumps(self.header).encode() + b"\n")
-            for key, scores in self.done.items():
-                file.write(line_of(key, scores))
-        self.file: BinaryIO = open(self.path, "ab")  # noqa: SIM115 - __exit__ closes it
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.file.close()
-
-    def add(self, keys: Sequence[Key], scores: Sequence[list[Score]]) -> None:
-        """Note the scores of some groups, and hand them to the system before the next ones are computed."""
-        for key, of_group in zip(keys, scores, strict=True):
-            self.done[key] = of_group
-            self.file.write(line_of(key, of_group))
-        self.file.flush()
-
-
-def line_of(key: Key, scores: Sequence[Score]) -> bytes:
-    """A group's line in the journal."""
-    item, part = key
-    record = {
-        "item": item,
-        "part": part,
-        "logprob": [score.logprob for score in scores],
-        "greedy": [score.greedy for score in scores],
-    }
-    return json.dumps(record).encode() + b"\n"
-
-
-def parsed(line: str) -> dict[str, Any] | None:
-    """What a line of the journal holds; None for one that a kill cut off."""
-    if not line.endswith("\n"):
-        return None
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def fingerprint(settings: EvaluateSettings, items: Sequence[Item]) -> str:
-    """SHA-256 of the weights, the tokens to score and the precision: all that scores depend on."""
-    digest = hashlib.sha256(json.dumps([settings.task, settings.dtype]).encode())
-    weight = Path(settings.weight)
-    files = [weight]
-    if weight.is_dir():
-        # A folder of save_pretrained: weights and settings, not the card or the tokenizer's pictures.
-        files = sorted(path for path in weight.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
-    for file in files:
-        with open(file, "rb") as opened:
-            while chunk := opened.read(1 << 22):
-                digest.update(chunk)
-    for item in items:
-        tokens = []
-        for group in item.groups:
-            tokens.append([list(group.prefix), [list(branch) for branch in group.branches], group.starts])
-        digest.update(json.dumps(tokens).encode())
-    return digest.hexdigest()
-
-
-def report(
-    settings: EvaluateSettings, figures: dict[str, Metric], counts: dict[str, int], speed: Speed | None, out: Path
-) -> None:
-    """{out}.json first, so that a reader who leaves does not cost the figures; then the table on stdout."""
-    of_scores = ("dtype", "max_length", "stride", "delimiter", "group_by")
-    result = {
-        "task": settings.task,
-        "weight": str(settings.weight),
-        "data_path": settings.data_path,
-        "settings": {name: getattr(settings, name) for name in of_scores},
-        "counts": counts,
-        "metrics": {name: json_fields(metric) for name, metric in figures.items()},
-        "items_per_second": speed and speed.items_per_second,
-        "tokens_per_second": speed and speed.tokens_per_second,
-        "torch": torch.__version__,
-    }
-    with atomic_file(f"{out}.json") as file:
-        file.write(json.dumps(result, indent=2).encode() + b"\n")
+    if args.data_path is None:
+        if args.task != "answers":
+            raise UserError(f"--data_path: name what {args.task} is measured on")
+        args.data_path = [str(build_embedded_questions(ROOT / "dataset" / "python_questions.jsonl"))]
+    # Half a window: each token has at least that much context, at twice the work.
+    args.stride = args.stride or max(args.max_length // 2, 1)
+    if args.stride > args.max_length:
+        raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
+    model, tokenizer, encoder = load(ModelChoice.of(args))
+    if args.max_length > most_positions(model.config):
+        raise UserError(f"--max_length {args.max_length}: the model has {most_positions(model.config)} positions")
+    dtype = dtype_of_flag(args.dtype, model.device)
+    out = Path(args.out or default_out(args))
+    scorer = Scorer(model, dtype, args.batch_tokens)
+    with user_errors():
+        # Before hours of scoring: a place that cannot be written to is found out at once.
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(f"{out}.json") as file:
+            figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
+            file.write(json.dumps(report_of(args, dtype, figures, counts, scorer), indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
-    print(f"{settings.task}: {printable(Path(settings.weight).name)} on {sizes}, {settings.dtype}")
+    print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {str(dtype).removeprefix('torch.')}")
     width = max(map(len, figures))
     for name, metric in figures.items():
         interval = ""
         if not math.isnan(metric.low):
             interval = f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
         print(f"  {one_line(name):{width}} {metric.value:12.6g}{interval}")
-    said = ", every score was there already"
-    if speed is not None:
-        said = f", {speed.items_per_second:,.1f} items/s, {speed.tokens_per_second:,.0f} tokens/s"
-    print(printable(f"{out}.json") + said)
+    speed = f", {scorer.tokens_per_second:,.0f} tokens/s" if scorer.tokens else ""
+    print(printable(f"{out}.json") + speed)
+    return 0
 
 
-def json_fields(metric: Metric) -> dict[str, float | str | None]:
-    """The fields of a figure; JSON has no NaN, so that becomes null."""
-    fields: dict[str, float | str | None] = {}
-    for name, value in metric._asdict().items():
-        is_nan = isinstance(value, float) and math.isnan(value)
-        fields[name] = None if is_nan else value
-    return fields
+def default_out(args: argparse.Namespace) -> Path:
+    """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
+    weight = Path(args.weight).resolve()
+    paths = [Path(path) for path in args.data_path]
+    names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
+    names = re.sub(r"[^\w.+-]", "_", names)[:60]
+    # The name of a file need not be UTF-8.
+    digest = hashlib.sha256(os.fsencode("\n".join(str(path.resolve()) for path in paths))).hexdigest()[:6]
+    return weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}")
+
+
+def report_of(
+    args: argparse.Namespace, dtype: torch.dtype, figures: dict[str, Metric], counts: dict[str, int], scorer: "Scorer"
+) -> dict[str, object]:
+    """What {out}.json holds; JSON has no NaN, so that becomes null."""
+    metrics = {}
+    for name, metric in figures.items():
+        fields = metric._asdict().items()
+        metrics[name] = {
+            key: None if isinstance(value, float) and math.isnan(value) else value for key, value in fields
+        }
+    settings = {name: getattr(args, name) for name in ("max_length", "stride", "group_by")}
+    return {
+        "task": args.task,
+        "weight": args.weight,
+        "data_path": args.data_path,
+        "settings": {"dtype": str(dtype).removeprefix("torch."), **settings},
+        "counts": counts,
+        "metrics": metrics,
+        "tokens_per_second": scorer.tokens_per_second if scorer.tokens else None,
+        "torch": torch.__version__,
+    }
+
+
+# --------------------------------------------------------------------------------------------------- the tasks
+
+
+def perplexity(
+    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
+) -> Results:
+    """Documents whole, as in training: BOS, text, EOS, every token but the first predicted once, in strided windows.
+
+    Intervals are those of a ratio of sums over documents, or over windows where there is one document only.
+    """
+    bad_lines = BadLines() if args.skip_bad_lines else None
+    documents: list[list[Row]] = []
+    bytes_of: list[int] = []
+    words_of: list[int] = []
+    for path in args.data_path:
+        for file in find_files(path):
+            for line, text in read_documents(file, bad_lines=bad_lines):
+                # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
+                ids = array("i")
+                try:
+                    for part in encoder.encode_in_parts(text):
+                        ids.extend(part)
+                except TooLongToEncode as error:
+                    pass_over(Fault(str(file), line, "too long", str(error)), bad_lines)
+                    continue
+                # A single token has nothing to predict.
+                if len(ids) > 1:
+                    documents.append(windows(ids, args.max_length, args.stride))
+                    bytes_of.append(len(encoder.body(text).encode()))
+                    words_of.append(len(text.split()))
+    for told in bad_lines.report() if bad_lines else ():
+        announce(told, to_stderr=True)
+    refuse_nothing(documents, args)
+    scores = iter(scorer.score([row for rows in documents for row in rows]))
+    of_windows = [[-next(scores) for _ in rows] for rows in documents]
+    losses = [math.fsum(of_document) for of_document in of_windows]
+    tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
+    if len(documents) > 1:
+        per_token = ratio(losses, tokens, "linearised, over documents")
+    else:
+        # One document alone says nothing of how documents differ; its windows do, a little.
+        per_token = ratio(of_windows[0], [len(row.ids) - row.start for row in documents[0]], "linearised, over windows")
+    figures = {"loss": per_token, "perplexity": transformed(per_token, exp)}
+    for name, units, change in (("bits_per_byte", bytes_of, bits), ("word_perplexity", words_of, exp)):
+        # A text of spaces alone has no word.
+        if not sum(units):
+            continue
+        if len(documents) > 1:
+            per_unit = ratio(losses, units, per_token.interval)
+        else:
+            # The windows of one document have no bytes of their own: as wide, relatively, as the loss per token.
+            tokens_per_unit = tokens[0] / units[0]
+            per_unit = transformed(per_token, lambda loss, factor=tokens_per_unit: loss * factor)  # type: ignore[misc]
+        figures[name] = transformed(per_unit, change)
+    counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
+    return figures, counts
+
+
+def windows(ids: Sequence[int], max_length: int, stride: int) -> list[Row]:
+    """The rows of one document: each token but the first is scored once, after at least max_length - stride others (or all
+    there are). The first window scores max_length tokens, each further one `stride`."""
+    rows: list[Row] = []
+    done = 1
+    while done < len(ids):
+        end = min(len(ids), done + (stride if rows else max_length))
+        begin = max(0, end - 1 - max_length)
+        rows.append(Row(ids[begin:end], done - begin))
+        done = end
+    return rows
+
+
+def pairs(
+    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
+) -> Results:
+    """`sentence_good` and `sentence_bad`: right if the model finds the good one likelier (sums of log-probabilities)."""
+    rows: list[Row] = []
+    groups: list[str] = []
+    for path in args.data_path:
+        for number, record in read_records(path, {"sentence_good": str, "sentence_bad": str}):
+            for sentence in ("sentence_good", "sentence_bad"):
+                ids = start_ids(encoder, record[sentence])
+                if not 2 <= len(ids) <= args.max_length + 1:
+                    raise UserError(
+                        f"{path}:{number}: {sentence} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
+                    )
+                rows.append(Row(ids, 1))
+            if args.group_by is not None:
+                if args.group_by not in record:
+                    known = ", ".join(sorted(record))
+                    raise UserError(f"{path}:{number}: --group_by {args.group_by}: no such field; there are {known}")
+                groups.append(str(record[args.group_by]))
+    refuse_nothing(rows, args)
+    scores = scorer.score(rows)
+    # A tie is no success: two sentences of the same tokens, or a model that gives everything the same.
+    right = []
+    for good, bad in zip(range(0, len(rows), 2), range(1, len(rows), 2), strict=True):
+        right.append(rows[good].ids != rows[bad].ids and scores[good] > scores[bad])
+    figures = {"accuracy": share(right)}
+    for name in sorted(set(groups)):
+        figures[f"accuracy/{name}"] = share(
+            [is_right for is_right, group in zip(right, groups, strict=True) if group == name]
+        )
+    return figures, {"pairs": len(right)}
+
+
+def start_ids(encoder: DocumentEncoder, text: str) -> list[int]:
+    """BOS and the text's ids. A tokenizer without BOS gives EOS in its place: the first token needs something before.
+
+    Errors: UserError for a tokenizer with neither.
+    """
+    (ids,) = encoder.encode([text])
+    if encoder.eos_id is not None:
+        ids = ids[:-1]
+    if encoder.bos_id is not None:
+        return ids
+    if encoder.eos_id is None:
+        raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
+    return [encoder.eos_id, *ids]
+
+
+def answers(
+    scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
+) -> Results:
+    """Conversations, evenly spread over the data: right if the likeliest answer has the first sentence of the last turn there."""
+    model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    chat = ChatEncoder(tokenizer)
+    conversations = []
+    for path in args.data_path:
+        for file in find_files(path):
+            conversations += [json.loads(text) for _, text in read_documents(file, CONVERSATION)]
+    refuse_nothing(conversations, args)
+    n_asked = min(args.questions or 40, len(conversations))
+    right = []
+    for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
+        *turns, last = conversation["messages"]
+        ids = chat.turns_ids(turns, conversation.get("tools", []))
+        whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
+        most = len(whole) - len(ids) + MORE_TOKENS
+        if last["role"] != "assistant" or len(ids) + most > most_positions(model.config):
+            continue
+        found = generate(model, tokenizer, ids, Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0))[
+            0, len(ids) :
+        ]
+        # What it thinks before it answers is passed over.
+        said = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
+        right.append(first_sentence(said) == first_sentence(last["content"]))
+        # Ten of them, and those that are wrong.
+        if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
+            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {said.strip()}"]
+            print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
+    refuse_nothing(right, args)
+    print(f"{sum(right)} of {counted(len(right), 'question')} answered with the right first sentence")
+    return {"accuracy": share(right)}, {"questions": len(right)}
+
+
+TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": answers}
+
+
+def refuse_nothing(found: Sequence[object], args: argparse.Namespace) -> None:
+    if not found:
+        raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
+
+
+# ----------------------------------------------------------------------------------------------------- scoring
+
+
+class Scorer:
+    """Scores rows, and tells on stderr how far it is: each second in a terminal, each half minute in a log."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
+        self.model = model
+        self.dtype = dtype
+        # Measured: more positions than the caches of a CPU hold make it slower.
+        most = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
+        self.batch_tokens = max(min(most, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
+        self.tokens = 0
+        self.seconds = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the tokens that were scored, without those that are only read."""
+        return self.tokens / self.seconds
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        """Of each row the sum of the log-probabilities of its scored tokens, in nats."""
+        total = sum(len(row.ids) - row.start for row in rows)
+        scores = [0.0] * len(rows)
+        in_terminal = sys.stderr.isatty()
+        start = shown = time.perf_counter()
+        precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if self.dtype != torch.float32:
+            # As in training.
+            precision = torch.autocast(self.model.device.type, dtype=self.dtype)
+        # The longest first: rows of like length share a forward, and memory that is too small shows at once.
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
+        with precision:
+            while order:
+                size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)
+                batch, order = order[:size], order[size:]
+                for i, logprob in zip(batch, self._logprobs([rows[i] for i in batch]), strict=True):
+                    scores[i] = logprob
+                    self.tokens += len(rows[i].ids) - rows[i].start
+                now = time.perf_counter()
+                if order and now - shown >= (1 if in_terminal else LOG_SECONDS):
+                    shown = now
+                    speed = self.tokens / (now - start)
+                    line = f"{self.tokens / total:.0%} of {total:,} tokens, {speed:,.0f} tokens/s, {(total - self.tokens) / speed:,.0f} s left"
+                    # The next line, which may be shorter, goes over this one.
+                    end = " \r" if in_terminal else "\n"
+                    print(f"{line:{WIDEST_LINE if in_terminal else 0}}", end=end, file=sys.stderr, flush=True)
+        self.seconds = time.perf_counter() - start
+        if in_terminal and shown > start:
+            print(" " * WIDEST_LINE, end="\r", file=sys.stderr, flush=True)
+        return scores
+
+    def _logprobs(self, rows: Sequence[Row]) -> list[float]:
+        """The same of one forward."""
+        B, T = len(rows), max(len(row.ids) for row in rows) - 1
+        # Padding at the end is seen by no earlier position.
+        inputs = torch.zeros(B, T, dtype=torch.long)
+        targets = torch.zeros(B, T, dtype=torch.long)
+        is_scored = torch.zeros(B, T, dtype=torch.bool)
+        for b, row in enumerate(rows):
+            n = len(row.ids) - 1
+            ids = torch.tensor(row.ids)
+            inputs[b, :n] = ids[:-1]
+            targets[b, :n] = ids[1:]
+            is_scored[b, row.start - 1 : n] = True
+        logits = self.model(input_ids=inputs.to(self.model.device), use_cache=False).logits.float()  # [B, T, V]
+        chosen = logits.gather(2, targets.to(logits.device).unsqueeze(2)).squeeze(2)  # [B, T]
+        logprobs = (chosen - logits.logsumexp(-1)).cpu()
+        # In fp64: a sum over thousands of tokens keeps its digits.
+        sums: list[float] = (logprobs.double() * is_scored).sum(1).tolist()
+        return sums
+
+
+# --------------------------------------------------------------------------------------------------- intervals
+
+
+def share(right: Sequence[bool]) -> Metric:
+    """Share of true values with Wilson's interval (Wilson 1927; https://doi.org/10.1080/01621459.1927.10502953)."""
+    # The plain interval p ± z sqrt(p (1 - p) / n) is empty at p = 0 and p = 1; Wilson's is not.
+    n = len(right)
+    p = sum(right) / n
+    middle = p + Z * Z / (2 * n)
+    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    low = (middle - half) / (1 + Z * Z / n)
+    high = (middle + half) / (1 + Z * Z / n)
+    return Metric(p, max(low, 0.0), min(high, 1.0), "Wilson")
+
+
+def ratio(tops: Sequence[float], bottoms: Sequence[int], interval: str) -> Metric:
+    """sum(tops) / sum(bottoms); variance of a ratio of sums by linearisation (Cochran, Sampling Techniques, 6.4)."""
+    n = len(tops)
+    value = math.fsum(tops) / sum(bottoms)
+    if n < 2:
+        return Metric(value, math.nan, math.nan, "none: one unit")
+    # The residuals of the documents from the common ratio.
+    squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
+    half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
+    return Metric(value, value - half, value + half, interval)
+
+
+def transformed(metric: Metric, change: Callable[[float], float]) -> Metric:
+    """The metric of an increasing function of the value: its interval is the function of the ends."""
+    return Metric(change(metric.value), change(metric.low), change(metric.high), metric.interval)
+
+
+def exp(x: float) -> float:
+    """e^x; beyond 700 that of 700, since a float ends soon after it."""
+    return math.exp(min(x, 700))
+
+
+def bits(nats: float) -> float:
+    return nats / math.log(2)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,6 @@ from scripts.gguf_tokenizer import tokenizer_metadata
 from trainer.machine.command_line import run_cli
 
 SUFFIX = ".gguf"
-# The first version of the package whose reader gives the value of every kind of field
-LEAST_GGUF = "0.16"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,8 +66,8 @@ def export(
     Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not follow exactly, and for weights that
     the type cannot hold.
     """
-    check_package()
-    # It imports the package gguf, which many do without.
+    # Many do without the package.
+    optional_package("gguf", "to write a GGUF file")
     from scripts import gguf_file
 
     check_free(out, weight, overwrite)
@@ -88,9 +86,9 @@ def export(
     if dtype == "auto":
         rounded = {name: tensor for name, tensor in tensors.items() if not gguf_file.stays_exact(name, tensor)}
         dtype = str(smallest_exact(rounded)).removeprefix("torch.")
-    kind = gguf_file.KINDS[dtype]
-    types = gguf_file.types_of(tensors, kind)
-    metadata: Metadata = {"general.type": "model", "general.name": out.stem, "general.file_type": int(kind.file_type)}
+    of_matrices, file_type = gguf_file.KINDS[dtype]
+    types = gguf_file.types_of(tensors, of_matrices)
+    metadata: Metadata = {"general.type": "model", "general.name": out.stem, "general.file_type": int(file_type)}
     # That of the blocks of Q8_0.
     metadata["general.quantization_version"] = gguf_file.QUANTISATION_VERSION
     metadata.update(model_metadata(config))
@@ -107,7 +105,7 @@ def export(
         change = gguf_file.check(Path(file.name), metadata, tensors, types)
         # The reader maps the file, and Windows renames no mapped file.
         gc.collect()
-    left = gguf_file.left_in_float16(types, kind)
+    left = [name for name, number_type in types.items() if number_type == gguf_file.Type.F16 != of_matrices]
     announce(f"{out}: {architecture} in {dtype}, {out.stat().st_size / 1e6:.1f} MB")
     announce(f"tokenizer: llama.cpp cuts texts into the same pieces by its rule {metadata['tokenizer.ggml.pre']}")
     if left:
@@ -117,14 +115,6 @@ def export(
     changed = f"weights changed by {change:.1e} at most" if change else "no weight was changed"
     announce(f"checked: read again, {len(tensors)} tensors, {changed}")
     return change
-
-
-def check_package() -> None:
-    """DataError where the package gguf is not there, UserError where it is too old to read a file again."""
-    package = optional_package("gguf", "to write a GGUF file")
-    field = getattr(package, "ReaderField", None)
-    if not hasattr(field, "contents"):
-        raise UserError(f"the package gguf is too old to check what was written: pip install 'gguf>={LEAST_GGUF}'")
 
 
 def load_minimind(weight: str | Path) -> MiniMindForCausalLM:

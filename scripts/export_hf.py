@@ -50,8 +50,14 @@ from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
-from scripts.common import DTYPES, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
-from scripts.foreign_config import vocabulary_size
+from scripts.common import (
+    DTYPES,
+    check_vocabulary,
+    drop_untrained_thoughts,
+    load_model,
+    tokenizer_folder,
+    vocabulary_size,
+)
 from scripts.model_card import write_model_card
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights

@@ -27,6 +27,7 @@ import argparse
 import contextlib
 import dataclasses
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import ModelChoice, load_in_dtype
-from scripts.foreign_config import end_ids, most_positions
+from scripts.common import ModelChoice, end_ids, load_in_dtype, most_positions
 from trainer.machine.command_line import run_cli
 
 __all__ = ["Sampling", "TextStream", "generate", "main"]
@@ -208,28 +208,18 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
     """
     system = [message for message in messages[:1] if message["role"] == "system"]
     turns = messages[len(system) :]
+    tried: dict[int, list[int]] = {}
 
-    def ids_without(exchanges: int) -> list[int]:
-        # A question and its answer
-        return encode([*system, *turns[2 * exchanges :]])
+    def fits(exchanges: int) -> bool:
+        # A question and its answer each
+        tried[exchanges] = encode([*system, *turns[2 * exchanges :]])
+        return len(tried[exchanges]) <= length
 
     # The last question has no answer yet.
-    enough = (len(turns) - 1) // 2
-    ids = ids_without(0)
-    if len(ids) <= length or not enough:
-        return ids
-    ids = ids_without(enough)
+    most = (len(turns) - 1) // 2
     # By halving: a foreign template is rendered by a process, which takes a second each time.
-    too_few = 0
-    while len(ids) <= length and enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        tried = ids_without(middle)
-        if len(tried) <= length:
-            enough = middle
-            ids = tried
-        else:
-            too_few = middle
-    return ids
+    dropped = 0 if fits(0) else bisect_left(range(most), True, lo=min(1, most), key=fits)
+    return tried[dropped] if dropped in tried else encode([*system, *turns[2 * dropped :]])
 
 
 def reply(

@@ -4,7 +4,6 @@ Only for those who have the package gguf, which is not among the requirements: s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,25 +22,15 @@ Type = gguf.GGMLQuantizationType
 Types = dict[str, Type]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A --dtype: the type of the matrices, and the number by which llama.cpp names such a file."""
-
-    number_type: Type
-    file_type: gguf.LlamaFileType
-
-
+# --dtype: the type of the matrices, and the number by which llama.cpp names such a file
 KINDS = {
-    "float32": Kind(Type.F32, gguf.LlamaFileType.ALL_F32),
-    "float16": Kind(Type.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "bfloat16": Kind(Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
-    "q8_0": Kind(Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "float32": (Type.F32, gguf.LlamaFileType.ALL_F32),
+    "float16": (Type.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bfloat16": (Type.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (Type.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
 # Which torch dtype a type rounds to. Q8_0 keeps the largest number of each block in float16 as well.
 TORCH_DTYPES = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
-# (relative, absolute): what rounding to the type can change a number by, at most. The absolute part is for numbers so
-# small that float16 has fewer digits for them; bfloat16 reaches as low as float32.
-ROUNDING = {Type.F32: (0.0, 0.0), Type.F16: (2.0**-11, 2.0**-25), Type.BF16: (2.0**-8, 2.0**-134)}
 # Q8_0: 32 numbers are whole multiples, -127 to 127, of one number.
 BLOCK = 32
 MOST_MULTIPLES = 127
@@ -55,14 +44,14 @@ def stays_exact(name: str, tensor: torch.Tensor) -> bool:
     return tensor.dim() == 1 or "ffn_gate_inp." in name
 
 
-def types_of(tensors: StateDict, kind: Kind) -> Types:
+def types_of(tensors: StateDict, of_matrices: Type) -> Types:
     """The type of each tensor in the file. A row that is no whole number of blocks of Q8_0 stays in float16."""
     types: Types = {}
     for name, tensor in tensors.items():
-        types[name] = kind.number_type
+        types[name] = of_matrices
         if stays_exact(name, tensor):
             types[name] = Type.F32
-        elif kind.number_type == Type.Q8_0 and tensor.shape[-1] % BLOCK:
+        elif of_matrices == Type.Q8_0 and tensor.shape[-1] % BLOCK:
             types[name] = Type.F16
     return types
 
@@ -123,7 +112,7 @@ def add(writer: gguf.GGUFWriter, key: str, value: str | bool | int | float | lis
 def check(path: Path, metadata: Mapping[str, object], tensors: StateDict, types: Types) -> float:
     """Read a file again and compare it with what it was made from; returns the largest change of a weight.
 
-    Errors: ValueError where a field, a shape, a type or a number is another one than rounding to the type allows.
+    Errors: ValueError where a field or a tensor is another one than was written.
     """
     reader = gguf.GGUFReader(path)
     for key, value in metadata.items():
@@ -137,37 +126,12 @@ def check(path: Path, metadata: Mapping[str, object], tensors: StateDict, types:
     largest = 0.0
     for found_tensor in reader.tensors:
         name = found_tensor.name
-        values = tensors[name].numpy()
+        stored = as_stored(tensors[name], types[name], name)
         # Dimensions stand in the file from the last to the first.
         shape = tuple(int(size) for size in reversed(found_tensor.shape))
-        if shape != values.shape or found_tensor.tensor_type != types[name]:
-            raise ValueError(f"{path}: {name} has another shape or type than was written; is the disk sound?")
-        read = gguf.dequantize(found_tensor.data, types[name]).reshape(shape)
-        change = np.abs(read - values)
-        if not (change <= most_change(values, types[name])).all():
+        is_same = shape == tuple(tensors[name].shape) and found_tensor.tensor_type == types[name]
+        if not is_same or found_tensor.data.tobytes() != stored.tobytes():
             raise ValueError(f"{path}: {name} is not what was written; is the disk sound?")
-        largest = max(largest, float(change.max(initial=0.0)))
+        read = gguf.dequantize(found_tensor.data, types[name]).reshape(shape)
+        largest = max(largest, float(np.abs(read - tensors[name].numpy()).max(initial=0.0)))
     return largest
-
-
-def most_change(values: NDArray[np.float32], number_type: Type) -> NDArray[np.float64]:
-    """By how much the type can change each number, at most; the shape of `values`."""
-    size = np.abs(values.astype(np.float64))
-    if number_type != Type.Q8_0:
-        relative, absolute = ROUNDING[number_type]
-        return size * relative + absolute
-    blocks = size.reshape(-1, BLOCK)
-    largest = np.broadcast_to(blocks.max(axis=1, keepdims=True), blocks.shape)
-    # Half a step to the nearest multiple, and the rounding of the step itself, 127 times.
-    relative, absolute = ROUNDING[Type.F16]
-    half_step = largest / MOST_MULTIPLES / 2
-    bound = half_step + largest * relative + MOST_MULTIPLES * absolute
-    # fp32 computes the multiples, and rounds too.
-    return (bound * (1 + 1e-5)).reshape(values.shape)
-
-
-def left_in_float16(types: Types, kind: Kind) -> list[str]:
-    """The matrices that are not of the type that was asked for."""
-    if kind.number_type == Type.F16:
-        return []
-    return [name for name, number_type in types.items() if number_type == Type.F16]

@@ -1,4 +1,4 @@
-"""Look at the data before training on it: sizes, copies, languages, odd documents, leaks, rows.
+"""Look at the data before training on it: sizes, copies, languages, odd documents, rows.
 
 The flags, and what they do, stand in scripts/inspect_settings.py.
 """
@@ -19,17 +19,92 @@ if __name__ == "__main__":
 
     parse_args()
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 
-from common.errors import UserError, user_errors
+import numpy as np
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from common.errors import DataError, UserError, user_errors
 from common.notices import announce
-from scripts.data_figures import DataLook
-from scripts.data_rows import Row, check_rows, row_of
-from scripts.data_sections import Section, sections_of, text_of
-from scripts.inspect_settings import parse_args
+from common.settings import default_of
+from common.wording import counted, first_to_last, one_line, printable
+from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
+from dataset.chat.encoder import ChatEncoder
+from dataset.corpus import Corpus, sources_of
+from dataset.planned_mixture import RunLength
+from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, library, near_copies
+from dataset.quality.languages import language_of
+from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
+from dataset.reading.conversations import CONVERSATION, said_in
+from dataset.reading.settings import OFF
+from dataset.store.builder import first_writable
+from dataset.store.deduplicate import open_sources
+from dataset.store.interface import Ints
+from dataset.store.texts import stored_texts
+from dataset.store.token_store import StoreOptions, files_of, places_of
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from scripts.inspect_settings import InspectSettings, parse_args
 from trainer.machine.command_line import run_cli
+from trainer.pretrain.data import USUAL_TEXT, data_of
+from trainer.pretrain.settings import PretrainSettings
+from trainer.sft.job import SftJob
+from trainer.sft.settings import SftSettings
 
-__all__ = ["main"]
+# Characters of an example, and tokens of a document that are decoded for one
+EXCERPT, EXCERPT_TOKENS = 120, 80
+# Characters of the longest bar on a terminal
+BAR = 40
+# Tokens that a character may be spread over, at most
+TOKENS_OF_CHARACTER = 8
+
+
+@dataclass
+class Example:
+    """A finding: where it stands, what is said of it, and some of the text."""
+
+    place: str
+    said: str
+    text: str
+
+
+@dataclass
+class Section:
+    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it."""
+
+    title: str
+    heads: list[str]
+    rows: list[list[str]]
+    remarks: list[str] = field(default_factory=list)
+    bars: list[float] | None = None
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass
+class Span:
+    """Some tokens that make whole characters. is_trained: the model has to predict them."""
+
+    text: str
+    tokens: list[int]
+    is_trained: bool
+
+
+@dataclass
+class Piece:
+    """A document or a part of one, within a row."""
+
+    title: str
+    spans: list[Span]
+
+
+@dataclass
+class Row:
+    title: str
+    pieces: list[Piece]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,28 +113,365 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--out {settings.out}: a name that ends in .html is wanted")
     with user_errors():
         look = DataLook(settings)
-        for line in (*look.notices, *look.corpus.notices):
+        for line in look.corpus.notices:
             announce(line)
         for bad_lines in look.corpus.bad_lines:
             for line in bad_lines.report():
                 announce(line)
         # A row that is not there is told before all texts are read.
-        check_rows(look, settings.row)
-    sections = sections_of(look.figures())
+        n_rows = look.corpus.plan(0).n_rows
+        for number in settings.row:
+            if number >= n_rows:
+                raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
+    sections = look.sections()
     rows = [row_of(look, number) for number in settings.row]
     announce(text_of(sections, rows))
     if settings.out is not None:
-        write_page(settings.out, sections, rows)
+        # It brings matplotlib along, which takes a second to import.
+        from trainer.reporting.html_report import write_page_of_flag
+
+        write_page_of_flag(
+            "--out", "inspect_data.html", settings.out, Path(__file__).parent, sections=sections, rows=rows
+        )
         announce(f"page: {settings.out}")
     return 0
 
 
-def write_page(path: str, sections: Sequence[Section], rows: Sequence[Row]) -> None:
-    """Errors: UserError where the page cannot be written."""
-    # It brings matplotlib along, which takes a second to import.
-    from trainer.reporting.html_report import write_page_of_flag
+class DataLook:
+    """The data of a command line.
 
-    write_page_of_flag("--out", "inspect_data.html", path, Path(__file__).parent, sections=sections, rows=rows)
+    Two things number documents. What is looked at is all that the files hold, copies included: `stores`, numbered through
+    all of them. What is trained is `corpus`, whose store --deduplicate leaves the copies out of.
+    """
+
+    def __init__(self, settings: InspectSettings) -> None:
+        self.settings = settings
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
+        sources = sources_of(data_of(settings, SftJob.usual_data if settings.conversations else USUAL_TEXT))
+        self.groups = [source.paths for source in sources]
+        self.is_chat = settings.conversations
+        if self.is_chat is None:
+            self.is_chat = holds_conversations(
+                self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
+            )
+        if self.is_chat:
+            for path in (path for paths in self.groups for path in paths):
+                refuse_other_kinds(path)
+        self.encoder = (
+            ChatEncoder(self.tokenizer)
+            if self.is_chat
+            else DocumentEncoder(self.tokenizer, bool(settings.parse_special_tokens))
+        )
+        trainer = SftSettings if self.is_chat else PretrainSettings
+        self.options: StoreOptions = {
+            "cache_dir": settings.cache_dir,
+            "text_field": CONVERSATION if self.is_chat else settings.text_field,
+            "skip_bad_lines": settings.skip_bad_lines,
+            "text_suffixes": None if self.is_chat else settings.text_suffixes,
+        }
+        # What is looked at has its copies, whatever is trained.
+        self.stores = open_sources(self.groups, self.encoder, **self.options)
+        corpus_kind: type[Corpus] = ChatCorpus if self.is_chat else Corpus
+        self.corpus = corpus_kind(
+            sources,
+            self.encoder,
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
+            pack=settings.pack,
+            long_documents="truncate" if self.is_chat else settings.long_documents,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=True,
+            deduplicate=settings.deduplicate,
+            length=RunLength(default_of(trainer, "epochs"), 0, default_of(trainer, "batch_size")),
+            **self.options,
+        )
+        # Documents before each store
+        self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
+        self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
+        self.lengths = np.concatenate([store.lengths() for store in self.stores])
+        self.text_bytes = np.concatenate([store.text_bytes for store in self.stores])
+        # Where each document stands, as the texts are read: source, file, line
+        self.names = [path for paths in self.groups for path in paths]
+        self.source_of = np.zeros(len(self.doc_hash), np.int32)
+        self.place_of: dict[int, str] = {}
+        self.languages: Counter[str] = Counter()
+        self.oddities: dict[str, list[Example]] = {}
+        self.odd_counts: Counter[str] = Counter()
+
+    def sections(self) -> list[Section]:
+        """Everything, which reads all texts once."""
+        copies = exact_copies(self.doc_hash)
+        near_missing = None
+        if self.settings.texts:
+            try:
+                library()
+                paths = self.groups[0]
+                first = files_of(paths, self.options["text_suffixes"], self.settings.cache_dir)[0]
+                copies = near_copies(
+                    self._texts(), copies, first_writable(places_of(paths[0], first, self.settings.cache_dir))
+                )
+            except DataError as error:
+                near_missing = str(error)
+                for _ in self._texts():
+                    pass
+        has_near = self.settings.texts and near_missing is None
+        found = [self._sources(), self._lengths(), self._copies(copies, has_near, near_missing)]
+        if self.settings.texts:
+            documents = max(self.languages.total(), 1)
+            rows = [[name, f"{count:,}"] for name, count in self.languages.most_common()]
+            bars = [count / documents for count in self.languages.values()]
+            found.append(Section("Languages, roughly", ["", "documents"], rows, bars=sorted(bars, reverse=True)))
+            odd = []
+            for kind, count in self.odd_counts.most_common():
+                odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
+            examples = [example for kind, _ in self.odd_counts.most_common() for example in self.oddities[kind]]
+            found.append(Section("Odd documents", ["", "documents"], odd, [] if odd else ["None."], None, examples))
+        return found
+
+    def _texts(self) -> Iterator[tuple[int, str]]:
+        """(number, text) of each document, once it was looked at."""
+        special = [str(token) for token in self.tokenizer.all_special_tokens]
+        finder = OddityFinder(special, self.settings.max_seq_len)
+        suffixes = self.options["text_suffixes"]
+        # A bar where somebody watches
+        with tqdm(total=len(self.doc_hash), desc="texts", disable=not sys.stderr.isatty()) as bar:
+            n_sources = 0
+            for i, store in enumerate(self.stores):
+                source_of_file: list[int] = []
+                files = []
+                for path in self.groups[i]:
+                    of_path = files_of([path], suffixes, self.settings.cache_dir)
+                    source_of_file += [n_sources] * len(of_path)
+                    files += of_path
+                    n_sources += 1
+                for stored in stored_texts(store, files, self.encoder, self.options["text_field"]):
+                    number = int(self.bounds[i]) + stored.number
+                    self.source_of[number] = source_of_file[stored.file]
+                    self.place_of[number] = f"{shown_path(files[stored.file])}:{stored.line}"
+                    text = said_in(stored.text) if self.is_chat else stored.text
+                    body = self.encoder.body(text)
+                    if self.is_chat:
+                        # The store has the bytes of the whole line.
+                        self.text_bytes[number] = len(body.encode("utf-8", "replace"))
+                    self.languages[language_of(body)] += 1
+                    for oddity in finder.oddities_of(body, int(self.lengths[number])):
+                        self.odd_counts[oddity.kind] += 1
+                        examples = self.oddities.setdefault(oddity.kind, [])
+                        if len(examples) < self.settings.examples:
+                            # With some of what stands before
+                            excerpt = body[max(oddity.at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
+                            said = f"{oddity.kind}; {int(self.lengths[number]):,} tokens"
+                            examples.append(Example(self.place(number), said, shortened(excerpt)))
+                    yield number, text
+                    bar.update()
+
+    def _sources(self) -> Section:
+        heads = ["", "conversations" if self.is_chat else "documents", "tokens", "MB of text", "bytes a token"]
+        heads += ["median length", "longest"] + (["tokens of answers"] if self.is_chat else [])
+        answers = None
+        if isinstance(self.encoder, ChatEncoder):
+            most = self.settings.max_seq_len - 1
+            of_stores = [self.encoder.answers.count(store, np.arange(len(store)), most) for store in self.stores]
+            answers = np.concatenate(of_stores)
+        rows = []
+        for name, mine in self._documents_of_sources():
+            lengths = self.lengths[mine]
+            tokens, n_bytes = int(lengths.sum()), int(self.text_bytes[mine].sum(dtype=np.int64))
+            in_texts = max(tokens - self.encoder.added_tokens * len(mine), 1)
+            row = [name, f"{len(mine):,}", f"{tokens:,}", f"{n_bytes / 1e6:,.1f}", f"{n_bytes / in_texts:.2f}"]
+            row += [f"{int(np.median(lengths)) if len(mine) else 0:,}", f"{int(lengths.max(initial=0)):,}"]
+            if answers is not None:
+                row.append(share_of(int(answers[mine].sum(dtype=np.int64)), tokens))
+            rows.append(row)
+        remarks = []
+        if self.is_chat and not self.settings.texts:
+            remarks.append("MB of text: of the whole lines, since no text was read.")
+        return Section("Sources", heads, rows, remarks)
+
+    def _documents_of_sources(self) -> Iterator[tuple[str, Ints]]:
+        """(name, numbers of its documents); which path gave a document is known only when its text is read."""
+        if self.settings.texts:
+            for number, name in enumerate(self.names):
+                yield name, np.flatnonzero(self.source_of == number)
+            return
+        for i, paths in enumerate(self.groups):
+            yield " ".join(paths), np.arange(self.bounds[i], self.bounds[i + 1])
+
+    def _lengths(self) -> Section:
+        """Each bin reaches from a power of two to the next, those without a document in between included."""
+        # 1 -> 0, 2 and 3 -> 1, 4 to 7 -> 2, ... frexp is exact, as a logarithm is not.
+        powers = np.frexp(np.maximum(self.lengths, 1).astype(np.float64))[1] - 1
+        documents = np.bincount(powers)
+        tokens = np.bincount(powers, weights=self.lengths)
+        bins = range(int(powers.min()), len(documents))
+        rows = []
+        for power in bins:
+            share = f"{tokens[power] / max(tokens.sum(), 1):.1%}"
+            rows.append([first_to_last(1 << power, (2 << power) - 1), f"{documents[power]:,}", share])
+        bars = [float(documents[power] / max(documents.max(), 1)) for power in bins]
+        return Section("Lengths of documents", ["tokens", "documents", "of all tokens"], rows, bars=bars)
+
+    def _copies(self, copies: Copies, has_near: bool, near_missing: str | None) -> Section:
+        """Counts, and the documents with the most copies of each kind."""
+        is_copy = copies.of != NONE
+        rows = []
+        for name, mine in self._documents_of_sources():
+            exact, copied = int(copies.is_exact[mine].sum()), int(is_copy[mine].sum())
+            near = share_of(copied - exact, len(mine)) if has_near else "not looked for"
+            rows.append([name, share_of(exact, len(mine)), near])
+        remarks = [near_missing] if near_missing else []
+        if has_near and is_copy.any():
+            remarks.append(
+                f"Near: about {NEAR_FROM} and more of the runs of five characters are the same. --deduplicate exact or near "
+                "leaves them out of training."
+            )
+        examples = []
+        for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
+            originals, counts = np.unique(copies.of[chosen], return_counts=True)
+            # Of equally many the first one
+            for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
+                original = int(originals[at])
+                copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
+                said = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
+                if kind == "nearly":
+                    said += f" (similarity {copies.similarity[copy]:.2f})"
+                i = int(np.searchsorted(self.bounds, original, side="right")) - 1
+                tokens = self.stores[i].document(original - int(self.bounds[i]))[:EXCERPT_TOKENS]
+                text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+                examples.append(Example(self.place(original), said, shortened(text)))
+        return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, remarks, None, examples)
+
+    def place(self, number: int) -> str:
+        """file:line of a document, numbered among all sources; its number where the texts were not read."""
+        i = int(np.searchsorted(self.bounds, number, side="right")) - 1
+        return self.place_of.get(number) or f"document {number - self.bounds[i]:,} of {' '.join(self.groups[i])}"
+
+    def place_in_corpus(self, document: int) -> str:
+        """The same of a document by its number in the corpus."""
+        if self.settings.deduplicate == OFF:
+            return self.place(document)
+        # Of equal texts the first one is left.
+        return self.place(int(np.flatnonzero(self.doc_hash == self.corpus.store.doc_hash[document])[0]))
+
+
+def shown_path(path: object) -> str:
+    """A path without what everybody knows of it."""
+    for folder in (Path.cwd(), ROOT):
+        if isinstance(path, Path) and path.is_relative_to(folder):
+            return str(path.relative_to(folder))
+    return str(path)
+
+
+def shortened(text: str) -> str:
+    """One line of at most EXCERPT characters."""
+    # Control characters are shown by pictures, which are what an example may be about.
+    line = one_line(text)
+    return line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ..."
+
+
+def share_of(number: int, total: int) -> str:
+    """As `12 (0.3%)`."""
+    return f"{number:,} ({number / max(total, 1):.1%})" if number else "0"
+
+
+# --------------------------------------------------------------------------------------------------------- rows
+
+
+def row_of(look: DataLook, number: int) -> Row:
+    """Row `number` of the first epoch, as the model gets it."""
+    plan = look.corpus.plan(0)
+    store = look.corpus.store
+    # What stands in the padding is not shown.
+    batch = look.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
+    targets = batch.targets[0].tolist()
+    documents = batch.document_ids[0].tolist()
+    pieces = []
+    for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
+        places = [place for place in range(plan.T) if documents[place] == i]
+        begin, end = (int(offset) for offset in store.offsets[document : document + 2])
+        tokens = store.tokens[begin + start : begin + start + pairs + 1]
+        if isinstance(look.encoder, ChatEncoder):
+            tokens = look.encoder.answers.as_read(tokens)
+        # The first token is only read. Each further one is the target of the place before it.
+        is_trained = [False] + [targets[place] >= 0 for place in places]
+        part = "whole"
+        if pairs + 1 < end - begin:
+            part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
+        title = (
+            f"{look.place_in_corpus(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
+            f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
+        )
+        pieces.append(Piece(title, spans_of(look.tokenizer, tokens.tolist(), is_trained)))
+    title = (
+        f"Row {number:,} of {plan.n_rows:,}: {plan.T} positions, "
+        f"{counted(len(pieces), 'conversation' if look.is_chat else 'document')}, "
+        f"{sum(target >= 0 for target in targets)} trained, {documents.count(-1)} of padding"
+    )
+    return Row(title, pieces)
+
+
+def spans_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int], is_trained: list[bool]) -> list[Span]:
+    """The tokens in order, each with its text; those that share a character are one span."""
+
+    def decoded(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    spans: list[Span] = []
+    # Some decoders look at the token before, to decide on a space: the last span is decoded once more with the new one.
+    before: list[int] = []
+    waiting: list[int] = []
+    for i, token in enumerate(tokens):
+        waiting.append(token)
+        text = decoded(before + waiting)[len(decoded(before)) :]
+        # The replacement character is what the first bytes of a character decode to.
+        is_whole = not text.endswith("\ufffd") or len(waiting) == TOKENS_OF_CHARACTER
+        # What is trained may end within a character, as a piece may.
+        is_last = i + 1 == len(tokens) or is_trained[i + 1] != is_trained[i]
+        if is_whole or is_last:
+            spans.append(Span(text, waiting, is_trained[i]))
+            before, waiting = waiting, []
+    return spans
+
+
+# ------------------------------------------------------------------------------------------------ on a terminal
+
+
+def text_of(sections: Sequence[Section], rows: Sequence[Row]) -> str:
+    """What the command prints."""
+    blocks = []
+    for section in sections:
+        lines = [section.title.upper(), *(table_lines(section) if section.rows else [])]
+        lines += [f"  {remark}" for remark in section.remarks]
+        for example in section.examples:
+            lines += [f"  - {example.place}: {example.said}"]
+            if example.text:
+                lines.append(f"      {example.text}")
+        blocks.append("\n".join(lines))
+    for row in rows:
+        lines = [row.title, "  ⟦ ⟧: read, and not trained"]
+        for piece in row.pieces:
+            lines.append(f"──── {piece.title}")
+            parts = []
+            for is_trained, spans in groupby(piece.spans, key=attrgetter("is_trained")):
+                text = "".join(span.text for span in spans)
+                parts.append(text if is_trained else f"⟦{text}⟧")
+            lines.append("".join(parts))
+        blocks.append("\n".join(lines))
+    return printable("\n\n".join(blocks))
+
+
+def table_lines(section: Section) -> list[str]:
+    """The first column to the left, numbers to the right."""
+    table = [section.heads, *section.rows]
+    widths = [max(len(cells[column]) for cells in table) for column in range(len(section.heads))]
+    lines = []
+    for i, cells in enumerate(table):
+        aligned = [cells[0].ljust(widths[0])]
+        aligned += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+        bar = "  " + "█" * round(BAR * section.bars[i - 1]) if section.bars is not None and i else ""
+        lines.append(f"  {'  '.join(aligned)}{bar}".rstrip())
+    return lines
 
 
 if __name__ == "__main__":

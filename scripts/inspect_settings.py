@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.flags import not_negative, positive, seed
+from common.flags import not_negative, seed
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, parse, setting, switch
-from trainer.pretrain.settings import DataSettings, HeldOutSettings
+from trainer.pretrain.settings import DataSettings, ValidationDataSettings
 
 PROG = "inspect_data.py"
 DESCRIPTION = """Look at the data before training on it.
 
     python scripts/inspect_data.py --data_path my.jsonl
     python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0 --out data.html
-    python scripts/inspect_data.py --data_path my.jsonl --val_path valid.jsonl --against questions.jsonl
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
 Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
@@ -30,7 +29,7 @@ class LookSettings(Settings):
         check=not_negative(int),
         several=True,
         metavar="N",
-        help="show rows N of the first epoch; of the run, where shares change over it",
+        help="show rows N of the first epoch",
         first=True,
     )
     texts: bool = switch(True, help="look at all texts: near copies, languages, odd documents; 0: only count")
@@ -49,21 +48,10 @@ class RowSettings(Settings):
         help="read conversations, of which the answers are trained, as train_sft.py does (default: where the first line is "
         "one)",
     )
-    # None: as the trainer has it.
-    epochs: int | None = setting(
-        None, check=positive(int), help="where shares change over a run, its length (default: the trainer's)"
-    )
-    max_updates: int = setting(0, check=not_negative(int), help="its length in updates; 0: --epochs")
-    batch_size: int | None = setting(
-        None, check=positive(int), help="with --max_updates: rows per micro-batch (default: the trainer's)"
-    )
-    accumulation_steps: int | None = setting(
-        None, check=positive(int), help="with --max_updates: micro-batches per update (default: the trainer's)"
-    )
 
 
 @dataclass(kw_only=True)
-class InspectSettings(RowSettings, HeldOutSettings, DataSettings, LookSettings):
+class InspectSettings(RowSettings, ValidationDataSettings, DataSettings, LookSettings):
     """All settings of inspect_data.py; --help shows the groups from the last to the first."""
 
 

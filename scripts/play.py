@@ -6,7 +6,6 @@
 It prints the address to open. Nobody but this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -24,25 +23,64 @@ if __name__ == "__main__":
     play_parser().parse_args()
 
 import argparse
+import base64
 import contextlib
-from collections.abc import Sequence
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import select
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
+from common.flags import positive, seed, share
 from common.notices import announce
-from common.wording import one_line
-from scripts.arguments import play_parser
-from scripts.common import ModelChoice, load_in_dtype
-from scripts.playground.models import PlayedModel
-from scripts.playground.requests import is_loopback
-from scripts.playground.runs import RunFolder
-from scripts.playground.server import Server
+from common.wording import one_line, printable
+from dataset.tokenizing.encoder import DocumentEncoder
+from scripts.arguments import play_parser, temperature
+from scripts.chat_template import can_chat
+from scripts.common import ModelChoice, end_ids, load_in_dtype
+from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.weights_at_hand import weights_instead
+from trainer.reporting.charts import fields_of
+from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
+from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
 
-__all__ = ["main", "open_server"]
-
-MOST_MODELS = 2
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
+# Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
+MOST_BODY_BYTES, MOST_CHARACTERS, MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 1 << 20, 100_000, 4096, 1024
+# Tokens beside the drawn one that are shown
+ALTERNATIVES = 6
+MOST_RUNS = 100
+# Reading of metrics files in one look, and bytes between two looks at the clock
+SECONDS_OF_READING, BLOCK_BYTES = 1.0, 1 << 18
+# What a page gets of a run: points of a curve, samples, characters of a name and of a sample
+BUCKETS, MOST_SAMPLES, MOST_NAME, MOST_SAMPLE = 150, 8, 200, 4_000
+
+# A page of anybody else may neither show nor read what this server answers.
+HEADERS = {
+    "Connection": "close",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,64 +91,463 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What ends it is no fault.
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    # Ending takes a moment, in which many press it again.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server.end()
+    server.is_ending.set()
+    server.server_close()
     return 0
 
 
-def open_server(args: argparse.Namespace) -> Server:
+def open_server(args: argparse.Namespace) -> "Server":
     """A server that listens already; args: of `play_parser`. Errors: UserError."""
-    chosen = weights_and_tokenizers(args.weight, args.tokenizer_path)
-    if not chosen:
+    weights = args.weight or ([str(DEFAULT_WEIGHT)] if DEFAULT_WEIGHT.exists() else [])
+    if not weights:
         announce(f"{DEFAULT_WEIGHT} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
+    if len(weights) > 2:
+        raise UserError(f"--weight: {len(weights)} are too many, one or two stand side by side")
+    folders = args.tokenizer_path or [None]
+    folders = folders * len(weights) if len(folders) == 1 else folders
+    if len(folders) != len(weights):
+        raise UserError(f"--tokenizer_path: one for all or one for each --weight is wanted, not {len(folders)}")
+    # The whole path where two have the same name
+    names = [Path(weight).absolute().name.removesuffix(".pth") for weight in weights]
+    names = names if len(set(names)) == len(names) else weights
     models = []
-    for (weight, tokenizer_path), name in zip(chosen, distinct_names([weight for weight, _ in chosen]), strict=True):
-        models.append(load_played(ModelChoice(weight, tokenizer_path, args.device, args.dtype), name))
+    for weight, folder, name in zip(weights, folders, names, strict=True):
+        choice = ModelChoice(weight, folder, args.device, args.dtype)
+        models.append(PlayedModel(for_page(name), *load_in_dtype(choice)))
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--host {args.host} --port {args.port}: {reason}; name others") from error
+        raise UserError(f"--host {args.host} --port {args.port}: {error}") from error
 
 
-def weights_and_tokenizers(
-    weights: Sequence[str] | None, tokenizer_paths: Sequence[str] | None
-) -> list[tuple[str, str | None]]:
-    """(weight, tokenizer) for each model, of what the flags name; none where there is no default weight yet.
+def for_page(text: str, most: int = MOST_NAME) -> str:
+    """A text of a file as the page shows it: of bounded length, without what a browser would obey."""
+    return printable(text[:most]).encode(errors="backslashreplace").decode()
 
-    Errors: UserError.
+
+# --------------------------------------------------------------------------------------------------- the models
+
+
+# Gets the pieces of a text as they come; what it raises ends the text.
+Tell = Callable[[list[dict[str, Any]]], None]
+
+
+class PlayedModel:
+    """A model that writes for the page."""
+
+    # torch has one generator of random numbers, so one text at a time is written, whichever model's.
+    computing = threading.Lock()
+
+    def __init__(
+        self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.encoder = encoder
+        self.chat = turns_encoder(tokenizer) if can_chat(tokenizer) else None
+
+    def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+        """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
+        with self.computing:
+            sampling: Sampling = request["sampling"]
+            most = min(room(self.model, sampling), MOST_PROMPT_TOKENS)
+            if "text" in request:
+                ids = self.encoder.prompt_ids(request["text"])
+            elif self.chat is not None:
+                ids = chat_ids(self.chat, request["messages"], most)
+            else:
+                raise UserError("the tokenizer of this model has no chat template, so it cannot chat")
+            if len(ids) > most:
+                raise UserError(f"the text has {len(ids):,} tokens, and {most:,} fit; make it shorter")
+            if not ids:
+                raise UserError("this model begins no text by itself: write something first")
+            stream = PieceStream(self.tokenizer, tell)
+            start = time.perf_counter()
+            torch.manual_seed(request["seed"])
+            found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
+            is_end = found[0, -1].item() in end_ids(self.model, self.tokenizer.eos_token_id)
+        seconds = round(time.perf_counter() - start, 4)
+        return {"reason": "end" if is_end else "length", "tokens": stream.count, "seconds": seconds}
+
+
+class PieceStream(TextStream, LogitsProcessor):
+    """Tells {"text", "tokens"} of each stretch of whole characters: half a Chinese character is never shown.
+
+    A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is what it adds to the
+    text, or its name in the vocabulary. The probabilities are the model's own, before temperature and top_p. `shown` is there
+    where a browser would obey the text.
     """
-    if weights is None:
-        weights = [str(DEFAULT_WEIGHT)] if DEFAULT_WEIGHT.exists() else []
-    if len(weights) > MOST_MODELS:
-        raise UserError(f"--weight: {len(weights)} are too many, one or two stand side by side")
-    folders: list[str | None] = [None]
-    if tokenizer_paths:
-        folders = list(tokenizer_paths)
-    if len(folders) == 1:
-        folders = folders * len(weights)
-    if len(folders) != len(weights):
-        raise UserError(f"--tokenizer_path: one for all or one for each --weight is wanted, not {len(folders)}")
-    return list(zip(weights, folders, strict=True))
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Tell) -> None:
+        super().__init__(tokenizer, self._keep)
+        self.tell = tell
+        self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+        # Probabilities of tokens that have not come yet. On a Mac's GPU transformers hands on a token only when the next one
+        # is computed, so there may be two.
+        self._coming: deque[torch.Tensor] = deque()
+        # Tokens whose text is not whole yet
+        self._tokens: list[list[Any]] = []
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """Sees the scores of each token, [1, vocabulary], and leaves them as they are."""
+        self._coming.append(scores[0].float().softmax(-1))
+        return scores
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called with the prompt, then with each new token."""
+        if not self.prompt_came:
+            super().put(value)
+            return
+        (token,) = value.tolist()
+        probabilities = self._coming.popleft()
+        best = probabilities.topk(min(ALTERNATIVES, len(probabilities)))
+        likeliest = []
+        for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            likeliest.append([self._label(other), rounded(probability)])
+        # Before the token is held back with the others: what it would add is told from here.
+        self._tokens.append([self._label(token), rounded(float(probabilities[token])), likeliest])
+        super().put(value)
+        # Special tokens are no text, so the stream would hold them back until the next word.
+        if token in self.special and len(self._tokens) == 1:
+            self._keep("")
+
+    def _label(self, token: int) -> str:
+        if token in self.special:
+            return printable(self.special[token])
+        before = self._text_of(self.shown)
+        text = self._text_of([*self.shown, *self.held_back, token])[len(before) :]
+        # A model may have more embeddings than its tokenizer has entries.
+        entry = str(self.tokenizer.convert_ids_to_tokens(token) or f"[{token}]")
+        # Of bytes that are no whole character the entry is shown.
+        return printable(entry if text.endswith("\ufffd") else text or entry)
+
+    def _keep(self, text: str) -> None:
+        """Called by the stream with text that has come to its end."""
+        if self._tokens:
+            piece: dict[str, Any] = {"text": text, "tokens": self._tokens}
+            if printable(text) != text:
+                piece["shown"] = printable(text)
+            self._tokens = []
+            self.tell([piece])
 
 
-def distinct_names(weights: Sequence[str]) -> list[str]:
-    """What the page calls the weights: a file's or folder's own name, or the whole path where two have the same."""
-    names = [Path(weight).absolute().name.removesuffix(".pth") for weight in weights]
-    if len(set(names)) < len(names):
-        names = list(weights)
-    if len(set(names)) < len(names):
-        names = [f"{name} ({number})" for number, name in enumerate(names, 1)]
-    # A file name that is not UTF-8 holds lone surrogates.
-    return [one_line(name).encode(errors="backslashreplace").decode() for name in names]
+def rounded(probability: float) -> float | None:
+    """None: of a model whose numbers are no numbers."""
+    return float(f"{probability:.4g}") if 0 <= probability <= 1.001 else None
 
 
-def load_played(choice: ModelChoice, name: str) -> PlayedModel:
-    """A model that has written its first tokens already."""
-    played = PlayedModel(name, *load_in_dtype(choice))
-    played.warm_up()
-    return played
+# ----------------------------------------------------------------------------------------------------- the runs
+
+
+class LiveRun(Records):
+    """A metrics file that grows, of which each look reads what was added."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__()
+        self.path = path
+        self.name = name
+        self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        self.position = 0
+        self.changed_at = 0.0
+        self.bytes_left = 0
+
+    def read_block(self) -> None:
+        """Take over the whole lines of the next block. Errors: OSError."""
+        status = self.path.stat()
+        with open(self.path, "rb") as file:
+            file.seek(self.position)
+            block = file.read(BLOCK_BYTES)
+        end = block.rfind(b"\n") + 1
+        # A line of a run is far shorter than a block.
+        end = len(block) if end == 0 and len(block) == BLOCK_BYTES else end
+        for line in block[:end].splitlines():
+            self.take(line)
+        del self.samples[:-MOST_SAMPLES]
+        self.position += end
+        self.changed_at = status.st_mtime
+        self.bytes_left = max(status.st_size - self.position, 0) if end else 0
+
+    def summary(self) -> dict[str, Any]:
+        """A line of the list of runs."""
+        minutes = self.last("eta")
+        values = [(label, self.last(field), write) for label, field, write in FIGURES]
+        return {
+            "id": self.id,
+            "name": for_page(self.name),
+            "version": self.position,
+            "changed_at": self.changed_at,
+            "seconds_left": None if minutes is None else max(minutes, 0.0) * 60,
+            "is_read_whole": not self.bytes_left,
+            "figures": [[label, write(value)] for label, value, write in values if value is not None],
+        }
+
+    def content(self) -> dict[str, Any]:
+        """The curves and samples."""
+        charts = []
+        for chart in self.charts:
+            curves = []
+            # As a dict each comes once, in its order.
+            for field in dict.fromkeys(fields_of(chart, self.columns)):
+                if field not in self.columns:
+                    continue
+                x, y = (np.array(column) for column in self.columns[field])
+                if chart.unless_zero and not y.any():
+                    continue
+                label = for_page(LABELS.get(field, field.split("/")[-1]))
+                curve: dict[str, Any] = {"label": label, "points": points(*thin(x, y, BUCKETS))}
+                if is_noisy(field, x):
+                    curve["means"] = points(*smooth(x, y))
+                curves.append(curve)
+            if curves:
+                charts.append({"title": for_page(chart.title), "logarithmic": chart.logarithmic, "curves": curves})
+        samples = []
+        for sample in reversed(self.samples):
+            text = for_page(sample["text"].removeprefix(sample["prompt"]), MOST_SAMPLE)
+            samples.append([sample["update"], for_page(sample["prompt"]), text])
+        return {**self.summary(), "charts": charts, "samples": samples}
+
+
+def points(x: np.ndarray, y: np.ndarray) -> list[list[float]]:
+    """[[tokens, value], ...]"""
+    return [[float(f"{tokens:.7g}"), float(f"{value:.5g}")] for tokens, value in zip(x, y, strict=True)]
+
+
+class RunFolder:
+    """The runs in a folder and in the folders in it. Several threads may ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._runs: dict[tuple[Path, int], LiveRun] = {}
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """A line for each run, the latest first."""
+        with self._lock:
+            self._look()
+            found = [run for run in self._runs.values() if run.columns]
+            return [run.summary() for run in sorted(found, key=lambda run: run.changed_at, reverse=True)]
+
+    def content(self, run_id: str) -> dict[str, Any] | None:
+        """The curves of a run that `summaries` has named; None for any other."""
+        with self._lock:
+            return next((run.content() for run in self._runs.values() if run.id == run_id), None)
+
+    def _look(self) -> None:
+        """Find the metrics files, and read what was added to them, the short ones before the long ones."""
+        found = []
+        for depth in ("*", "*/*"):
+            for path in self.folder.glob(depth + METRICS_SUFFIX):
+                # Regular files alone: no link, and no pipe whose other end would be waited for.
+                if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
+                    found.append((path, path.stat()))
+        found.sort(key=lambda item: item[1].st_mtime, reverse=True)
+        runs: dict[tuple[Path, int], LiveRun] = {}
+        for path, status in found[:MOST_RUNS]:
+            # A resume writes the file anew.
+            key = (path, status.st_ino)
+            run = self._runs.get(key)
+            if run is None or status.st_size < run.position:
+                run = LiveRun(path, str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX))
+            run.bytes_left = status.st_size - run.position
+            runs[key] = run
+        self._runs = runs
+        until = time.monotonic() + SECONDS_OF_READING
+        pending = [run for run in runs.values() if run.bytes_left]
+        while pending and time.monotonic() < until:
+            run = min(pending, key=lambda run: run.bytes_left)
+            with contextlib.suppress(OSError):
+                run.read_block()
+            pending = [other for other in pending if other is not run or run.bytes_left > 0]
+
+
+# --------------------------------------------------------------------------------------------------- the server
+
+
+def parse_request(body: bytes, n_models: int) -> dict[str, Any]:
+    """{"model", "text" or "messages", "sampling", "seed"} of what a browser sends. Errors: UserError that says what is wrong."""
+    try:
+        fields = json.loads(body)
+        request: dict[str, Any] = {
+            "model": range(n_models)[positive(int)(str(fields["model"] + 1)) - 1],
+            "seed": seed(str(fields["seed"])),
+            "sampling": Sampling(
+                max_new_tokens=positive(int, MOST_NEW_TOKENS)(str(fields["max_new_tokens"])),
+                temperature=temperature(str(fields["temperature"])),
+                top_p=share(str(fields["top_p"])),
+            ),
+        }
+        if "text" in fields:
+            request["text"] = utf8(fields["text"])
+        else:
+            turns = fields["messages"]
+            request["messages"] = [{"role": turn["role"], "content": utf8(turn["content"])} for turn in turns]
+            if turns[-1]["role"] != "user" or {turn["role"] for turn in turns} - {"user", "assistant", "system"}:
+                raise UserError("messages: turns of user and assistant are wanted, the last one the user's")
+        return request
+    # What is no request can be wrong in any way.
+    except Exception as error:
+        raise UserError(f"no request of this page: {one_line(error)[:200]}") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach a server that listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_own_host(header: str, bound: str) -> bool:
+    """Whether the Host of a request is this machine. bound: the --host that the server listens on.
+
+    A page of anybody can give its own name the address 127.0.0.1 (DNS rebinding), and then its scripts could talk to us.
+    But the browser sends that name along. So no name is taken but localhost and what --host says. Addresses are no names:
+    a server that listens to other machines takes any. The port is left aside: a tunnel may have another one.
+    """
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", header)
+    host = found[1].strip("[]").lower() if found else ""
+    if host in ("localhost", bound.lower()):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback or not is_loopback(bound)
+    except ValueError:
+        return False
+
+
+class Server(ThreadingHTTPServer):
+    """Listens at once. Errors: OSError where the address cannot be had."""
+
+    # Elsewhere this lets a port be had again at once. On Windows it lets two processes listen on one.
+    allow_reuse_address = os.name == "posix"
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, models: Sequence[PlayedModel], runs: RunFolder) -> None:
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        self.host = host
+        self.models = models
+        self.runs = runs
+        self.is_ending = threading.Event()
+        self.page = Path(__file__).with_name("play.html").read_bytes()
+        # A browser runs the page's own script and style alone, by their digests, and asks this server alone. Text cannot
+        # even by mistake be made markup by a script.
+        digests = {}
+        for tag in ("script", "style"):
+            (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", self.page.decode(), re.DOTALL)
+            digests[tag] = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        self.policy = (
+            f"default-src 'none'; script-src 'sha256-{digests['script']}'; style-src 'sha256-{digests['style']}'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+            "require-trusted-types-for 'script'; trusted-types 'none'"
+        )
+        super().__init__((host, port), Handler)
+
+    @property
+    def address(self) -> str:
+        """For the address line of a browser on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves is no fault; anything else is a defect of ours."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            traceback.print_exc()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request, on a connection of its own."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the page asks every two seconds, and nobody wants to read it."""
+
+    def do_GET(self) -> None:
+        runs = self.server.runs
+        if not self._is_own():
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this server answers its own page alone")
+        elif self.path == "/":
+            self._answer(HTTPStatus.OK, "text/html", self.server.page)
+        elif self.path == "/api/models":
+            models = []
+            for model in self.server.models:
+                parameters = sum(parameter.numel() for parameter in model.model.parameters())
+                models.append({"name": model.name, "parameters": parameters, "can_chat": model.chat is not None})
+            bounds = {"characters": MOST_CHARACTERS, "new_tokens": MOST_NEW_TOKENS}
+            self._answer_json({"models": models, "bounds": bounds, "folder": for_page(str(runs.folder))})
+        elif self.path == "/api/runs":
+            self._answer_json(runs.summaries())
+        elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
+            self._answer_json(content)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"no such page")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        # A form of another page can send text, but not this type.
+        is_json = self.headers.get_content_type() == "application/json"
+        if not self._is_own() or self.path != "/api/generate" or not is_json:
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this server answers its own page alone")
+            return
+        if not re.fullmatch("[0-9]{1,7}", length) or int(length) > MOST_BODY_BYTES:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", b"the text is too long")
+            return
+        try:
+            request = parse_request(self.rfile.read(int(length)), len(self.server.models))
+        except UserError as error:
+            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", one_line(error).encode(errors="replace"))
+            return
+        self._begin(HTTPStatus.OK, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
+        try:
+            last = self.server.models[request["model"]].write(request, self._tell)
+        except UserError as error:
+            last = {"error": one_line(error)}
+        except ConnectionError:
+            raise
+        except Exception:
+            traceback.print_exc()
+            last = {"error": "the model has failed; the terminal of play.py tells more"}
+        self._tell([last])
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _is_own(self) -> bool:
+        """Whether a request is addressed to this machine, and comes from its own page: a browser says which page asks."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not is_own_host(hosts[0], self.server.host):
+            return False
+        origin = self.headers.get("Origin")
+        if origin is not None:
+            parts = urlsplit(origin)
+            return parts.scheme == "http" and parts.netloc.lower() == hosts[0].lower()
+        # A browser leaves it out where it only reads, and then shows no other page what it has read. With a POST it sends it.
+        return self.command == "GET"
+
+    def _tell(self, records: list[dict[str, Any]]) -> None:
+        """A chunk of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        # A browser sends nothing more after its request, so what there is to read is the end.
+        if self.server.is_ending.is_set() or (readable and not self.connection.recv(1, socket.MSG_PEEK)):
+            raise ConnectionError
+        lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
+        if lines:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(lines), lines))
+
+    def _answer_json(self, value: object) -> None:
+        self._answer(HTTPStatus.OK, "application/json", json.dumps(value, allow_nan=False).encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self._begin(status, kind, {"Content-Length": str(len(content))})
+        self.wfile.write(content)
+
+    def _begin(self, status: HTTPStatus, kind: str, headers: dict[str, str]) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Security-Policy": self.server.policy, **HEADERS}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks import arguments as benchmark_arguments
 from dataset import embedded_corpus, tokenize_arguments
 from dataset.chat import embedded_questions
 from scripts import arguments as script_arguments
-from scripts import inspect_settings, tasks
+from scripts import inspect_settings
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -36,13 +36,11 @@ PARSERS = {
     "dataset/tokenize_corpus.py": tokenize_arguments.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
-    "scripts/detect.py": script_arguments.detect_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
     "scripts/inspect_data.py": inspect_settings.parser,
-    "scripts/quiz.py": script_arguments.quiz_parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -134,14 +132,13 @@ def test_the_command_of_make_electra():
 def test_the_commands_of_make_chat():
     """Each goes on from what the one before has left."""
     lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    pretrain, sft, quiz = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
+    pretrain, sft, evaluate = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
     base = pretrain_settings.parse_args(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
     settings = sft_settings.parse_args(sft[2:])
     assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
-    asked = script_arguments.quiz_parser().parse_args(quiz[2:])
+    asked = script_arguments.evaluate_parser().parse_args(evaluate[2:])
     assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
-    assert asked.base == f"out/{base.save_weight}_{base.hidden_size}.pth"
-    assert asked.questions == 40 and asked.data_path is None
+    assert (asked.task, asked.questions, asked.data_path) == ("answers", None, None)
     assert base.data_path == ["dataset/python_docs.jsonl"] and settings.data_path == ["dataset/python_questions.jsonl"]
     # What make pretrain has left may be half-trained.
     assert base.save_weight != pretrain_settings.parse_args([]).save_weight
@@ -169,13 +166,11 @@ ENTRY_SCRIPTS = (
     "trainer/train_tokenizer.py",
     "scripts/generate.py",
     "scripts/play.py",
-    "scripts/detect.py",
     "scripts/evaluate.py",
     "scripts/export_hf.py",
     "scripts/export_gguf.py",
     "scripts/report.py",
     "scripts/inspect_data.py",
-    "scripts/quiz.py",
     "dataset/tokenize_corpus.py",
     *(script for script in PARSERS if script.startswith("benchmarks/")),
 )
@@ -268,10 +263,6 @@ def test_ctrl_c_during_the_imports_prints_nothing(script, tmp_path):
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr == ""
-
-
-def test_evaluate_offers_the_tasks_that_there_are():
-    assert tuple(tasks.TASKS) == script_arguments.TASK_NAMES
 
 
 @pytest.mark.parametrize("script", PARSERS)

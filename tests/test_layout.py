@@ -193,7 +193,7 @@ def test_there_is_one_training_loop():
     """Reference: the files that call backward(), and the only one that hands micro-batches to the engine. (The reducer's backward
     pass computes nothing: it has torch settle its buckets before the training. The tour has the loop once more, to be read.)"""
     for method, files in (
-        ("backward", {"engine.py", "distributed_reducer.py", "tour.py"}),
+        ("backward", {"engine.py", "reducer.py", "tour.py"}),
         ("micro_batch", {"loop.py"}),
     ):
         assert {path.name for path in TRAINER if method in [name for name, _ in calls(path)]} == files

@@ -34,6 +34,7 @@ MISSING = [
     "wandb",
     "zstandard",
     "pyarrow",
+    "tiktoken",
     "rensa",
     "matplotlib",
     "sklearn",

@@ -15,7 +15,7 @@ In this order the Trainer asks a job:
         loss(batch, plan.totals(rows))         for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
       evaluate, samples, save_weights, kept    now and then
-    trained, closing, lines_at_the_end         once
+    trained, lines_at_the_end         once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
 gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -167,13 +167,6 @@ class Update(Generic[BatchT, TotalsT]):
     def last_step(self) -> int:
         """Of the epoch's micro-batches the last one of this update, counted from 0."""
         return self.first_step + len(self.batches) - 1
-
-
-class Closing(NamedTuple):
-    """What a finished run shows of itself. record: for the metrics file, from which the report is made. text: to be printed."""
-
-    record: Mapping[str, Value]
-    text: str
 
 
 @dataclass
@@ -326,10 +319,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
         return {}, 0
 
-    def alarm_of_evaluation(self, values: Mapping[str, float], progress: Progress) -> str | None:
-        """What to say of the figures of `evaluate`, on the main rank; None: nothing."""
-        return None
-
     def samples(
         self, engine: Engine[BatchT, TotalsT], signals: StopSignals, is_last: bool
     ) -> tuple[list[tuple[str, str]], int]:
@@ -358,13 +347,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source of the data so far, for the end of a run. Called on the main rank."""
         return []
-
-    def closing(self) -> Closing | None:
-        """What a finished run shows of itself once all its files are written. Called on the main rank.
-
-        Whatever error it raises is told in a line: it is no reason to end the run.
-        """
-        return None
 
     def lines_at_the_end(self, progress: Progress) -> list[str]:
         """What to say of a run that has trained to its end, on the main rank."""

@@ -521,9 +521,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 progress.best_val_update = progress.update
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
-            warning = self.job.alarm_of_evaluation(values, progress) if self.ranks.is_main else None
-            if warning:
-                self.reporter.say(warning)
         self.tell_samples(samples)
         return 0
 

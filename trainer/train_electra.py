@@ -29,14 +29,14 @@ if __name__ == "__main__":
     SETTINGS = parse_args()
 
 from common.command_clock import count_from_here
+from model.electra.sizes import SIZES
 from trainer.electra.job import ElectraJob
-from trainer.electra.micro_batch import micro_batch_of
-from trainer.electra.settings import ElectraSettings, parse_args
+from trainer.electra.settings import ElectraSettings, batch_size_of, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.processes import divide
+from trainer.machine.cpu_ranks import Divisible, divide
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,6 +49,18 @@ def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = F
     """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
     division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
     return launch(train, "trainer/train_electra.py", settings, argv, division=division)
+
+
+def micro_batch_of(settings: ElectraSettings) -> Divisible:
+    """What processes divide among themselves, known before anything is opened; --model_path counts as the published size."""
+    size = SIZES[settings.size]
+    n_layers = settings.num_hidden_layers or size.layers
+    width = settings.hidden_size or size.width
+    inner = settings.intermediate_size or size.ffn
+    # The generator is narrower, and shares the embeddings; 30,522 are those of the published models.
+    networks = 2 * n_layers * (4 * width * width + 2 * width * inner)
+    parameters = networks + 30_522 * (settings.embedding_size or size.embedding)
+    return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
 
 
 def train(settings: ElectraSettings, surroundings: Surroundings) -> int:

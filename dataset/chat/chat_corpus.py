@@ -39,7 +39,7 @@ class ChatCorpus(Corpus):
         for source in sources_of(data_path):
             paths += source.paths
         for path in paths:
-            refuse_other_kinds(path)
+            refuse_other_kinds(path, options.get("cache_dir"))
         self.answers: Answers = encoder.answers
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
@@ -178,9 +178,9 @@ def holds_conversations(
     return text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)
 
 
-def refuse_other_kinds(path: str) -> None:
+def refuse_other_kinds(path: str, cache_dir: str | None = None) -> None:
     """Errors: DataError for a path with files that hold no conversations."""
-    for file in find_files(path):
+    for file in find_files(path, cache_dir=cache_dir):
         if kind_of(file).suffix not in OBJECTS:
             raise DataError(
                 f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, "

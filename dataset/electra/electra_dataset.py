@@ -184,14 +184,10 @@ class Recipe(NamedTuple):
 class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
-    def __init__(
-        self, examples: Examples, share: float, seed: int, epoch: int, cap: int | None = None, shuffle: bool = True
-    ) -> None:
-        """share and cap: of the positions of an example that are masked, see `mask_tokens`. shuffle: or in the order of the
-        data."""
+    def __init__(self, examples: Examples, share: float, seed: int, epoch: int, shuffle: bool = True) -> None:
+        """share: of the positions of an example that are masked. shuffle: or in the order of the data."""
         self.examples = examples
         self.share = share
-        self.cap = cap
         self.epoch = epoch
         self.T = examples.max_seq_len
         self.n_rows = len(examples.lengths)
@@ -205,10 +201,7 @@ class ElectraPlan:
         """The Totals of the rows [lo, hi)."""
         rows = self._order[lo:hi]
         lengths = self.examples.lengths[rows]
-        masked = mask_count(lengths, self.share, self.cap)
-        candidates = self.examples.candidates[rows]
-        # Draws that may repeat need a single candidate, others one for each.
-        masked = np.minimum(masked, candidates) if self.cap is None else np.where(candidates > 0, masked, 0)
+        masked = np.minimum(mask_count(lengths, self.share), self.examples.candidates[rows])
         return Totals(int(lengths.sum()), int(masked.sum()))
 
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
@@ -252,14 +245,12 @@ class ElectraAssembler:
         share: float,
         style: str,
         seed: int,
-        cap: int | None = None,
     ) -> None:
-        """share, style and cap: see `mask_tokens`. With a cap [UNK] is masked like any word, as in the original code."""
+        """share and style: see `mask_tokens`."""
         self.store = store
         self.T = max_seq_len
         self.share = share
         self.style = style
-        self.cap = cap
         self.seed = seed
         self.pad_id = tokenizer.pad_token_id
         self.cls_id = tokenizer.cls_token_id
@@ -267,10 +258,7 @@ class ElectraAssembler:
         self.mask_id = tokenizer.mask_token_id
         self.special_ids = np.array(sorted(tokenizer.all_special_ids))
         self.ordinary_ids = np.setdiff1d(np.arange(len(tokenizer)), self.special_ids)
-        self.never_masked = self.special_ids
-        if cap is not None:
-            self.never_masked = np.setdiff1d(self.special_ids, tokenizer.unk_token_id)
-        self.K = int(mask_count(max_seq_len, share, cap))
+        self.K = int(mask_count(max_seq_len, share))
 
     def __getitem__(self, recipe: Recipe) -> Batch:
         R = len(recipe.example)
@@ -298,7 +286,7 @@ class ElectraAssembler:
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
         lengths = positions_taken(recipe.first, recipe.second).astype(np.int64)
-        candidates = ~np.isin(ids, self.never_masked)
+        candidates = ~np.isin(ids, self.special_ids)
         masked = mask_tokens(
             ids,
             lengths,
@@ -309,7 +297,6 @@ class ElectraAssembler:
             ordinary_ids=self.ordinary_ids,
             random=random,
             K=K,
-            cap=self.cap,
         )
         return Batch(
             ids=torch.from_numpy(ids),

@@ -7,9 +7,9 @@ or the longest document, whichever is larger; limits.py says how long one may be
 """
 
 import io
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -36,9 +36,6 @@ from dataset.reading.line_reader import BUFFER_BYTES, LineReader, Stream
 # A block is held in memory by the process that reads it and by the one that encodes it.
 BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
-
-# A newline, then a line of nothing but blanks: where a text is split into paragraphs.
-BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 
 __all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
 
@@ -72,7 +69,7 @@ def read_documents(
 @dataclass
 class Block:
     """Some documents of a file, small enough to be held and handed to another process. It is one of these:
-    items      what was read already, of a table or a .json file
+    items      what was read already, of a table, a .json file, or of a text that blank lines divide
     raw        decompressed lines, or text
     neither    a byte range of a plain jsonl (the lines that begin in it), or a whole plain text file
     """
@@ -84,8 +81,6 @@ class Block:
     items: list[Item] | None = None
     # Of what follows `raw` and was too long to be held.
     last_fault: Item | None = None
-    # A blank line in `raw` ends a document.
-    paragraphs: bool = False
     # None: not known, see LineCounter.
     lines_before: int | None = None
     # Its share of the file, for progress.
@@ -112,10 +107,9 @@ class Block:
         is_text = kind_of(self.path).is_text
         if self.raw is None:
             return self._whole_file() if is_text else self._lines_of_range()
-        if is_text and not self.paragraphs:
+        if is_text:
             return iter([(1, self.raw)])
-        lines = LineReader(io.BufferedReader(io.BytesIO(self.raw), BUFFER_BYTES)).lines()
-        return _paragraphs(lines) if self.paragraphs else lines
+        return LineReader(io.BufferedReader(io.BytesIO(self.raw), BUFFER_BYTES)).lines()
 
     def _whole_file(self) -> Iterator[tuple[int, bytes | None]]:
         with self.path.open("rb") as file:
@@ -134,22 +128,29 @@ class Block:
             yield from reader.lines(self.end)
 
 
-def _paragraphs(numbered: Iterable[tuple[int, bytes | None]]) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, text) of what stands between blank lines."""
+def _paragraphs(stream: Stream) -> Iterator[Item]:
+    """(number of its first line, text or fault) of what stands between blank lines."""
     # Joined as they come: a list of short lines would take many times their bytes.
     text = bytearray()
     first = 0
-    for number, line in numbered:
-        # A block holds no line that is too long.
-        assert line is not None
-        if line.removeprefix(BOM).strip():
-            first = first if text else number
-            text += line
-        elif text:
-            yield first, bytes(text)
+    is_too_long = False
+    for number, line in chain(LineReader(stream).lines(), [(0, b"")]):
+        if line is None or line.removeprefix(BOM).strip():
+            first = first or number
+            is_too_long = is_too_long or line is None or len(text) + len(line) > limits.MAX_DOCUMENT_BYTES
+            if is_too_long:
+                text.clear()
+            else:
+                text += cast(bytes, line)
+        elif first:
+            item = item_of(first, bytes(text), _text_of_file, "")
+            if is_too_long:
+                item = (first, limits.too_long("text between blank lines"))
+            if item is not None:
+                yield item
             text.clear()
-    if text:
-        yield first, bytes(text)
+            first = 0
+            is_too_long = False
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
@@ -203,7 +204,7 @@ def split_into_blocks(
     # how far it was read says how much is done.
     with open_stream(path, kind.compression) as (stream, file):
         if kind.is_text and split_text:
-            yield from _text_blocks(path, stream, file, block_bytes or BLOCK_BYTES)
+            yield from _item_blocks(path, _paragraphs(stream), file.tell, block_bytes)
         elif kind.is_text:
             raw = stream.read(limits.MAX_DOCUMENT_BYTES + 1)
             fault = (1, limits.too_long("text")) if len(raw) > limits.MAX_DOCUMENT_BYTES else None
@@ -324,47 +325,3 @@ def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -
             yield Block(path, raw=raw, last_fault=fault, lines_before=lines, source_bytes=file.tell() - done)
             done = file.tell()
         lines += raw.count(b"\n") + (fault is not None)
-
-
-def _text_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -> Iterator[Block]:
-    """Paragraphs. Each block ends with a blank line or with the file; blocks of blank lines alone are passed over."""
-    lines = 0
-    done = 0
-    while raw := stream.read(block_bytes):
-        rest, lines_of_rest = _rest_of_paragraph(stream)
-        lines_of_block = raw.count(b"\n") + lines_of_rest
-        fault = None
-        if rest is None:
-            # The block keeps the paragraphs that ended within it, and lets go of the one that is too long.
-            ends = [found.end() for found in BLANK_LINE.finditer(raw)]
-            raw = raw[: ends[-1]] if ends else b""
-            fault = (raw.count(b"\n") + 1, limits.too_long("text between blank lines"))
-        else:
-            raw += rest
-        if fault or not raw.isspace():
-            source_bytes = file.tell() - done
-            yield Block(path, raw=raw, last_fault=fault, paragraphs=True, lines_before=lines, source_bytes=source_bytes)
-            done = file.tell()
-        lines += lines_of_block
-
-
-def _rest_of_paragraph(stream: Stream) -> tuple[bytes | None, int]:
-    """(the rest of a line and the lines up to a blank one, None where it is too long, which is passed; its newlines)."""
-    rest = bytearray(stream.readline(limits.MAX_DOCUMENT_BYTES + 1))
-    while len(rest) <= limits.MAX_DOCUMENT_BYTES:
-        line = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - len(rest))
-        rest += line
-        if not line.strip():
-            return bytes(rest), rest.count(b"\n")
-    # Too long. What was read is let go before the rest is passed, line by line, up to the blank one.
-    newlines = rest.count(b"\n")
-    ended = rest.endswith(b"\n")
-    rest.clear()
-    reader = LineReader(stream)
-    if not ended:
-        reader.skip_rest_of_line()
-        newlines += 1
-    for _, next_line in reader.lines():
-        if next_line is not None and not next_line.strip():
-            break
-    return None, newlines + reader.number

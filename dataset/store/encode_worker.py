@@ -153,6 +153,7 @@ def encode_blocks(
     """Yields (block, its tokens) in the order of the blocks. num_procs=1: no process is started."""
     blocks = iter(blocks)
     if num_procs == 1:
+        encode.encoder.use_fast_bpe()
         # A later fork (of a data loader) would have to warn about the tokenizer's threads.
         with environment("TOKENIZERS_PARALLELISM", "false"):
             for block in blocks:
@@ -246,6 +247,7 @@ def _serve() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         encode = pickle.load(source)
+        encode.encoder.use_fast_bpe()
         while True:
             block = pickle.load(source)
             result: EncodedBlock | Exception

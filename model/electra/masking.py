@@ -13,24 +13,10 @@ from common.arrays import Array
 IGNORE = -100
 
 
-def mask_count(lengths: Array | int, share: float, cap: int | None = None) -> Array:
-    """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length)).
-
-    cap: of `original_cap`. With it the product is rounded in float32 and never above the cap, as `mask` in
-    pretrain/pretrain_helpers.py of https://github.com/google-research/electra has it.
-    """
-    if cap is None:
-        counts: Array = np.maximum(1, np.rint(share * np.asarray(lengths)))
-    else:
-        products = np.asarray(lengths).astype(np.float32) * np.float32(share)
-        counts = np.maximum(1, np.minimum(cap, np.rint(products)))
+def mask_count(lengths: Array | int, share: float) -> Array:
+    """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length))."""
+    counts: Array = np.maximum(1, np.rint(share * np.asarray(lengths)))
     return counts.astype(np.int64)
-
-
-def original_cap(T: int, share: float) -> int:
-    """The most positions of a row of T that the original code masks: `max_predictions_per_seq` in its
-    configure_pretraining.py. Where that is 0 it masks nothing; here it is one."""
-    return max(1, int((share + 0.005) * T))
 
 
 def unit_interval(bits: Array) -> Array:
@@ -57,7 +43,6 @@ def mask_tokens(
     ordinary_ids: Array,
     random: Array,
     K: int | None = None,
-    cap: int | None = None,
 ) -> Masked:
     """Choose and mask tokens; a Masked.
 
@@ -65,17 +50,15 @@ def mask_tokens(
     of a row with fewer of them than `mask_count` all are masked. style: "electra" writes [MASK] at 85 % of the masked
     positions and leaves the rest, "bert" writes [MASK] at 80 %, one of `ordinary_ids` at 10 %. random: uint64
     [R, T + 2 K] of random bits, so that the caller decides what they depend on. K: default, what the longest row needs.
-    cap: None for different positions; a number for at most so many, drawn as in the original code, see `repeated_draws`.
     """
     R, T = ids.shape
-    if cap is None:
-        counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
-    else:
-        # A row with a single candidate has it as often as it is drawn.
-        counts = np.where(candidates.any(1), mask_count(lengths, share, cap), 0)
+    counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
     if K is None:
         K = int(counts.max())
-    chosen = different_draws(candidates, random[:, :T], K) if cap is None else repeated_draws(candidates, random[:, :K])
+    # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
+    # upper bit is cleared first, so that a candidate's key is always smaller.
+    keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
+    chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
     is_used = np.arange(K) < counts[:, None]
     # In rising order, with the places that are not used behind them.
     positions = np.sort(np.where(is_used, chosen, T), axis=1)
@@ -91,27 +74,5 @@ def mask_tokens(
         ordinary = ordinary_ids[random[:, T + K : T + 2 * K] % np.uint64(len(ordinary_ids))]
         written = np.where(unit < 0.8, mask_id, np.where(unit < 0.9, ordinary, tokens))
     masked = ids.copy()
-    # A position that was drawn twice may have a draw that writes and one that does not: what is written stays.
-    is_written = is_used & (written != tokens)
-    masked[np.broadcast_to(rows, is_written.shape)[is_written], positions[is_written]] = written[is_written]
+    masked[np.broadcast_to(rows, is_used.shape)[is_used], positions[is_used]] = written[is_used]
     return Masked(masked, positions, labels)
-
-
-def different_draws(candidates: Array, random: Array, K: int) -> Array:
-    """K positions of each row, int [R, K], none twice: at first those of candidates. random: uint64 [R, T]."""
-    T = candidates.shape[1]
-    # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
-    # upper bit is cleared first, so that a candidate's key is always smaller.
-    keys = np.where(candidates, random >> np.uint64(1), ~np.uint64(0))
-    chosen: Array = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
-    return chosen
-
-
-def repeated_draws(candidates: Array, random: Array) -> Array:
-    """A candidate for each number of `random`, uint64 [R, K]: int [R, K]. Each draw is from all candidates of its row, so
-    one may come twice: the original code draws by `tf.random.categorical`."""
-    # The candidates of a row, then its other positions, each in rising order.
-    order = np.argsort(~candidates, axis=1, kind="stable")
-    number = (unit_interval(random) * candidates.sum(1, keepdims=True)).astype(np.int64)
-    chosen: Array = np.take_along_axis(order, number, axis=1)
-    return chosen

@@ -7,33 +7,23 @@ Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked position
 V: vocabulary.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.electra.compiled_encoder import graphs_for, quicken_attention
+from model.checkpointing import recompute_layers
+from model.electra.compiled_encoder import compile_layers, graphs_for, quicken_attention, ready_mask, uses_graphs
 from model.electra.masking import IGNORE
-from model.electra.pretrainer import (
-    FLOPS_OF_MULTIPLY_ADD,
-    Pretrainer,
-    encoder_multiply_adds,
-    fill_in,
-    is_real,
-    masked_head_multiply_adds,
-)
-from model.electra.sampling import AddsUpChunks, add_up_chunks, sample, to_draw_from
+from model.electra.sampling import AddsUpChunks, add_up_chunks, sample
 from model.electra.saved_network import load_network
-from model.electra.sizes import POSITION_INITS, WEIGHT_INITS, Size
+from model.electra.sizes import POSITION_INITS, Size
 
-# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
-# beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
-AUC_BINS = 200
-LARGEST_LOGIT = 10.0
-# A field of our own in a generator's config: it has embeddings of its own. Tied ones have no such field.
-UNTIED = "untied_embeddings"
+# The two networks; each is saved in a folder of this name.
+NETWORKS = ("generator", "discriminator")
 
 
 def configs(
@@ -43,15 +33,12 @@ def configs(
     max_seq_len: int | None = None,
     init_std: float = 0.02,
     position_init: str = "normal",
-    generator_layers: int | None = None,
-    untied_embeddings: bool = False,
     **changes: int | None,
 ) -> tuple[ElectraConfig, ElectraConfig]:
     """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
 
     init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see
-    init_position_embeddings. generator_layers: default, as many as the discriminator has. untied_embeddings: the generator
-    has embeddings of its own, as wide as its layers (https://github.com/google-research/electra has them so).
+    init_position_embeddings.
     Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
     """
     assert position_init in POSITION_INITS
@@ -63,20 +50,18 @@ def configs(
                 "divided by"
             )
 
-    def config(divisor: int, layers: int, embedding: int, **own: Any) -> ElectraConfig:
-        """own: fields of our own."""
+    def config(divisor: int) -> ElectraConfig:
         width = values["width"] // divisor
         heads = values["heads"] // divisor
         if width % heads:
             raise ValueError(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
         # The usual value is left out, so that such a config is as other people's code writes it.
-        if position_init != "normal":
-            own["position_init"] = position_init
+        own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
             vocab_size=vocab_size,
-            embedding_size=embedding,
+            embedding_size=values["embedding"],
             hidden_size=width,
-            num_hidden_layers=layers,
+            num_hidden_layers=values["layers"],
             num_attention_heads=heads,
             intermediate_size=values["ffn"] // divisor,
             max_position_embeddings=max(512, max_seq_len or 0),
@@ -85,21 +70,8 @@ def configs(
             **own,
         )
 
-    divisor = values["divisor"]
-    layers = values["layers"]
-    embedding = values["embedding"]
-    discriminator = config(1, layers, embedding)
-    if untied_embeddings:
-        own = {UNTIED: True}
-        generator = config(divisor, generator_layers or layers, values["width"] // divisor, **own)
-    else:
-        generator = config(divisor, generator_layers or layers, embedding)
-    return generator, discriminator
-
-
-def is_untied(generator: ElectraConfig) -> bool:
-    """Whether a generator has embeddings of its own."""
-    return bool(getattr(generator, UNTIED, False))
+    discriminator = config(1)
+    return config(values["divisor"]), discriminator
 
 
 def init_position_embeddings(network: Any) -> None:
@@ -119,22 +91,6 @@ def init_position_embeddings(network: Any) -> None:
         weight.copy_(pairs * network.config.initializer_range * 2**0.5)
 
 
-def init_original(network: Any) -> None:
-    """Draw the weights of a new Hugging Face ELECTRA as TensorFlow does for https://github.com/google-research/electra:
-    a normal distribution that is cut off at two deviations, but Glorot and Bengio's uniform one (2010) for the layers
-    that name no distribution there: the projection of the embeddings and the discriminator's last layer.
-    """
-    deviation = network.config.initializer_range
-    for name, parameter in network.named_parameters():
-        # Biases stay 0, and the weights of norms 1.
-        if parameter.dim() < 2:
-            continue
-        if name.endswith(("embeddings_project.weight", "dense_prediction.weight")):
-            torch.nn.init.xavier_uniform_(parameter)
-        else:
-            torch.nn.init.trunc_normal_(parameter, std=deviation, a=-2 * deviation, b=2 * deviation)
-
-
 # ------------------------------------------------------------------------------------------------ the model
 
 
@@ -152,23 +108,8 @@ class Losses(NamedTuple):
     correct: torch.Tensor
 
 
-def check_embeddings(generator: ElectraConfig, discriminator: ElectraConfig) -> None:
-    """Errors: ValueError where two networks cannot share their embeddings."""
-    for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
-        own = getattr(generator, name)
-        other = getattr(discriminator, name)
-        if own != other:
-            raise ValueError(
-                f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings: "
-                "make them equal, or give --untied_embeddings 1"
-            )
-
-
-class ElectraPretrainer(Pretrainer):
-    """Generator and discriminator, with one set of embeddings unless the generator's config says that it has its own."""
-
-    NETWORKS: ClassVar[tuple[str, ...]] = ("generator", "discriminator")
-    ENCODER: ClassVar[str] = "discriminator"
+class ElectraPretrainer(torch.nn.Module):
+    """Generator and discriminator, with one set of embeddings."""
 
     def __init__(
         self,
@@ -177,28 +118,28 @@ class ElectraPretrainer(Pretrainer):
         sampling: str = "multinomial",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
-        temperature: float = 1.0,
-        disallow_correct: bool = False,
     ) -> None:
-        """Both networks will use the discriminator's embeddings, unless the generator's are its own. sampling: see `sample`.
-        gen_smooth, disc_smooth: label smoothing of the two losses. temperature: what the generator's logits are divided by
-        before a token is drawn. disallow_correct: the original token is never drawn.
-
-        Errors: ValueError where the embeddings do not fit each other.
-        """
+        """Both networks will use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
+        of the two losses. Errors: ValueError where the networks cannot share their embeddings."""
         super().__init__()
+        for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
+            own, other = getattr(generator.config, name), getattr(discriminator.config, name)
+            if own != other:
+                raise ValueError(
+                    f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
+                )
         self.generator = generator
         self.discriminator = discriminator
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
-        self.temperature = temperature
-        self.disallow_correct = disallow_correct
+        # The (rows, positions) of the batches that the layers are compiled for; None: they are not.
+        self.compiled_shape: tuple[int, int] | None = None
+        # Compiled forms take their places.
         self.add_up_chunks: AddsUpChunks = add_up_chunks
-        if not is_untied(generator.config):
-            check_embeddings(generator.config, discriminator.config)
-            # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
-            generator.electra.embeddings = discriminator.electra.embeddings
+        self.judge_guesses: JudgesGuesses = judge_guesses
+        # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
+        generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
         for network in self.networks():
             quicken_attention(network)
@@ -206,34 +147,27 @@ class ElectraPretrainer(Pretrainer):
 
     @classmethod
     def from_configs(
-        cls, generator: ElectraConfig, discriminator: ElectraConfig, weight_init: str = "normal", **options: Any
+        cls, generator: ElectraConfig, discriminator: ElectraConfig, **options: Any
     ) -> "ElectraPretrainer":
-        """Fresh networks. weight_init: normal is Hugging Face's, original see `init_original`."""
-        assert weight_init in WEIGHT_INITS
-        networks = (ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator))
-        if weight_init == "original":
-            for network in networks:
-                init_original(network)
-        model = cls(*networks, **options)
+        """Fresh networks."""
+        model = cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
         init_position_embeddings(model.discriminator)
-        if is_untied(generator):
-            init_position_embeddings(model.generator)
         return model
 
     @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, untied_embeddings: bool = False, **options: Any
-    ) -> "ElectraPretrainer":
-        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again, unless they were untied or shall be.
+    def from_pretrained(cls, folder: Path, **options: Any) -> "ElectraPretrainer":
+        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again.
 
         Errors: UserError where a folder does not hold all of a network; ValueError where the two do not fit each other.
         """
-        changes = {UNTIED: True} if untied_embeddings else {}
-        place = Path(folder, "generator")
-        generator = load_network(str(place), place, ElectraForMaskedLM, **changes)
-        place = Path(folder, "discriminator")
-        discriminator = load_network(str(place), place, ElectraForPreTraining)
-        return cls(generator, discriminator, **options)
+        kinds = (ElectraForMaskedLM, ElectraForPreTraining)
+        networks = [
+            load_network(str(folder / name), folder / name, kind) for name, kind in zip(NETWORKS, kinds, strict=True)
+        ]
+        return cls(*networks, **options)
+
+    def networks(self) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
+        return self.generator, self.discriminator
 
     def forward(
         self,
@@ -251,56 +185,74 @@ class ElectraPretrainer(Pretrainer):
         """
         with graphs_for(self, ids.shape):
             real = is_real(ids, lengths)
-            inputs = self.encoder_inputs(real, token_type_ids)
-            filled_in = fill_in(
-                self.generator, masked_ids, positions, labels, inputs, self.judge_guesses, self.gen_smooth
-            )
+            mask = ready_mask(real, uses_graphs(self, real.shape))
+            inputs = {"token_type_ids": token_type_ids, "attention_mask": mask}
+            # The generator's head is computed at the masked positions alone: of all of them it would take more than the layers.
+            hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
+            rows = torch.arange(len(masked_ids), device=masked_ids.device)[:, None]
+            at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
+            logits = self.generator.generator_lm_head(at_masked)  # [M, V]
+            mlm, correct = self.judge_guesses(logits, labels.flatten(), self.gen_smooth)
             with torch.no_grad():
                 if sampled is None:
-                    sampled = self.draw(filled_in.logits, labels)
-                corrupted = corrupted_rows(ids, positions, labels, sampled)
+                    sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
+                used = labels != IGNORE
+                # A place that is not used points at position 0: what it adds there is 0.
+                nothing = torch.zeros_like(ids)
+                is_drawn = nothing.scatter_add(1, positions, used.long()) > 0
+                drawn = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
+                corrupted = torch.where(is_drawn, drawn, ids)
                 replaced = corrupted != ids
-            disc, disc_logits = self.find_out(corrupted, replaced, real, inputs)
-            return Losses(filled_in.loss, disc, sampled, corrupted, replaced, disc_logits, filled_in.correct)
+            disc_logits = self.discriminator(corrupted, **inputs).logits.float()
+            # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
+            target = torch.where(replaced, 1.0, self.disc_smooth)
+            losses = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
+            disc = torch.where(real, losses, 0.0).sum()
+            # In float32 the logits are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
+            return Losses(mlm, disc, sampled, corrupted, replaced, disc_logits.detach(), correct)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keep only what enters each layer, and compute the rest again in the backward pass."""
+        for network in self.networks():
+            recompute_layers(network)
 
     def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
-        """As Pretrainer's, and what the generator's draws add up."""
+        """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,
+        positions) of the batches that use it; others, as an epoch's last, are computed without."""
+        assert shape is not None, "the lengths of these batches are known"
+        self.compiled_shape = shape
+        for network in self.networks():
+            compile_layers(network)
+        self.judge_guesses = torch.compile(judge_guesses, dynamic=False)
         self.add_up_chunks = torch.compile(add_up_chunks, dynamic=False)
-        return super().compile_training(shape, dtype)
-
-    def draw(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The generator's tokens, int64 [R, K]. logits: [M, V]; labels: [R, K]."""
-        logits = to_draw_from(logits, labels.flatten(), self.temperature, self.disallow_correct)
-        drawn = sample(logits, self.sampling, self.add_up_chunks)
-        return drawn.view_as(labels)
-
-    def find_out(
-        self, corrupted: torch.Tensor, replaced: torch.Tensor, real: torch.Tensor, inputs: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the discriminator's loss, summed over the positions without padding, 0-d; its logits, float32 [R, T], for figures alone:
-        they carry no gradient).
-
-        corrupted, replaced, real: [R, T]; inputs: of encoder_inputs.
-        """
-        logits = self.discriminator(corrupted, **inputs).logits.float()
-        # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
-        target = torch.where(replaced, 1.0, self.disc_smooth)
-        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        # In float32 they are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
-        return torch.where(real, losses, 0.0).sum(), logits.detach()
+        return ""
 
 
-def corrupted_rows(
-    ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, sampled: torch.Tensor
-) -> torch.Tensor:
-    """The text with the generator's tokens at the masked positions, int64 [R, T]. positions, labels, sampled: [R, K]."""
-    used = labels != IGNORE
-    # A place that is not used points at position 0: what it adds there is 0.
-    nothing = torch.zeros_like(ids)
-    draws = nothing.scatter_add(1, positions, used.long())
-    total = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
-    # As in the original code, a position that was drawn twice gets the mean of both tokens' ids.
-    return torch.where(draws > 0, total // draws.clamp(min=1), ids)
+def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """bool [R, T]: the positions that are no padding. ids: [R, T]; lengths: [R]."""
+    return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+
+
+# (logits, labels, smoothing) -> (loss, correct), see judge_guesses
+JudgesGuesses = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+def judge_guesses(
+    logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum of the cross-entropies, how many of the likeliest tokens are right), 0-d. logits: [M, V]; labels: [M], or IGNORE.
+
+    Where several tokens are the likeliest, as in half precision it happens, the right one counts as a share of 1.
+    """
+    logits = logits.float()
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
+    with torch.no_grad():
+        # Not by argmax, which takes several times as long on a CPU.
+        highest = logits.amax(-1, keepdim=True)
+        likeliest = (logits >= highest).float().sum(-1)
+        is_right = logits.gather(1, labels.clamp(min=0)[:, None]) >= highest
+        correct = torch.where(is_right.squeeze(1) & (labels != IGNORE), 1 / likeliest, 0.0).sum()
+    return loss, correct
 
 
 def flops_per_token(
@@ -308,8 +260,13 @@ def flops_per_token(
 ) -> float:
     """Floating-point operations of a training step per position, counted as for the main trainer: matrix products
     alone, 2 per multiply-add forward and twice that backward, full attention over `length` positions."""
-    multiply_adds = encoder_multiply_adds(generator, length) + encoder_multiply_adds(discriminator, length)
+    multiply_adds = float(discriminator.hidden_size**2)
+    for config in (generator, discriminator):
+        h, e = config.hidden_size, config.embedding_size
+        multiply_adds += config.num_hidden_layers * (4 * h * h + 2 * h * config.intermediate_size + 2 * length * h)
+        # Embeddings of another width are brought to that of the layers.
+        multiply_adds += e * h if e != h else 0
+    e = generator.embedding_size
     # The generator's head works at the masked positions alone.
-    multiply_adds += masked_share * masked_head_multiply_adds(generator)
-    multiply_adds += discriminator.hidden_size**2
-    return FLOPS_OF_MULTIPLY_ADD * multiply_adds
+    multiply_adds += masked_share * (generator.hidden_size * e + e * generator.vocab_size)
+    return 6 * multiply_adds

@@ -14,21 +14,6 @@ CHUNK = 256
 AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def to_draw_from(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float, disallow_correct: bool
-) -> torch.Tensor:
-    """The logits that a token is drawn by: [M, V]. labels: [M], the original tokens, or IGNORE. temperature, disallow_correct: as
-    of ElectraPretrainer."""
-    if temperature != 1:
-        # Not in half precision, which would change the probabilities by some percent.
-        logits = logits.float() / temperature
-    if disallow_correct:
-        # A place that is not used has no label; what is drawn there is not looked at.
-        original = labels.clamp(min=0)[:, None]
-        logits = logits.scatter(1, original, -torch.inf)
-    return logits
-
-
 def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(float32 sums of exp(logits - highest), each of CHUNK tokens or what is left of them; highest [M, 1]). logits: [M, V]."""
     logits = logits.float()

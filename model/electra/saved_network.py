@@ -25,8 +25,8 @@ def load_config(what: str, folder: Path) -> Any:
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
 
 
-def load_network(what: str, folder: Path, kind: Any, **changes: object) -> Any:
-    """A network of an ELECTRA of a class of transformers, in fp32. changes: fields of its config that get another value.
+def load_network(what: str, folder: Path, kind: Any) -> Any:
+    """A network of an ELECTRA of a class of transformers, in fp32.
 
     Errors: UserError for a folder that holds another model, or not all of its weights.
     """
@@ -34,8 +34,6 @@ def load_network(what: str, folder: Path, kind: Any, **changes: object) -> Any:
     refuse_foreign_attention(config, what)
     if config.model_type != "electra":
         raise UserError(f"{what}: a model of the kind {str(config.model_type)[:40]}; a network of an ELECTRA is wanted")
-    for name, value in changes.items():
-        setattr(config, name, value)
     refuse_oversize(folder, lambda: kind(config))
     try:
         network, faults = kind.from_pretrained(
@@ -54,7 +52,6 @@ def load_network(what: str, folder: Path, kind: Any, **changes: object) -> Any:
         # transformers would fill them with random numbers.
         raise UserError(
             f"{what}: {len(missing)} weights of an {kind.__name__} are not in there, {missing[0]}; name a folder as "
-            "train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining, and one of another "
-            "--objective has another head"
+            "train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining"
         )
     return network

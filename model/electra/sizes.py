@@ -2,15 +2,8 @@
 
 from dataclasses import dataclass
 
-# What is trained: see trainer/electra/objective.py.
-ELECTRA = "electra"
-MLM = "mlm"
-OBJECTIVES = (ELECTRA, MLM)
 SAMPLING = ("multinomial", "fp32_gumbel", "fp16_gumbel")
 MASK_STYLES = ("electra", "bert")
-# Which positions are masked: see `mask_count`, `different_draws` and `repeated_draws` in masking.py.
-MASK_CHOICES = ("exact", "original")
-WEIGHT_INITS = ("normal", "original")
 POSITION_INITS = ("normal", "sinusoidal")
 # Positions of an example: two segments and their special tokens.
 SHORTEST = 5

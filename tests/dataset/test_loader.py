@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset import loader_workers, packing, sources
+from dataset import packing, sources
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, gather, make_loader
 from dataset.packing import EpochPlan
 from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
@@ -493,14 +493,10 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
 
     Reference: the batches that are made in this process.
     """
-    context = multiprocessing.get_context(method)
-    started = []
-
-    def start(*arguments, **named):
-        started.append(arguments)
-        return context.Process(*arguments, **named)
-
-    monkeypatch.setattr(loader_workers.multiprocessing, "Process", start)
+    monkeypatch.setattr(
+        multiprocessing.context._default_context, "_actual_context", multiprocessing.get_context(method)
+    )
+    started = set()
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"the cat {i} sat on a mat"}) + "\n" for i in range(40)))
     store = open_or_build(str(path), DocumentEncoder(small_tokenizer()), progress=False)
@@ -509,7 +505,10 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
         loader = Loader(Assembler(store), num_workers=num_workers)
         for epoch in range(3):
             plan = EpochPlan(store, 16, 0, epoch)
-            batches[num_workers, epoch] = list(loader.updates(plan, UpdateSchedule(plan.n_rows, 2, 2)))
+            batches[num_workers, epoch] = []
+            for update in loader.updates(plan, UpdateSchedule(plan.n_rows, 2, 2)):
+                batches[num_workers, epoch].append(update)
+                started.update(child.pid for child in multiprocessing.active_children())
         loader.close()
     assert len(started) == 1
     for epoch in range(3):

@@ -8,7 +8,7 @@ import pytest
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import generate
-from scripts.playground.models import PlayedModel
+from scripts.play import PlayedModel
 from tests.helpers import ROOT, tiny_model
 
 FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
@@ -52,7 +52,7 @@ def test_the_default_one_of_several_writes_a_conversation(weight, folder, capsys
     ids = generate.turns_encoder(tokenizer)([{"role": "user", "content": "hello"}])
     assert tokenizer.decode(ids) == "[user: hello]"
     assert chat(weight, place) == 0
-    assert played(place).can_chat
+    assert played(place).chat
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, fol
     with pytest.raises(UserError, match=message) as error:
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
-    assert not played(place).can_chat
+    assert not played(place).chat
 
 
 @pytest.mark.parametrize("template", [[{"name": "default"}], [5], [{"name": [], "template": OTHER}]])

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: every task against brute force (a sequence a time, fp32, all logits), resuming, intervals."""
+"""scripts/evaluate.py: every task against brute force (a sequence a time, fp32, all logits), intervals."""
 
 import importlib.util
 import json
@@ -17,12 +17,13 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from scripts import evaluate, export_hf
 from scripts.common import load_model
-from scripts.scoring import Group, batches, score_groups
-from scripts.tasks import ratio, share, windows
+from scripts.evaluate import Row, Scorer, ratio, share
+from tests.chats import train, turn
 from tests.helpers import ROOT, tiny_model
 from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
 
+PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground.")]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 
 
@@ -59,18 +60,11 @@ def run(task, weight, data, out, *flags):
     return result, {name: metric["value"] for name, metric in result["metrics"].items()}
 
 
-def journal(out):
-    """The lines of {out}.items.jsonl without the first, as dicts."""
-    text = out.with_name(f"{out.name}.items.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()][1:]
-
-
 @torch.no_grad()
 def brute_force(model, ids, start=1):
-    """(sum of log P of ids[start:] given all before, whether each is the likeliest): one forward, no mask, no batch."""
+    """Sum of log P of ids[start:] given all before: one forward, no mask, no batch."""
     logprobs = model(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(-1)[start - 1 :]
-    targets = torch.tensor(ids[start:])
-    return float(logprobs.gather(1, targets.unsqueeze(1)).sum()), bool((logprobs.argmax(-1) == targets).all())
+    return float(logprobs.gather(1, torch.tensor(ids[start:]).unsqueeze(1)).sum())
 
 
 def test_pairs_equal_brute_force(weight, encoder, tmp_path):
@@ -82,16 +76,12 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
         pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(bad) + "x", "UID": f"kind{i % 3}"})
     data = jsonl(tmp_path / "pairs.jsonl", pairs)
     result, values = run("pairs", weight, data, tmp_path / "r", "--batch_tokens", "64", "--group_by", "UID")
-    model, right, margins = load_model(weight), [], []
+    model, right = load_model(weight), []
     for pair in pairs:
-        good, bad = (brute_force(model, encoder.encode([pair[f"sentence_{x}"]])[0][:-1])[0] for x in ("good", "bad"))
+        good, bad = (brute_force(model, encoder.encode([pair[f"sentence_{x}"]])[0][:-1]) for x in ("good", "bad"))
         right.append(good > bad)
-        margins.append(good - bad)
     assert 0 < sum(right) < 40 and values["accuracy"] == sum(right) / 40
     assert values["accuracy/kind1"] == sum(right[1::3]) / len(right[1::3])
-    lines = journal(tmp_path / "r")
-    ours = {line["item"]: line["logprob"][0] - line["logprob"][1] for line in lines}
-    assert [ours[i] for i in range(40)] == pytest.approx(margins, abs=2e-4)
     assert result["counts"] == {"pairs": 40} and result["metrics"]["accuracy"]["interval"] == "Wilson"
 
 
@@ -101,9 +91,6 @@ def test_a_tie_is_not_right(weight, tmp_path):
     result, values = run("pairs", weight, jsonl(tmp_path / "p.jsonl", pairs), tmp_path / "p", "--group_by", "UID")
     assert values == {"accuracy": 0, "accuracy/kind0": 0, "accuracy/kind1": 0}
     assert result["counts"] == {"pairs": 2}
-    questions = [{"context": "the cat", "choices": ["sat", "sat"], "answer": i} for i in (0, 1)]
-    _, values = run("choice", weight, jsonl(tmp_path / "q.jsonl", questions), tmp_path / "q")
-    assert values == {"accuracy": 0, "accuracy_per_byte": 0}
 
 
 def test_progress_is_told(weight, tmp_path, capsys, monkeypatch):
@@ -120,44 +107,6 @@ def test_a_folder_of_a_run_names_its_weight(weight, tmp_path):
         run("pairs", folder, jsonl(tmp_path / "p.jsonl", []), tmp_path / "r")
 
 
-def test_choices_equal_brute_force(weight, encoder, tmp_path):
-    generator = random.Random(1)
-    questions = [
-        {"context": sentence(generator), "choices": [sentence(generator) for _ in range(3)], "answer": i % 3}
-        for i in range(15)
-    ]
-    _, values = run("choice", weight, jsonl(tmp_path / "q.jsonl", questions), tmp_path / "r", "--batch_tokens", "100")
-    model, right, right_per_byte = load_model(weight), 0, 0
-    for question in questions:
-        start = len(encoder.encode([question["context"]])[0]) - 1
-        sums = []
-        for choice in question["choices"]:
-            ids = encoder.encode([question["context"] + " " + choice])[0][:-1]
-            sums.append(brute_force(model, ids, start)[0])
-        means = [total / len(choice) for total, choice in zip(sums, question["choices"], strict=True)]
-        right += sums.index(max(sums)) == question["answer"]
-        right_per_byte += means.index(max(means)) == question["answer"]
-    assert (values["accuracy"], values["accuracy_per_byte"]) == (right / 15, right_per_byte / 15)
-
-
-def test_last_words_equal_brute_force(weight, encoder, tmp_path):
-    generator, model = random.Random(2), load_model(weight)
-    texts = [sentence(generator) for _ in range(10)]
-    ids = encoder.encode(["the cat"])[0][:-1]  # and one that the model gets right
-    while " " not in encoder._backend.decode(ids[3:]).strip():
-        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    sure = encoder._backend.decode(ids)
-    texts += [sure] if encoder.encode([sure])[0][:-1] == ids else []
-    _, values = run("last_word", weight, jsonl(tmp_path / "t.jsonl", [{"text": t} for t in texts]), tmp_path / "r")
-    scores = []
-    for text in texts:
-        start = len(encoder.encode([text.rstrip().rpartition(" ")[0]])[0]) - 1
-        scores.append(brute_force(model, encoder.encode([text.rstrip()])[0][:-1], start))
-    assert values["accuracy"] == sum(greedy for _, greedy in scores) / len(texts)
-    mean = -sum(logprob for logprob, _ in scores) / len(texts)
-    assert math.log(values["word_perplexity"]) == pytest.approx(mean, abs=1e-4)
-
-
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])
 def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_length, stride):
     """Every token is predicted once, after the same context as in a plain loop over strided windows."""
@@ -171,7 +120,7 @@ def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_le
         while done < len(ids):
             end = min(len(ids), max_length + 1 if done == 1 else done + stride)
             begin = max(0, end - 1 - max_length)
-            total -= brute_force(model, ids[begin:end], done - begin)[0]
+            total -= brute_force(model, ids[begin:end], done - begin)
             tokens, done = tokens + end - done, end
     n_bytes = sum(len(text.encode()) for text in texts)
     assert tokens == sum(len(ids) - 1 for ids in encoder.encode(texts)) == result["counts"]["tokens"]
@@ -192,38 +141,6 @@ def test_a_text_file_is_one_document_as_in_the_wikitext_protocol(weight, encoder
     assert math.log(values["word_perplexity"]) == pytest.approx(values["loss"] * tokens / 108, rel=1e-6)
     low, high = (result["metrics"]["loss"][end] for end in ("low", "high"))
     assert low < values["loss"] < high and "windows" in result["metrics"]["loss"]["interval"]
-
-
-def test_windows_cover_each_token_once():
-    for n, length, stride in ((2, 4, 2), (5, 4, 4), (6, 4, 1), (50, 7, 3)):
-        groups = windows(list(range(n)), length, stride)
-        assert [t for group in groups for t in group.branches[0]] == list(range(1, n))
-        assert all(group.length <= length for group in groups)
-
-
-def random_tree(generator):
-    """([ids of each of three sequences with a common beginning], [the place in each from which it is scored])."""
-    prefix = [generator.randrange(97) for _ in range(generator.randint(1, 9))]
-    sequences = [[*prefix, *(generator.randrange(97) for _ in range(generator.randint(1, 9)))] for _ in range(3)]
-    starts = [generator.randint(len(prefix), len(ids) - 1) for ids in sequences]
-    return sequences, starts
-
-
-@pytest.mark.parametrize("kind", [{}, {"use_moe": True}, {"generation": "minimind3", "head_dim": 16}])
-def test_a_tree_of_branches_scores_as_its_sequences_do(kind):
-    """Reference: each sequence alone. Padding, sharing and the neighbours in the batch change nothing."""
-    model = tiny_model(**kind).eval()
-    generator = random.Random(0)
-    groups, wanted = [], []
-    for _ in range(12):
-        sequences, starts = random_tree(generator)
-        groups.append(Group.of(sequences, starts, 64))
-        wanted.append([brute_force(model, ids, start)[0] for ids, start in zip(sequences, starts, strict=True)])
-    scores = [None] * 12
-    for batch in batches(groups, 60):
-        for i, of_group in zip(batch, score_groups(model, [groups[i] for i in batch]), strict=True):
-            scores[i] = [score.logprob for score in of_group]
-    assert sum(scores, []) == pytest.approx(sum(wanted, []), abs=1e-4)
 
 
 # Of each class of models one that does something of its own: to the logits, with a mask, with positions, or without attention.
@@ -249,15 +166,10 @@ def test_models_of_other_classes_score_as_their_sequences_do(kind):
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.3)
     generator = random.Random(0)
-    groups, wanted = [], []
-    for _ in range(6):
-        sequences, starts = random_tree(generator)
-        groups.append(Group.of(sequences, starts, 64))
-        wanted.append([brute_force(model, ids, start) for ids, start in zip(sequences, starts, strict=True)])
-    found = [(score.logprob, score.greedy) for of_group in score_groups(model, groups) for score in of_group]
-    flat = [pair for of_group in wanted for pair in of_group]
-    assert [logprob for logprob, _ in found] == pytest.approx([logprob for logprob, _ in flat], abs=1e-3)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in flat]
+    sequences = [[generator.randrange(97) for _ in range(generator.randint(3, 18))] for _ in range(12)]
+    rows = [Row(ids, generator.randint(1, len(ids) - 1)) for ids in sequences]
+    wanted = [brute_force(model, row.ids, row.start) for row in rows]
+    assert Scorer(model, torch.float32, 60).score(rows) == pytest.approx(wanted, abs=1e-3)
 
 
 def test_an_export_gets_the_same_scores(weight, tmp_path):
@@ -267,46 +179,36 @@ def test_an_export_gets_the_same_scores(weight, tmp_path):
     data = jsonl(tmp_path / "pairs.jsonl", pairs)
     export_hf.export(weight, tmp_path / "hf")
     assert not isinstance(load_model(tmp_path / "hf"), MiniMindForCausalLM)
-    logprobs = []
-    for i, source in enumerate((weight, tmp_path / "hf")):
-        run("pairs", source, data, tmp_path / str(i))
-        lines = journal(tmp_path / str(i))
-        logprobs.append([value for line in lines for value in line["logprob"]])
-    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)
+    rows = [Row([1, *range(first, first + 20)], 1) for first in (5, 300, 2000)]
+    scores = []
+    for source in (weight, tmp_path / "hf"):
+        scores.append(Scorer(load_model(source), torch.float32, 64).score(rows))
+        assert run("pairs", source, data, tmp_path / "r")[0]["counts"] == {"pairs": 12}
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_an_interrupted_evaluation_goes_on(weight, tmp_path, monkeypatch, capsys):
-    """Reference: the uninterrupted one. The last line of the journal is cut, as a kill does."""
-    pairs = [
-        {"sentence_good": sentence(random.Random(i)), "sentence_bad": sentence(random.Random(-i)) + "!"}
-        for i in range(20)
-    ]
-    data = jsonl(tmp_path / "pairs.jsonl", pairs)
-    whole, _ = run("pairs", weight, data, tmp_path / "whole", "--batch_tokens", "60")
-    calls, score = [], evaluate.score_groups
-
-    def limited(model, groups, stop_after):
-        calls.append(len(groups))
-        if sum(calls) > stop_after:
-            raise KeyboardInterrupt
-        return score(model, groups)
-
-    monkeypatch.setattr(evaluate, "score_groups", lambda model, groups: limited(model, groups, 10))
-    with pytest.raises(KeyboardInterrupt):
-        run("pairs", weight, data, tmp_path / "cut", "--batch_tokens", "60")
-    journal = tmp_path / "cut.items.jsonl"
-    scored = journal.read_text().count("\n") - 1
-    assert 0 < scored <= 10
-    journal.write_text(journal.read_text()[:-5])
-    calls.clear()
-    monkeypatch.setattr(evaluate, "score_groups", lambda model, groups: limited(model, groups, 99))
-    resumed, _ = run("pairs", weight, data, tmp_path / "cut", "--batch_tokens", "60")
-    assert sum(calls) == 20 - (scored - 1) and resumed["metrics"] == whole["metrics"]
-    calls.clear()
-    run("pairs", weight, data, tmp_path / "cut")
-    assert not calls and "every score was there already" in capsys.readouterr().out
-    run("pairs", weight, data, tmp_path / "cut", "--dtype", "bfloat16")  # other settings, other scores
-    assert sum(calls) == 20 and "starting anew" in capsys.readouterr().err
+def test_answers_are_counted(tmp_path, capsys):
+    chats = jsonl(
+        tmp_path / "chats.jsonl",
+        [{"messages": [turn("user", asked), turn("assistant", said)]} for asked, said in PAIRS],
+    )
+    train(
+        data_path=chats,
+        out_dir=tmp_path,
+        hidden_size=32,
+        learning_rate=1e-2,
+        epochs=60,
+        batch_size=2,
+        accumulation_steps=1,
+    )
+    weight = tmp_path / "full_sft_32.pth"
+    result, values = run("answers", weight, chats, tmp_path / "r")
+    assert (result["counts"], values) == ({"questions": 2}, {"accuracy": 1.0})
+    assert "2 of 2 questions answered with the right first sentence" in capsys.readouterr().out
+    asked = [{"messages": [turn("user", "What is up?"), turn("assistant", "The sky. It is blue.")]}]
+    asked.append({"messages": [turn("user", "What is down?"), turn("assistant", "The sky.")]})
+    _, values = run("answers", weight, jsonl(tmp_path / "asked.jsonl", asked), tmp_path / "r")
+    assert values == {"accuracy": 0.5} and "! The ground.\n  right: The sky." in capsys.readouterr().out
 
 
 def test_intervals():
@@ -334,9 +236,7 @@ def test_intervals():
     [
         ("pairs", '{"sentence_good": "a b"}', r"d.jsonl:1: an object with the fields sentence_good, sentence_bad"),
         ("pairs", "{", r"d.jsonl:1: not JSON"),
-        ("last_word", '{"text": "word"}', r"d.jsonl:1: no word follows a space"),
-        ("choice", '{"context": "a", "choices": ["b"], "answer": 0}', r"d.jsonl:1: choices wants two or more"),
-        ("choice", '{"context": "a", "choices": ["b", "c"], "answer": 2}', r"d.jsonl:1: choices wants two or more"),
+        ("pairs", '{"sentence_good": "", "sentence_bad": "a"}', r"d.jsonl:1: sentence_good has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
         ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
     ],
@@ -366,24 +266,25 @@ def test_a_stride_beyond_the_window_is_refused(weight, tmp_path):
         run("perplexity", weight, data, tmp_path / "r", "--max_length", "8", "--stride", "9")
 
 
-def test_a_long_context_loses_its_beginning_only():
-    group = Group.of([[*range(20), 1, 2], [*range(20), 3, 4]], [20, 20], max_length=8)
-    assert group.prefix[-1] == 19 and group.branches == [[1, 2], [3, 4]] and len(group.prefix) + 2 == 9
-    with pytest.raises(ValueError, match="exceed 8"):
-        Group.of([list(range(20))], [2], max_length=8)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm_eval (pip install lm_eval)")
-def test_lm_evaluation_harness_agrees_on_the_export(weight, tmp_path):
-    """The harness with a local task file, on the same questions as `choice` here."""
+def test_lm_evaluation_harness_agrees_on_the_export(weight, encoder, tmp_path):
+    """The line of docs/scripts.md for questions of one's own. Reference: the sums of log-probabilities here."""
     generator = random.Random(4)
     questions = [
         {"context": sentence(generator), "choices": [sentence(generator) for _ in range(3)], "answer": i % 3}
         for i in range(30)
     ]
     data = jsonl(tmp_path / "questions.jsonl", questions)
-    _, values = run("choice", weight, data, tmp_path / "r")
+    right = 0
+    for question in questions:
+        start = len(encoder.encode([question["context"]])[0]) - 1
+        sums = []
+        for choice in question["choices"]:
+            sums.append(
+                brute_force(load_model(weight), encoder.encode([question["context"] + " " + choice])[0][:-1], start)
+            )
+        right += sums.index(max(sums)) == question["answer"]
     export_hf.export(weight, tmp_path / "hf")
     (tmp_path / "local_choice.yaml").write_text(
         f"task: local_choice\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
@@ -400,16 +301,16 @@ def test_lm_evaluation_harness_agrees_on_the_export(weight, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     (file,) = tmp_path.glob("theirs*.json")
     theirs = json.loads(file.read_text())["results"]["local_choice"]["acc,none"]
-    assert theirs == pytest.approx(values["accuracy"])
+    assert theirs == pytest.approx(right / 30)
 
 
 @pytest.mark.parametrize(
     "task, flags",
     [
         ("perplexity", ("--group_by", "UID")),
-        ("perplexity", ("--delimiter", "")),
+        ("perplexity", ("--questions", "3")),
         ("pairs", ("--stride", "4")),
-        ("last_word", ("--skip_bad_lines",)),
+        ("pairs", ("--skip_bad_lines",)),
     ],
 )
 def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):

@@ -114,11 +114,15 @@ def test_the_folder_holds_what_other_programs_look_for(tmp_path):
 
 
 def test_the_model_card_tells_of_the_run(tmp_path):
+    from tests.trainer.reporting.test_html_report import START
+
     weight = write(tmp_path)
     lines = [
         {"update": 10, "tokens": 1234567, "loss": 3.25},
         {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
     ]
+    settings = {"data_path": [str(tmp_path / "a.jsonl:0.7")], "out_dir": str(tmp_path), "optimizer": "muon", "seed": 42}
+    lines.insert(0, {**START, "tokens": 0, "settings": settings})
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
     (tmp_path / "pretrain_32.metrics.jsonl").write_text(text)
     export_hf.export(weight, tmp_path / "hf")
@@ -128,6 +132,7 @@ def test_the_model_card_tells_of_the_run(tmp_path):
         "| updates | 20 |",
         "| tokens | 1,234,567 |",
         "3.5000",
+        "| `--data_path` | `a.jsonl:0.7` |",
         "bitwise",
     ):
         assert part in card
@@ -307,8 +312,6 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
         "books": {"text": "on the mat the cat sat"},
         "my": {"text": "the cat sat on the mat"},
         "pairs": {"sentence_good": "the cat sat", "sentence_bad": "cat the sat", "UID": "order"},
-        "last_words": {"text": "the cat sat"},
-        "questions": {"context": "the cat", "choices": ["sat", "mat"], "answer": 0},
     }
     (tmp_path / "web").mkdir()
     for name, record in data.items():

@@ -521,14 +521,6 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, tokens, mon
         export_gguf.main(["--weight", "a.pth", "--out", str(tmp_path / "a.gguf")])
 
 
-def test_an_old_package_is_one_line_before_anything_is_written(tmp_path, tokens, monkeypatch):
-    """gguf 0.13.0 has no `contents`, by which a file is read again."""
-    monkeypatch.delattr(gguf.ReaderField, "contents")
-    with pytest.raises(UserError, match=r"too old.*pip install 'gguf>=0\.16'"):
-        export(tmp_path, tokens)
-    assert not list(tmp_path.glob("model*"))
-
-
 def test_a_folder_is_judged_by_its_config_before_anything_is_built(tmp_path, tokens, monkeypatch):
     """transformers would build whatever config.json speaks of."""
 

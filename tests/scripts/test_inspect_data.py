@@ -6,7 +6,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -16,20 +15,16 @@ from common.errors import DataError, UserError
 from common.wording import printable
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
-from dataset.corpus import Corpus
 from dataset.loader import assemble
-from dataset.planned_mixture import RunLength
-from dataset.quality.copies import NONE
 from dataset.reading.conversations import CONVERSATION
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts import data_figures, inspect_data
-from scripts.data_figures import DataLook
-from scripts.data_rows import row_of, spans_of
+from dataset.tokenizing.encoder import load_tokenizer
+from scripts import inspect_data
+from scripts.inspect_data import DataLook, row_of, spans_of
 from scripts.inspect_settings import parse_args
 from tests.chats import ids_and_mask, write_chats
-from tests.dataset.quality.planted import changed, chinese, english, jaccard
+from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, SHARED, needs_shared
+from tests.helpers import ROOT
 
 
 def write(path, texts):
@@ -68,21 +63,11 @@ def test_signatures_of_near_copies_lie_beside_the_store_and_not_in_the_folder_fo
         list(texts)
         return copies
 
-    monkeypatch.setattr(data_figures, "near_copies", near_copies)
+    monkeypatch.setattr(inspect_data, "near_copies", near_copies)
     path = write(tmp_path / "a.jsonl", ["one text", "another text"])
-    look_at("--data_path", path).figures()
-    look_at("--data_path", path, "--cache_dir", tmp_path / "named").figures()
+    look_at("--data_path", path).sections()
+    look_at("--data_path", path, "--cache_dir", tmp_path / "named").sections()
     assert places == [tmp_path / ".token_store", tmp_path / "named"]
-
-
-def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
-    def defect(look):
-        raise ValueError("of ours")
-
-    monkeypatch.setattr(DataLook, "figures", defect)
-    with pytest.raises(ValueError, match="of ours") as caught:
-        inspect_data.main(["--data_path", write(tmp_path / "a.jsonl", ["one text"])])
-    assert not isinstance(caught.value, UserError)
 
 
 def look_at(*arguments):
@@ -90,50 +75,34 @@ def look_at(*arguments):
 
 
 def test_all_that_was_planted_is_found_and_nothing_else(planted):
-    folder, first, second, valid, leaked = planted
-    look = look_at("--data_path", first, second, "--val_path", valid, "--against", valid)
-    figures = look.figures()
-    assert figures.copies.exact == 50
-    assert 19 <= figures.copies.near <= 20
-    assert (figures.copies.of[:305] == NONE).all()
-    assert [(source.exact, source.near) for source in figures.sources] == [(0, 0), (50, figures.copies.near)]
-    for leak in figures.leaks:
-        assert (leak.documents, leak.leaked, leak.some, leak.too_short) == (30, 5, 5, 0)
-    places = {
-        example.place
-        for example in look_at("--data_path", first, "--against", valid, "--examples", 9).figures().leaks[0].examples
-    }
-    assert places == {f"{valid}:{number + 1}" for number in leaked}
+    folder, first, second, _, _ = planted
+    sections = {section.title: section for section in look_at("--data_path", first, second).sections()}
+    of_first, of_second = sections["Copies of earlier documents"].rows
+    assert of_first == [first, "0", "0"] and of_second[1].startswith("50 ") and 19 <= int(of_second[2].split()[0]) <= 20
 
 
 def test_counts_are_those_of_the_files(planted):
     """Reference: the texts and their ids, one by one."""
     folder, first, second, _, _ = planted
-    look = look_at("--data_path", first, second, "--texts", 1)
-    figures = look.figures()
+    look = look_at("--data_path", first, second)
+    sources, lengths, _, languages, _ = look.sections()
     all_lengths = []
-    for source, path in zip(figures.sources, (first, second), strict=True):
+    for row, path in zip(sources.rows, (first, second), strict=True):
         with open(path, encoding="utf-8") as file:
             texts = [json.loads(line)["text"] for line in file]
-        lengths = [len(ids) for ids in look.encoder.encode(texts)]
-        all_lengths += lengths
+        found = [len(ids) for ids in look.encoder.encode(texts)]
+        all_lengths += found
         n_bytes = sum(len(text.encode()) for text in texts)
-        assert (source.name, source.documents, source.tokens, source.n_bytes) == (
-            path,
-            len(texts),
-            sum(lengths),
-            n_bytes,
-        )
-        assert source.bytes_per_token == pytest.approx(n_bytes / (sum(lengths) - 2 * len(texts)))
-        assert (source.median, source.longest) == (int(np.median(lengths)), max(lengths))
-    for bin in figures.lengths:
-        inside = [length for length in all_lengths if bin.lowest <= length <= bin.highest]
-        assert (bin.documents, bin.tokens) == (len(inside), sum(inside))
-    assert sum(bin.documents for bin in figures.lengths) == len(all_lengths)
-    assert {language.name for language in figures.languages} == {"other in Latin letters", "Chinese"}
-    # Each source with a share of its own: the same figures.
-    shares = look_at("--data_path", f"{first}:0.5", f"{second}:0.5").figures()
-    assert shares.sources == figures.sources
+        per_token = n_bytes / (sum(found) - 2 * len(texts))
+        wanted = [path, f"{len(texts):,}", f"{sum(found):,}", f"{n_bytes / 1e6:,.1f}", f"{per_token:.2f}"]
+        assert row == [*wanted, f"{int(np.median(found)):,}", f"{max(found):,}"]
+    for interval, documents, share in lengths.rows:
+        lowest, highest = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+", interval))
+        inside = [length for length in all_lengths if lowest <= length <= highest]
+        assert (documents, share) == (f"{len(inside):,}", f"{sum(inside) / sum(all_lengths):.1%}")
+    assert {row[0] for row in languages.rows} == {"Latin letters", "Chinese"}
+    # Each source with a share of its own: the same figures
+    assert look_at("--data_path", f"{first}:0.5", f"{second}:0.5").sections()[0].rows == sources.rows
 
 
 @pytest.mark.parametrize("pack", [1, 0])
@@ -142,7 +111,7 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
     folder, first, second, _, _ = planted
     look = look_at("--data_path", first, second, "--max_seq_len", 256, "--pack", pack)
     # The places of documents are known once the texts were read.
-    look.figures()
+    look.sections()
     plan = look.corpus.plan(0)
     for number in (0, 1, plan.n_rows - 1):
         row = row_of(look, number)
@@ -221,7 +190,7 @@ def test_the_store_is_the_one_that_the_trainer_opens(tmp_path):
 def test_rows_are_those_of_a_run_without_copies_if_it_leaves_them_out(tmp_path):
     path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
     look = look_at("--data_path", path, "--deduplicate", "exact")
-    assert look.figures().copies.exact == 1
+    assert look.sections()[2].rows[0][1] == "1 (33.3%)"
     assert len(row_of(look, 0).pieces) == 2
 
 
@@ -235,7 +204,7 @@ def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
     path = write_chats(tmp_path / "chats.jsonl", 20)
     look = look_at("--data_path", path, "--max_seq_len", 64, "--pack", pack)
     # The places of conversations are known once they were read.
-    figures = look.figures()
+    sources = look.sections()[0]
     plan = look.corpus.plan(0)
     seen = 0
     for number in range(plan.n_rows):
@@ -248,19 +217,17 @@ def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
             assert f"{sum(trained)} token" in piece.title
             assert "".join(span.text for span in piece.spans) == look.tokenizer.decode(tokens)
             seen += sum(trained)
-    (source,) = figures.sources
-    assert seen == source.answers == plan.row_targets(0, plan.n_rows)
-    said = sum(len("\n".join(turn["content"] for turn in line["conversations"])) for line in lines_of(path))
-    assert (source.documents, source.n_bytes) == (20, said)
+    (source,) = sources.rows
+    assert seen == int(source[-1].split()[0].replace(",", "")) == plan.row_targets(0, plan.n_rows)
+    assert source[1] == "20"
 
 
 def test_conversations_are_told_by_the_first_line_or_the_flag(tmp_path, capsys):
     path = write_chats(tmp_path / "chats.jsonl", 5)
-    assert inspect_data.main(["--data_path", str(path), "--row", "0", "--epochs", "2", "--text_field", "a"]) == 0
+    assert inspect_data.main(["--data_path", str(path), "--row", "0"]) == 0
     out = capsys.readouterr().out
-    assert "the data holds conversations" in out and "tokens of answers" in out
+    assert "tokens of answers" in out
     assert "⟦<|im_start|>user\n" in out and "⟦⟧" not in out and "⟧⟦" not in out
-    assert "--epochs 2 has no effect" in out and "--text_field a has no effect: conversations are read" in out
     # As the trainer opens it.
     encoder = ChatEncoder(load_tokenizer(ROOT / "model"))
     corpus = ChatCorpus([str(path)], encoder, max_seq_len=512, seed=42, text_field=CONVERSATION, progress=False)
@@ -276,49 +243,10 @@ def test_conversations_are_told_by_the_first_line_or_the_flag(tmp_path, capsys):
         look_at("--data_path", path, tmp_path / "a.txt")
 
 
-@pytest.mark.parametrize("length", [RunLength(1), RunLength(3), RunLength(updates=9, rows_of_update=6)])
-def test_where_shares_change_rows_are_those_of_the_run(tmp_path, capsys, length):
-    """Reference: what the trainer makes of a run of that length."""
-    paths = []
-    for i, name in enumerate("ab"):
-        texts = [f"{name} {number} " + "word " * (5 * i + number % 7) for number in range(30)]
-        paths.append(write(tmp_path / f"{name}.jsonl", texts))
-    sources = [f"{paths[0]}:0.8..0.2", f"{paths[1]}:0.2..0.8"]
-    flags = ["--data_path", *sources, "--max_seq_len", "32"]
-    if length.updates:
-        flags += ["--max_updates", "9", "--batch_size", "3", "--accumulation_steps", "2"]
-    else:
-        flags += ["--epochs", str(length.epochs)]
-    look = look_at(*flags, "--row", 0)
-    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
-    expected = Corpus(sources, encoder, max_seq_len=32, seed=42, length=length, progress=False).plan(0)
-    found = look.corpus.plan(0)
-    assert found.n_rows == expected.n_rows
-    assert all(found.pieces_of_row(row) == expected.pieces_of_row(row) for row in range(found.n_rows))
-    told = f"{length.epochs} epoch" if not length.updates else "9 updates of 6 rows"
-    (line,) = [line for line in look.notices if line.startswith(f"rows of a run of {told}")]
-    assert row_of(look, found.n_rows - 1).pieces
-    with pytest.raises(UserError, match=f"--row {found.n_rows}: the run has {found.n_rows} rows, counted from 0"):
-        inspect_data.main([*flags, "--row", str(found.n_rows)])
-
-
-def test_a_run_that_asks_for_too_much_is_told(tmp_path):
-    """A little too much is shown all the same; far too much ends at once, and not after all its rows are laid out."""
-    paths = [write(tmp_path / f"{name}.jsonl", [f"{name} {number} word word" for number in range(30)]) for name in "ab"]
-    flags = ["--data_path", f"{paths[0]}:0.8..0.2", f"{paths[1]}:0.2..0.8", "--max_seq_len", "32", "--batch_size", "4"]
-    look = look_at(*flags, "--accumulation_steps", "1", "--max_updates", "20")
-    (line,) = [line for line in look.notices if line.startswith("warning: a trainer refuses these rows: --data_path: ")]
-    assert "too little text for 20 updates" in line and "times where 1 may be" in line
-    start = time.perf_counter()
-    with pytest.raises(DataError, match="too little text for 100,000,000 updates: "):
-        look_at(*flags, "--max_updates", "100000000")
-    assert time.perf_counter() - start < 10
-
-
 def places_of_rows(look):
     """{what the title of a piece says of its place: how often}"""
     # It reads the texts, by which the places are known.
-    look.figures()
+    look.sections()
     places = Counter()
     for row in range(look.corpus.plan(0).n_rows):
         for piece in row_of(look, row).pieces:
@@ -344,7 +272,6 @@ def test_what_can_be_mended_is_a_line(tmp_path):
         (["--row", "7"], "--row 7: the first epoch has 1 row, counted from 0"),
         (["--out", "page.txt"], "ends in .html"),
         (["--out", str(tmp_path / "no" / "page.html")], "cannot be written"),
-        (["--against", str(tmp_path / "none.jsonl")], "none.jsonl"),
         (["--tokenizer_path", str(tmp_path)], "no tokenizer can be loaded"),
     ):
         with pytest.raises((UserError, DataError), match=message):
@@ -357,30 +284,3 @@ def test_the_command_ends_well_by_path(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "inspect_data.py"), "--data_path", path]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=120)
     assert ended.returncode == 0 and ended.stderr == "" and "LENGTHS" in ended.stdout
-
-
-@needs_shared
-@pytest.mark.slow
-def test_what_is_planted_in_real_text_is_found(tmp_path):
-    """In 6 MB of English and Chinese: 50 copies, 20 near ones, 5 of the validation documents."""
-    generator = random.Random(4)
-    texts = []
-    validation = []
-    for name in ("en_wiki", "zh_wiki"):
-        with open(SHARED / "corpora" / f"{name}.train.jsonl", encoding="utf-8") as file:
-            texts += [json.loads(line)["text"] for line, _ in zip(file, range(1500), strict=False)]
-        with open(SHARED / "corpora" / f"{name}.valid.jsonl", encoding="utf-8") as file:
-            validation += [json.loads(line)["text"] for line in file]
-    options = ["--val_path", write(tmp_path / "valid.jsonl", validation)]
-    before = look_at("--data_path", write(tmp_path / "clean.jsonl", texts), *options).figures()
-    usual = [text for text in texts if 300 < len(text) < 20_000]
-    near = [changed(text, generator, 0.8, 0.9) for text in generator.sample(usual, 20)]
-    leaked = [f"{english(generator)}\n{text}" for text in generator.sample(validation, 5)]
-    planted = [*texts, *generator.sample(texts, 50), *near, *leaked]
-    after = look_at("--data_path", write(tmp_path / "planted.jsonl", planted), *options).figures()
-    assert after.copies.exact - before.copies.exact == 50
-    assert after.copies.near - before.copies.near >= 19
-    assert after.leaks[0].leaked - before.leaks[0].leaked == 5
-    # What is told of the clean text is near by the sets too.
-    for number in np.flatnonzero(before.copies.of != NONE):
-        assert jaccard(texts[before.copies.of[number]], texts[number]) > 0.65

@@ -1,45 +1,49 @@
-"""scripts/play.py: its flags, the names of its models, and a start by path that Ctrl-C ends."""
+"""scripts/play.py: what it writes is what generate.py writes, who may ask it, and the runs of a folder while they train."""
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
+import torch
 
 from common.errors import UserError
 from scripts import export_hf, play
 from scripts.arguments import play_parser
+from scripts.generate import Sampling, TextStream, generate
 from tests.helpers import ROOT
+from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, played_model, records_of, serving
+from tests.scripts.playground.pages import written as written_by
+from tests.trainer.reporting.test_html_report import metrics_file
 
 
 def opened(*arguments):
     return play.open_server(play_parser().parse_args(["--device", "cpu", "--port", "0", *map(str, arguments)]))
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("out")
+    metrics_file(folder / "run.metrics.jsonl", n=5)
+    with serving([played_model("one"), played_model("two", seed=1)], folder) as server:
+        yield server
+
+
 def test_a_weight_and_a_folder_stand_side_by_side(weight, tmp_path):
     export_hf.export(weight, tmp_path / "pretrain_hf")
-    server = opened("--weight", weight, tmp_path / "pretrain_hf", "--out_dir", tmp_path)
-    try:
+    with opened("--weight", weight, tmp_path / "pretrain_hf", "--out_dir", tmp_path) as server:
         assert [model.name for model in server.models] == ["pretrain_32", "pretrain_hf"]
-        assert server.address == f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.end()
 
 
 def test_without_a_weight_only_runs_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
-    server = opened("--out_dir", tmp_path)
-    assert server.models == [] and "only runs are shown" in capsys.readouterr().out
-    server.end()
-
-
-def test_two_of_the_same_name_are_told_apart():
-    assert play.distinct_names(["out/a.pth", "out/b_hf/"]) == ["a", "b_hf"]
-    assert play.distinct_names(["x/a.pth", "y/a.pth"]) == ["x/a.pth", "y/a.pth"]
-    assert play.distinct_names(["a.pth", "a.pth"]) == ["a.pth (1)", "a.pth (2)"]
-    assert play.distinct_names(["a\u202e\udcff.pth"]) == ["a<U+202E>\\udcff"]
+    with opened("--out_dir", tmp_path) as server:
+        assert server.models == [] and "only runs are shown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -48,9 +52,7 @@ def test_two_of_the_same_name_are_told_apart():
         (["--weight", "a", "b", "c"], "3 are too many"),
         (["--weight", "nowhere.pth"], "no such file"),
         (["--weight", "a", "--tokenizer_path", "b", "c"], "one for each"),
-        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
         (["--host", "203.0.113.7"], "--host 203.0.113.7"),
-        (["--host", "a" * 70 + ".b"], "--host"),
     ],
 )
 def test_one_line_for_what_the_user_can_mend(arguments, message, tmp_path, monkeypatch):
@@ -59,11 +61,196 @@ def test_one_line_for_what_the_user_can_mend(arguments, message, tmp_path, monke
         opened("--out_dir", tmp_path, *arguments)
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "x", "1.5"])
-def test_a_port_out_of_range_ends_in_one_line(port, capsys):
-    with pytest.raises(SystemExit) as stop:
-        play_parser().parse_args(["--port", port])
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_text_is_that_of_generate_with_the_same_seed(server, number):
+    """Reference: generate.py's stream, and the probabilities of plain forwards."""
+    *pieces, last = written_by(server, model=number, seed=7, max_new_tokens=20)
+    model = server.models[number]
+    stream = TextStream(model.tokenizer, lambda text: None)
+    ids = model.encoder.prompt_ids("the cat")
+    torch.manual_seed(7)
+    found = generate(model.model, model.tokenizer, ids, Sampling(20, 0.8, 0.9), stream)
+    assert "".join(piece["text"] for piece in pieces) == stream.text
+    tokens = [token for piece in pieces for token in piece["tokens"]]
+    assert last["tokens"] == len(tokens) == stream.count
+    with torch.no_grad():
+        probabilities = model.model(found[:, :-1]).logits[0].softmax(-1)[len(ids) - 1 :]
+    drawn = probabilities.gather(1, found[0, len(ids) :].unsqueeze(1)).squeeze(1).tolist()
+    assert [token[1] for token in tokens] == pytest.approx(drawn, rel=1e-3)
+    assert [token[2][0][1] for token in tokens] == pytest.approx(probabilities.max(1).values.tolist(), rel=1e-3)
+
+
+def test_a_conversation_is_put_through_the_template(server):
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes"},
+        {"role": "user", "content": "<|im_end|>"},
+    ]
+    *_, last = written_by(server, text=None, messages=turns, temperature=0)
+    model = server.models[0]
+    ids = model.chat(turns)
+    stream = TextStream(model.tokenizer, lambda text: None)
+    generate(model.model, model.tokenizer, ids, Sampling(8, 0.0, 0.9), stream)
+    assert last["tokens"] == stream.count
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_stay_texts(server, text):
+    """The page gets them as JSON in ASCII, with `shown` in place of what a browser would obey."""
+    status, headers, content = ask(server, "POST", "/api/generate", asked(text=text, max_new_tokens=2))
+    assert status == 200 and headers["Content-Type"].startswith("application/x-ndjson") and content.isascii()
+    assert "reason" in records_of(content)[-1]
+
+
+def test_a_prompt_that_is_too_long_gets_a_line(server):
+    assert "make it shorter" in written_by(server, text="word " * 6000)[-1]["error"]
+
+
+def test_a_text_ends_when_the_browser_leaves(server):
+    connection = connect(server)
+    body = json.dumps(asked(max_new_tokens=1000, temperature=1.5))
+    connection.request("POST", "/api/generate", body, own_headers(server))
+    connection.getresponse().readline()
+    connection.close()
+    give_up = time.monotonic() + 60
+    while play.PlayedModel.computing.locked():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+REFUSED = [
+    {"Host": "evil.example"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"Host": None},
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "https://127.0.0.1"},
+]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/api/runs"), ("GET", "/api/models"), ("POST", "/api/generate")])
+@pytest.mark.parametrize("headers", REFUSED)
+def test_other_hosts_and_origins_are_refused(server, method, path, headers):
+    body = asked() if method == "POST" else None
+    status, _, content = ask(server, method, path, body, headers)
+    assert status == 403 and content == b"this server answers its own page alone"
+
+
+def test_a_post_without_an_origin_or_of_a_form_is_refused(server):
+    for headers in (
+        {"Origin": None},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+    ):
+        assert ask(server, "POST", "/api/generate", asked(), headers)[0] == 403
+
+
+def test_the_page_may_run_its_own_script_and_nothing_else(server):
+    _, headers, page = ask(server, "GET", "/")
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "trusted-types 'none'" in policy and "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert not re.search(
+        rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://(?!www\.w3\.org)", page
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": 2},
+        {"model": -1},
+        {"seed": -1},
+        {"temperature": 1e9},
+        {"top_p": 0},
+        {"max_new_tokens": 100_000},
+        {"max_new_tokens": "x"},
+        {"text": 3},
+        {"text": None},
+        {"text": None, "messages": []},
+        {"text": None, "messages": [{"role": "tool", "content": "x"}]},
+        {"text": None, "messages": [{"role": "assistant", "content": "x"}]},
+        {"text": "\ud800"},
+    ],
+)
+def test_what_is_out_of_range_is_one_line(server, fields):
+    status, _, content = ask(server, "POST", "/api/generate", asked(**fields))
+    assert status == 400 and b"\n" not in content
+
+
+def test_a_body_that_is_too_long_is_not_read(server):
+    assert ask(server, "POST", "/api/generate", b"x" * (play.MOST_BODY_BYTES + 1))[0] == 413
+
+
+@pytest.mark.parametrize("header", ["127.0.0.1:1", "localhost", "LOCALHOST:8765", "[::1]:80", "127.5.5.5"])
+def test_this_machine_is_addressed_as_localhost(header):
+    assert play.is_own_host(header, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "header", ["evil.example", "192.168.0.3", "0.0.0.0", "", "localhost.evil", "[::ffff:1.2.3.4]", "a b"]
+)
+def test_another_name_or_address_is_refused(header):
+    assert not play.is_own_host(header, "127.0.0.1")
+
+
+def test_a_server_for_the_network_takes_addresses_but_no_names():
+    assert play.is_own_host("192.168.0.3:8765", "0.0.0.0") and not play.is_own_host("evil.example", "0.0.0.0")
+
+
+# -------------------------------------------------------------------------------------------------- the runs
+
+
+def line(i, **fields):
+    return json.dumps({"step": i, "update": i, "tokens": 100 * i, **fields}) + "\n"
+
+
+def test_a_run_that_grows_is_read_on(tmp_path):
+    """A half-written line is read when it is whole, and a file that was written anew from its beginning."""
+    path = metrics_file(tmp_path / "a.metrics.jsonl", n=5)
+    runs = play.RunFolder(tmp_path)
+    (before,) = runs.summaries()
+    with open(path, "a") as file:
+        file.write(line(50, loss=0.5) + line(51, loss=0.25)[:-9])
+    (after,) = runs.summaries()
+    assert after["version"] != before["version"] and dict(after["figures"])["updates"] == "50"
+    with open(path, "a") as file:
+        file.write(line(51, loss=0.25)[-9:])
+    assert dict(runs.summaries()[0]["figures"])["training loss"] == "0.2500"
+    metrics_file(path, n=2)
+    curves = runs.content(runs.summaries()[0]["id"])["charts"][0]["curves"]
+    assert len(curves[0]["points"]) <= 2
+
+
+def test_a_long_file_does_not_hide_the_other_runs(tmp_path):
+    """Reference: the runs are listed in the first look, in little more than the second that it may take."""
+    with open(tmp_path / "long.metrics.jsonl", "w") as file:
+        for i in range(200_000):
+            file.write(line(i, loss=1.0, lr=1e-3, grad_norm=0.5, tokens_per_second=1234.5, memory=1.5e9))
+    for number in range(5):
+        path = metrics_file(tmp_path / f"short{number}.metrics.jsonl", n=5)
+        os.utime(path, (number, number))
+    runs = play.RunFolder(tmp_path)
+    names = {run["name"] for run in runs.summaries()}
+    assert {f"short{number}" for number in range(5)} <= names
+    give_up = time.monotonic() + 120
+    while not all(run["is_read_whole"] for run in runs.summaries()):
+        assert time.monotonic() < give_up
+    assert dict(runs.summaries()[0]["figures"])["updates"] == "199,999"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes and links for everybody")
+def test_links_and_pipes_are_passed_over(tmp_path):
+    folder = tmp_path / "out"
+    (folder / "run").mkdir(parents=True)
+    metrics_file(folder / "run" / "a.metrics.jsonl", n=3)
+    metrics_file(tmp_path / "secret.metrics.jsonl", n=3)
+    (folder / "link.metrics.jsonl").symlink_to(tmp_path / "secret.metrics.jsonl")
+    (folder / "way").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe.metrics.jsonl")
+    runs = play.RunFolder(folder)
+    assert [run["name"] for run in runs.summaries()] == [os.path.join("run", "a")]
+    assert runs.content("../../etc/passwd") is None
 
 
 @pytest.mark.slow
@@ -73,9 +260,9 @@ def test_it_runs_by_path_until_ctrl_c(weight, tmp_path):
     words += ["--tokenizer_path", str(ROOT / "model")]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        line = process.stdout.readline()
-        assert line.startswith("open http://127.0.0.1:") and "Ctrl-C ends" in line, process.stderr.read()
-        with urllib.request.urlopen(line.split()[1] + "api/models", timeout=60) as answer:
+        said = process.stdout.readline()
+        assert said.startswith("open http://127.0.0.1:") and "Ctrl-C ends" in said, process.stderr.read()
+        with urllib.request.urlopen(said.split()[1] + "api/models", timeout=60) as answer:
             assert json.load(answer)["models"][0]["name"] == "pretrain_32"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0

@@ -22,19 +22,18 @@ from tests.helpers import ROOT, flags, new_port, run_ranks, tiny_model, train, w
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
 from trainer import engine as engine_module
 from trainer import launch, train_pretrain
-from trainer.distributed_reducer import DistributedReducer
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.collectives import loss_of_a_rank
+from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
-from trainer.optim.muon import Muon
-from trainer.optim.shared_muon import make_orthogonalise
+from trainer.optim.muon import Muon, alone
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import make_reducer
+from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.save_clock import SaveClock
 
@@ -272,7 +271,7 @@ def shared_sums(ranks):
     generator = torch.Generator().manual_seed(ranks.rank)
     shapes = [(3,), (70, 5), (), (129,), (64,)]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), replace(ranks, on_one_machine=True))
+    reducer = make_reducer(torch.nn.ParameterList(parameters), replace(ranks, sharing=2))
     found = []
     for missing in ([], [2], range(len(shapes)), []):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -295,17 +294,16 @@ def shared_muon(ranks):
     three matrices, and one of a single one."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
-    for of_rank in (ranks, replace(ranks, on_one_machine=True)):
+    for orthogonalise in (alone, SharedOrthogonalise(ranks)):
         generator = torch.Generator().manual_seed(0)
         matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        muon = Muon(matrices, lr=0.1, orthogonalise=make_orthogonalise(matrices, of_rank))
+        muon = Muon(matrices, lr=0.1, orthogonalise=orthogonalise)
         for _ in range(3):
             for matrix in matrices:
                 matrix.grad = torch.randn(matrix.shape, generator=generator)
             muon.step()
             dist.barrier()  # the sum of gradients in a run
         ended.append([matrix.detach() for matrix in matrices])
-    assert type(muon.orthogonalise).__name__ == "SharedOrthogonalise"
     return ended
 
 
@@ -519,7 +517,7 @@ def test_what_one_rank_breaks_no_rank_applies(both):
     assert both[0]["poison"] == both[1]["poison"]
     assert [skipped for skipped, _, _ in both[0]["poison"]] == [0, 1, 2, 2]
     assert [moved for _, moved, _ in both[0]["poison"]] == [True, False, False, True]
-    assert [scale for _, _, scale in both[0]["poison"]] == [65536, 32768, 32768, 32768]
+    assert [scale for _, _, scale in both[0]["poison"]] == [2048, 1024, 1024, 1024]
 
 
 def test_all_ranks_stop_after_max_bad_updates(both):

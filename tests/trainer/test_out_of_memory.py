@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ from transformers import ElectraConfig, ElectraForPreTraining
 
 from common.errors import UserError
 from model.config import MiniMindConfig
-from model.electra.masked_lm import MaskedLanguageModel
-from model.electra.model_electra import ElectraPretrainer, configs
-from model.electra.sizes import SIZES
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import ROOT, command_line, flags, train, write_corpus
@@ -25,7 +21,6 @@ from tests.trainer.glue.glue_helpers import arguments, make_place, write_task
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import flags as electra_flags
 from trainer import train_electra, train_glue, train_pretrain
-from trainer.electra import networks
 from trainer.electra.job import ElectraJob
 from trainer.engine import Engine
 from trainer.glue.job import GlueJob
@@ -522,43 +517,6 @@ def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkey
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16" in said and "choose a smaller model" in said
-
-
-@pytest.mark.parametrize(
-    "changes", [{"hidden_size": 1_000_000}, {"hidden_size": 8192, "num_hidden_layers": 40}], ids=str
-)
-def test_electra_networks_that_can_never_fit(electra_data, changes, out, monkeypatch, capsys):  # noqa: F811
-    """Nothing is allocated: weights of the smaller one would take 34 GB."""
-    monkeypatch.setattr(networks, "total_memory", lambda device: 16 * GB)
-    asked = electra_flags(out_dir=out, **{**electra_data, **changes, "num_attention_heads": 8})
-    with pytest.raises(SystemExit) as ended:
-        run_cli(lambda: train_electra.main(asked))
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1
-    assert "and this machine has 16.0 GB on cpu: choose a smaller --size" in said
-
-
-def test_electra_networks_that_fit_when_they_are_sharded(monkeypatch):
-    """16 bytes for each parameter, over the ranks of a group; in main memory each rank first makes whole weights, of 4 bytes."""
-    _, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
-    build = partial(MaskedLanguageModel.from_config, discriminator)
-    parameters = sum(parameter.numel() for parameter in build().parameters())
-    gpu = torch.device("cuda")
-    for device, group_size, bytes_each in ((gpu, 1, 16), (gpu, 8, 2), (CPU, 2, 8), (CPU, 8, 4)):
-        monkeypatch.setattr(networks, "total_memory", lambda device, most=bytes_each * parameters: most)
-        networks.check_memory(build, discriminator, device, group_size)
-        monkeypatch.setattr(networks, "total_memory", lambda device, most=bytes_each * parameters: most - 1)
-        with pytest.raises(UserError, match="choose a smaller --size"):
-            networks.check_memory(build, discriminator, device, group_size)
-
-
-def test_looking_at_the_size_of_electra_networks_draws_nothing(tmp_path):
-    """Reference: torch's random state before."""
-    generator, discriminator = configs(SIZES["small"], 100, 0, 32, 0.02, "normal")
-    before = torch.get_rng_state()
-    networks.check_memory(lambda: ElectraPretrainer.from_configs(generator, discriminator), discriminator, CPU)
-    networks.check_memory(lambda: MaskedLanguageModel.from_config(discriminator), discriminator, CPU)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_huge_batch_counts_with_the_rows_that_there_are(data, out, monkeypatch):

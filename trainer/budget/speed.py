@@ -82,9 +82,8 @@ def estimated_seconds(
     if not compiled:
         work *= EAGER_TIMES
     if muon:
-        # Processes on the CPU of one machine share it; elsewhere every rank does all of it.
-        is_shared = machine.ranks.on_one_machine and machine.device.type == "cpu"
-        times = 1 if is_shared else machine.ranks.world_size
+        # The processes of one command share it; of a launcher's ranks each does all of it.
+        times = 1 if machine.ranks.sharing > 1 else machine.ranks.world_size
         work += muon_flops(config) / MUON_SHARE * times
     return work / machine.product_rate
 

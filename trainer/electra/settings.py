@@ -8,19 +8,7 @@ from typing import ClassVar
 from common.flags import at_least, fraction, inner_share, not_negative, positive
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from model.electra.sizes import (
-    MASK_CHOICES,
-    MASK_STYLES,
-    MLM,
-    OBJECTIVES,
-    POSITION_INITS,
-    SAMPLING,
-    SHORTEST,
-    SIZES,
-    WEIGHT_INITS,
-)
-from trainer.budget.settings import amount, duration
-from trainer.electra.original import ORIGINAL, PRETRAINING, RECIPES, parse_with_original
+from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
@@ -29,27 +17,10 @@ from trainer.reporting.settings import OutputSettings, log_interval, save_interv
 
 # Updates.
 WARM_UP = 10_000
-# Of a run whose number of updates nobody knows.
-USUAL_WARM_UP = 100
-# That end with a straight line, which a clock can make longer or shorter.
-MOVABLE_SCHEDULES = ("original_linear", "separate_linear")
 USUAL_SAVE_INTERVAL = 1000
 # With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
 # its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
-# Of random weights. A guess, a hundred times what was tried (docs/experiments.md): a slip of the keyboard ends here, and not in
-# weights that are not finite.
-LARGEST_STD = 10.0
-PROG = "train_electra.py"
-DESCRIPTION = "Pretrain an ELECTRA (generator and discriminator)."
-
-
-def standard_deviation(text: str) -> float:
-    """Of random weights, small enough for numbers to stay finite."""
-    value = positive(float)(text)
-    if value > LARGEST_STD:
-        raise argparse.ArgumentTypeError(f"{text} must be at most {LARGEST_STD:g}")
-    return value
 
 
 def percents(text: str) -> list[float]:
@@ -98,10 +69,6 @@ class NetworkSettings(Settings):
     generator_divisor: int | None = setting(
         None, check=positive(int), help="what width, heads and FFN of the generator are divided by"
     )
-    generator_layers: int | None = setting(None, check=layers, help="of the generator (default: the discriminator's)")
-    untied_embeddings: bool = switch(
-        False, help="the generator has embeddings of its own, as wide as its layers, as in the original code"
-    )
     generator_config: str | None = setting(
         None, metavar="FILE", help="a JSON file of the generator's ElectraConfig, in place of the flags above"
     )
@@ -111,18 +78,13 @@ class NetworkSettings(Settings):
     )
     init_std: float = setting(
         0.02,
-        check=standard_deviation,
+        check=positive(float, most=10),
         help="standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)",
     )
     position_init: str = setting(
         "normal",
         choices=tuple(POSITION_INITS),
         help="the position embeddings before training; sinusoidal: attention finds the neighbours sooner",
-    )
-    weight_init: str = setting(
-        "normal",
-        choices=WEIGHT_INITS,
-        help="random weights: Hugging Face's normal ones, or cut off at two deviations as the original code draws them",
     )
     dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
 
@@ -149,50 +111,20 @@ class ElectraData(TextSettings):
     )
     mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
     mask_style: str = setting("electra", choices=tuple(MASK_STYLES), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
-    mask_choice: str = setting(
-        "exact",
-        choices=MASK_CHOICES,
-        help="exact: the rounded share of positions, all different; original: rounded in float32, at most "
-        "int((share + 0.005) * length), drawn with repetition and from [UNK] too, as in the original code",
-    )
 
 
 @dataclass(kw_only=True)
 class ElectraTraining(OptimizerSettings, UpdateSettings):
     """training (batch, rate and steps: default the size's)"""
 
-    recipe: str = setting(
-        "default",
-        choices=RECIPES,
-        help="original: all settings as in the published code; flags and --config win over them",
-        first=True,
-    )
-    objective: str = setting(
-        "electra",
-        choices=OBJECTIVES,
-        help="electra: a generator and a discriminator; mlm: one encoder of the discriminator's size fills in masked tokens, "
-        "as BERT does",
-    )
     max_steps: int = setting(None, check=positive(int), help="updates", first=True)
-    budget: str | None = setting(
-        None,
-        check=duration,
-        help="how long the command may take, as 30m or 2h, in place of --max_steps: a clock sets the number of updates",
-    )
-    budget_flops: float | None = setting(
-        None,
-        check=amount,
-        help="train so many floating-point operations, as 1e15, in place of --max_steps: the updates follow from the networks",
-    )
     batch_size: int = with_default(UpdateSettings, "batch_size", None)
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
     muon_lr: float = with_default(OptimizerSettings, "muon_lr", MUON_RATE)
     lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
     warmup_steps: int | None = setting(
-        None,
-        check=not_negative(int),
-        help=f"updates of warm-up (default: {WARM_UP}, with --budget {USUAL_WARM_UP}; at most about a tenth of the run)",
+        None, check=not_negative(int), help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
     adam_epsilon: float = setting(
@@ -201,10 +133,6 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     gen_weight: float = setting(1.0, check=not_negative(float), help="of the generator's loss")
     disc_weight: float = setting(50.0, check=not_negative(float), help="of the discriminator's loss")
     sampling: str = setting("multinomial", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
-    temperature: float = setting(
-        1.0, check=positive(float), help="what the generator's logits are divided by before a token is drawn"
-    )
-    disallow_correct: bool = switch(False, help="never draw the original token, so that each masked one is replaced")
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the loss at masked tokens")
     disc_smooth: float = setting(
         0.0,
@@ -229,14 +157,6 @@ class ElectraSettings(
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
-        ends = self._ends()
-        if len(ends) > 1:
-            raise ValueError(f"--{ends[0]} and --{ends[1]} exclude each other: drop one")
-        if self.budget is not None and self.lr_schedule not in MOVABLE_SCHEDULES:
-            raise ValueError(
-                f"--budget and --lr_schedule {self.lr_schedule}: a clock moves the end of a run, which leaves "
-                f"{' or '.join(MOVABLE_SCHEDULES)}"
-            )
         sizes = (
             "hidden_size",
             "num_hidden_layers",
@@ -244,36 +164,20 @@ class ElectraSettings(
             "intermediate_size",
             "embedding_size",
             "generator_divisor",
-            "generator_layers",
         )
-        given = [name for name in sizes if getattr(self, name) is not None]
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
-        if self.model_path and (given or files):
-            raise ValueError(f"--model_path decides the networks: drop --{[*given, *files][0]}")
-        if self.objective == MLM and self.recipe == ORIGINAL:
-            raise ValueError(
-                "--recipe original and --objective mlm exclude each other: the published code is ELECTRA's"
-            )
-        if self.objective == MLM and self.generator_config:
-            raise ValueError("--objective mlm has no generator: drop --generator_config")
-        if len(files) == 1 and self.objective != MLM:
+        if len(files) == 1:
             raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
-        if files and given:
-            raise ValueError(f"--{files[0]} decides the networks: drop --{given[0]}")
+        deciding = ["model_path"] if self.model_path else files
+        others = [name for name in (*sizes, *files) if getattr(self, name) is not None and name not in deciding]
+        if deciding and others:
+            raise ValueError(f"--{deciding[0]} decides the networks: drop --{others[0]}")
         if not (self.gen_weight or self.disc_weight):
             raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
 
-    def _ends(self) -> list[str]:
-        """The settings that are given of those that say where the run ends."""
-        return [name for name in ("budget", "budget_flops", "max_steps") if getattr(self, name) is not None]
-
     def fill_in(self) -> None:
         """What is not given has the value of the published run of this size."""
-        names = ["max_seq_len", "learning_rate", "mask_share"]
-        # A budget's updates follow from the networks, which are not there yet.
-        if not self._ends():
-            names.append("max_steps")
-        for name in names:
+        for name in ("max_seq_len", "learning_rate", "mask_share", "max_steps"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(SIZES[self.size], name))
 
@@ -285,17 +189,25 @@ def warmup_of(settings: ElectraTraining) -> int:
         return settings.max_steps // 4
     if settings.warmup_steps is not None:
         return settings.warmup_steps
-    if settings.budget is not None:
-        # The guess of a clock is about twice the updates that it comes to (trainer/electra/clock.py).
-        return min(USUAL_WARM_UP, settings.max_steps // 20)
     return min(WARM_UP, settings.max_steps // 10)
+
+
+def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
+    """The rows of a micro-batch; where no flag says it, those which together make --rows_per_update or the published batch."""
+    if settings.batch_size is not None:
+        return settings.batch_size
+    parts = settings.accumulation_steps * micro_batches_at_once
+    rows = settings.rows_per_update or SIZES[settings.size].batch_size
+    return max(1, rows // parts)
 
 
 def parser() -> SettingsParser:
     """The command line of train_electra.py."""
-    return SettingsParser(ElectraSettings, PROG, DESCRIPTION)
+    return SettingsParser(ElectraSettings, "train_electra.py", "Pretrain an ELECTRA (generator and discriminator).")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:
     """The settings of a command line; None: of this process."""
-    return parse_with_original(ElectraSettings, PROG, DESCRIPTION, PRETRAINING, argv)
+    settings = parser().read(argv)[0]
+    assert isinstance(settings, ElectraSettings)
+    return settings

@@ -1,7 +1,6 @@
-"""Held-out examples of train_electra.py: losses, accuracy and AUC on fixed masks and draws."""
+"""What is looked at while train_electra.py trains: figures of held-out examples, and one example of the data."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -10,8 +9,8 @@ from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.held_out import HeldOut
-from dataset.sources import sum_of_targets
-from dataset.store.interface import Documents, Ints
+from model.electra.model_electra import ElectraPretrainer
+from trainer.electra.loss import N_SUMS, LossWeights, metrics, sums_of
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -19,95 +18,95 @@ from trainer.machine.signals import StopSignals
 
 # Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
 SEED = 0
-
-
-def has_text(store: Documents, documents: Ints) -> bool:
-    """Whether some of these documents can be cut into examples."""
-    return sum_of_targets(store, documents) > 0
-
-
-class Evaluated(Protocol):
-    """What is evaluated; see Objective in objective.py."""
-
-    @property
-    def n_sums(self) -> int:
-        """How many numbers `sums` gives."""
-
-    @property
-    def figures(self) -> Sequence[str]:
-        """The metrics that are told."""
-
-    def sums(self, batch: Batch) -> torch.Tensor:
-        """What is added up of a batch."""
-
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        """({metric: value}, positions) of such sums."""
-
-    def learn_from(self, sums: Sequence[float]) -> None:
-        """Take note of the sums of all held-out examples."""
+FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
+LABELS = ("original", "replaced")
 
 
 class Validation:
-    """The examples of held-out documents in the order of the data, and their figures."""
+    """The examples of held-out documents in the order of the data, and their figures on fixed masks and draws."""
 
     def __init__(
         self,
         held_out: HeldOut,
         settings: ElectraSettings,
         tokenizer: PreTrainedTokenizerBase,
-        cap: int | None,
-        unknown: int | None,
-        evaluated: Evaluated,
+        model: ElectraPretrainer,
+        weights: LossWeights,
     ) -> None:
-        """cap: see `mask_cap`. unknown: the token that is never masked, as `unk_id` of Examples. Errors: ValueError, DataError, as
-        Examples has them."""
         store = held_out.val_store
-        T = settings.max_seq_len
-        examples = Examples(store, T, tokenizer.sep_token_id, SEED, unknown, held_out.val_documents)
-        self.plan = ElectraPlan(examples, settings.mask_share, SEED, 0, cap, shuffle=False)
-        self.assembler = ElectraAssembler(
-            store,
-            tokenizer,
-            max_seq_len=T,
-            share=settings.mask_share,
-            style=settings.mask_style,
-            seed=SEED,
-            cap=cap,
-        )
+        T, share, style = settings.max_seq_len, settings.mask_share, settings.mask_style
+        examples = Examples(store, T, tokenizer.sep_token_id, SEED, tokenizer.unk_token_id, held_out.val_documents)
+        self.plan = ElectraPlan(examples, share, SEED, 0, shuffle=False)
+        self.assembler = ElectraAssembler(store, tokenizer, T, share, style, SEED)
         self.batch_size = settings.eval_batch_size
-        self.evaluated = evaluated
-        self.n_documents = len(held_out.val_documents)
-
-    def __len__(self) -> int:
-        return ceil_div(self.plan.n_rows, self.batch_size)
+        self.model = model
+        self.weights = weights
+        self.described = (
+            f"validation: {counted(len(held_out.val_documents), 'document')}, {counted(self.plan.n_rows, 'example')}"
+        )
 
     def __getitem__(self, number: int) -> Batch:
         first = number * self.batch_size
         rows = range(first, min(first + self.batch_size, self.plan.n_rows))
         return self.assembler[self.plan.recipe(rows)]
 
-    @property
-    def described(self) -> str:
-        """For the lines at the start of a run."""
-        return f"validation: {counted(self.n_documents, 'document')}, {counted(self.plan.n_rows, 'example')}"
-
     @torch.no_grad()
     def __call__(self, engine: Engine[Batch, Totals], signals: StopSignals) -> tuple[dict[str, float], int]:
         """({val_{figure}: value}, number of a stop signal that came meanwhile, or 0), the same on every world size."""
-
-        evaluated = self.evaluated
 
         def figures_of(number: int) -> list[float]:
             batch = self[number].to(engine.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(SEED + number)
             with engine.autocast():
-                figures: list[float] = evaluated.sums(batch).tolist()
-            return figures
+                sums: list[float] = sums_of(self.model(*batch), batch).tolist()
+            return sums
 
+        n_batches = ceil_div(self.plan.n_rows, self.batch_size)
         with undisturbed(engine):
-            sums, stop_signal = sums_over_batches(engine, len(self), figures_of, evaluated.n_sums, signals)
-        if not stop_signal:
-            evaluated.learn_from(sums)
-        values, _ = evaluated.metrics(sums)
-        return {f"val_{name}": values.get(name, float("nan")) for name in evaluated.figures}, stop_signal
+            sums, stop_signal = sums_over_batches(engine, n_batches, figures_of, N_SUMS, signals)
+        values, _ = metrics(sums, self.weights)
+        return {f"val_{name}": values.get(name, float("nan")) for name in FIGURES}, stop_signal
+
+
+@torch.no_grad()
+def look_at(
+    engine: Engine[Batch, Totals], model: ElectraPretrainer, tokenizer: PreTrainedTokenizerBase, batch: Batch
+) -> tuple[str, str]:
+    """(text of the batch's only example; the same, what the generator made of it, and of each token that was masked or is
+    called replaced the label and the prediction).
+
+    All ranks compute it: where they have sharded the model they need each other.
+    """
+    batch = batch.to(engine.device)
+    with undisturbed(engine):
+        # At every look the same draws, so that what changes is the networks.
+        torch.manual_seed(SEED)
+        with engine.autocast():
+            found = model(*batch)
+    length = int(batch.lengths[0])
+    ids = batch.ids[0, :length].tolist()
+    corrupted = found.corrupted[0, :length].tolist()
+    masked = {int(place) for place, label in zip(batch.positions[0], batch.labels[0], strict=True) if label >= 0}
+    originals = tokenizer.convert_ids_to_tokens(ids)
+    written = tokenizer.convert_ids_to_tokens(corrupted)
+    replaced = found.replaced[0, :length].tolist()
+    probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+    rows = [("position", "original", "generator", "label", "prediction", "probability")]
+    right = 0
+    for place, probability in enumerate(probabilities):
+        is_called = probability >= 0.5
+        right += is_called == replaced[place]
+        if place in masked or is_called:
+            draw = written[place] if place in masked else ""
+            label, prediction = LABELS[replaced[place]], LABELS[is_called]
+            rows.append((str(place), originals[place], draw, label, prediction, f"{probability:.2f}"))
+    text = str(tokenizer.decode(ids))
+    last = f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}"
+    return text, "\n".join([text, str(tokenizer.decode(corrupted)), *columns(rows), last])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of text, its columns as wide as their longest entry."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -19,10 +19,9 @@ from trainer.machine.ranks import Ranks
 
 # Of the flags, what each machine may have in its own way: devices, workers, and the places of its files. What is in the files of
 # the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
-# identity. The weights themselves and the files of --against are rank 0's.
+# identity. The weights themselves are rank 0's.
 OWN_OF_A_MACHINE = frozenset(
     {
-        "against",
         "cache_dir",
         "data_dir",
         "data_path",

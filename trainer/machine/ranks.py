@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -13,10 +12,6 @@ from common.errors import UserError
 from common.notices import announce
 from common.processes import environment, watch_parent
 from trainer.machine.devices import pick_device
-
-# How long the processes of a divided command wait for a message. The end of one of them is noticed otherwise and at once
-# (machine/children.py); a limit would end a run that was stopped with Ctrl-Z over night.
-COPIES_WAIT_S = 30 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -35,11 +30,9 @@ class Ranks:
     local_rank: int = 0
     world_size: int = 1
     # How many ranks share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has micro-batches of its
-    # own. All of them where the command has divided itself (machine/processes.py), so that its flags mean what they mean in
+    # own. All of them where the command has divided itself (machine/cpu_ranks.py), so that its flags mean what they mean in
     # one process.
     sharing: int = 1
-    # Whether all ranks can see the same memory.
-    on_one_machine: bool = False
     # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
     local_world_size: int = 1
     # How long they wait for a message.
@@ -52,7 +45,7 @@ class Ranks:
 
     def rows_of(self, batch_size: int) -> int:
         """The rows that one rank computes at once, where a micro-batch has batch_size rows."""
-        assert batch_size % self.sharing == 0, "machine/processes.py divides what can be divided"
+        assert batch_size % self.sharing == 0, "machine/cpu_ranks.py divides what can be divided"
         return batch_size // self.sharing
 
     @property
@@ -118,25 +111,6 @@ def device_of(launched: Ranks | None, asked: str | None) -> torch.device:
             f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
         )
     return torch.device("cuda", launched.local_rank)
-
-
-def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
-    """Join the n processes into which a command has divided itself; returns this one's place.
-
-    rank: its number. meeting_place: the socket on which rank 0 listens.
-    """
-    port = meeting_place.getsockname()[1]
-    timeout = timedelta(seconds=COPIES_WAIT_S)
-    store: dist.Store
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", port, n, True, timeout, master_listen_fd=meeting_place.detach())
-    else:
-        meeting_place.close()
-        store = dist.TCPStore("127.0.0.1", port, n, False, timeout)
-    ranks = Ranks(rank, rank, n, sharing=n, on_one_machine=True, timeout=timeout)
-    with network_of(ranks):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
-    return ranks
 
 
 def network_of(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
@@ -206,7 +180,7 @@ def with_machine(ranks: Ranks) -> Ranks:
             f"unset {name}"
         )
     n_here = int(value)
-    return replace(ranks, on_one_machine=n_here == ranks.world_size, local_world_size=n_here)
+    return replace(ranks, local_world_size=n_here)
 
 
 def pick_backend(device: torch.device, ranks: Ranks) -> str:

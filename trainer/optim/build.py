@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import nn
 
+from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.muon import Muon, Orthogonalise, Together
+from trainer.optim.muon import Muon, Orthogonalise, Together, alone
 from trainer.optim.sharded_muon import ShardedOrthogonalise
-from trainer.optim.shared_muon import make_orthogonalise
 from trainer.sharding import Shards
 
 # Of torch.optim: {"params": [...], "weight_decay": ...}.
@@ -118,7 +118,7 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
     orthogonalise: Orthogonalise
     if options.shards is None:
-        orthogonalise = make_orthogonalise(matrices, options.ranks)
+        orthogonalise = SharedOrthogonalise(options.ranks) if options.ranks.sharing > 1 else alone
     else:
         orthogonalise = ShardedOrthogonalise(options.shards.group)
     muon = Muon([own_group], lr=options.muon_lr, orthogonalise=orthogonalise)

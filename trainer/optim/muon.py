@@ -68,7 +68,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         orthogonalise: Orthogonalise = alone,
     ) -> None:
-        """orthogonalise: `alone`, or what shares the work with other ranks (shared_muon.py, sharded_muon.py)."""
+        """orthogonalise: `alone`, or what shares the work with other ranks (machine/cpu_ranks.py, sharded_muon.py)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise

@@ -10,9 +10,9 @@ from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
+from trainer.machine.cpu_ranks import divide
 from trainer.machine.measure import available_memory
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.machine.processes import divide
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings

@@ -17,10 +17,9 @@ from common.errors import UserError, user_errors
 from common.paths import utf8_folder
 from common.wording import counted
 from dataset.corpus import EVAL_ROWS, Corpus
-from dataset.leaks_at_start import AGAINST, leak_notices
+from dataset.leaks_at_start import leak_notices
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
-from dataset.quality.evaluation_texts import Evaluation, evaluation_of
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import (
@@ -228,10 +227,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         check_size(self.encoder.vocab_size, self.config.vocab_size, f"--tokenizer_path {self.tokenizer_path}")
 
     def _open_data(self) -> None:
-        """What is trained, and the evaluations that it may hold."""
-        # Only the main rank has them.
-        self.against: list[Evaluation] = []
-        on_main(self.ranks, self._read_evaluations)
+        """What is trained."""
         # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
         self.corpus = self.open_corpus(self.settings, self.encoder, self.ranks)
         if self.corpus.planned is not None:
@@ -244,16 +240,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.plan(0)
         # Padding is not trained, so any id that the model has will do.
         self.pad_id = self.tokenizer.pad_token_id or 0
-
-    def _read_evaluations(self) -> None:
-        """What the files of --against are looked for by. Errors: DataError."""
-        settings = self.settings
-        for path in settings.against:
-            self.against.append(
-                evaluation_of(
-                    path, self.encoder, settings.text_field, settings.skip_bad_lines, AGAINST, settings.cache_dir
-                )
-            )
 
     def _read_folder(self, folder: Path) -> PublicModel:
         """The model in a Hugging Face folder, whose config the settings take over; no weight is read.
@@ -504,7 +490,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         lines = [*self.corpus.notices, *self.corpus.mixture_report(epoch)]
         lines += self.corpus.cut_off_report(plan)
         if self.ranks.is_main:
-            lines += leak_notices(self.corpus, self.against)
+            lines += leak_notices(self.corpus)
         for bad_lines in self.corpus.bad_lines:
             lines += bad_lines.report()
         lines += [

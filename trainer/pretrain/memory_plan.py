@@ -10,11 +10,10 @@ from common.arithmetic import ceil_div
 from common.errors import UserError
 from model.config import MiniMindConfig, parameter_count, table_numbers
 from trainer.machine.collectives import least_of_ranks
+from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.out_of_memory import batch_flags, gigabytes, same_update
-from trainer.machine.processes import bytes_in_shared_memory
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.machine.shared_memory import can_share
 from trainer.pretrain.memory import FP32, MemoryEstimate, training_memory
 from trainer.pretrain.settings import PretrainSettings
 
@@ -92,10 +91,9 @@ class MemoryPlan:
         if self.group_size > 1:
             return sharing * self._of_part(estimate, batch, compiled)
         shared = 0
-        if self.device.type == "cpu" and can_share(self.ranks):
+        if sharing > 1:
             shared = bytes_in_shared_memory(self.ranks.world_size, parameter_count(batch.config))
-        # Of a launcher's ranks each counts its part of it, as of the machine's memory.
-        return sharing * estimate.total + shared // self.ranks.local_world_size
+        return sharing * estimate.total + shared
 
     def _of_part(self, estimate: MemoryEstimate, batch: MicroBatch, compiled: bool) -> int:
         """Bytes at the peak, of a rank that has a part of the model.

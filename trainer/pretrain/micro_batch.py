@@ -6,7 +6,7 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
 from trainer.budget.kept_plan import kept_plan
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.machine.processes import Divisible
+from trainer.machine.cpu_ranks import Divisible
 from trainer.pretrain.auto_batch import why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 

@@ -227,19 +227,7 @@ class ValidationDataSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class HeldOutSettings(ValidationDataSettings):
-    """validation"""
-
-    against: list[str] = setting(
-        [],
-        several=True,
-        metavar="FILE",
-        help="evaluation files: says how much of them is in the training text; of .jsonl and .json any objects with texts",
-    )
-
-
-@dataclass(kw_only=True)
-class ValidationSettings(HeldOutSettings):
+class ValidationSettings(ValidationDataSettings):
     """validation"""
 
     allow_val_overlap: bool = switch(False, help="train although all documents of --val_path are trained too")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.wording import counted, one_line
+from common.wording import counted
 from trainer.machine.collectives import on_main
 from trainer.reporting.log_lines import position, risen_validation
 from trainer.saving.checkpoint import snapshot
@@ -19,7 +19,6 @@ def tell_end(trainer: "Trainer", exit_code: int) -> None:
     # To count it may take a while, and a run that is stopped must end soon.
     if is_complete:
         tell_trained(trainer)
-        tell_closing(trainer)
     tell_skipped(trainer)
     if is_complete:
         progress = trainer.progress
@@ -47,21 +46,6 @@ def tell_trained(trainer: "Trainer") -> None:
         sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
         trainer.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
     trainer.reporter.record({**position(trainer.progress), "trained": sources})
-
-
-def tell_closing(trainer: "Trainer") -> None:
-    """Say and record what the job shows of the finished run."""
-    if not trainer.ranks.is_main:
-        return
-    try:
-        closing = trainer.job.closing()
-    except Exception as error:
-        # Hours of training do not end with an error for want of this.
-        trainer.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
-        return
-    if closing is not None:
-        trainer.reporter.say(closing.text)
-        trainer.reporter.record({**position(trainer.progress), **closing.record})
 
 
 def tell_skipped(trainer: "Trainer") -> None:

@@ -20,7 +20,6 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from common.errors import UserError
 from common.files import atomic_file
 from common.wording import counted, printable
-from model.electra.detection import Passage
 from trainer.reporting.charts import LOSS, METRICS, charts_of_runs, fields_of
 from trainer.reporting.curves import LABELS, is_noisy, smooth, thin
 from trainer.reporting.next_commands import commands_of_record
@@ -49,8 +48,6 @@ class Section(NamedTuple):
     quality: list[Bar]
     remarks: list[str]
     trained: list[tuple[str, str, str, str]]
-    passages: list[Passage]
-    passages_of: str
 
 
 # Of the page's tables: label, the text of each run, whether they differ.
@@ -243,8 +240,6 @@ def html_page(runs: Sequence[RunRecords], names: Sequence[str]) -> str:
                 quality=quality(run),
                 remarks=remarks(run),
                 trained=trained(run),
-                passages=run.passages,
-                passages_of=run.passages_of,
             )
         )
     return environment.get_template("report.html").render(

@@ -10,7 +10,6 @@ import numpy as np
 
 from common.errors import UserError
 from common.files import refuse_irregular
-from model.electra.detection import Passage, passage_of_record
 from trainer.reporting.charts import Chart, charts_of_record
 from trainer.reporting.older_records import CHARTS_BEFORE
 
@@ -79,17 +78,13 @@ def has_fields(record: Mapping[str, object], fields: Mapping[str, type]) -> bool
 
 class Records:
     """What lines of a metrics file hold. samples and starts: lists of dicts; trained: what the run has noted of each source
-    of its data at its last end. passages: texts with doubted words, of the last end of an ELECTRA, and passages_of what they
-    are.
-    """
+    of its data at its last end."""
 
     def __init__(self) -> None:
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         self.columns: Columns = {}
         self.trained: list[dict[str, Any]] = []
-        self.passages: list[Passage] = []
-        self.passages_of = ""
 
     def take(self, line: str | bytes) -> None:
         """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
@@ -106,8 +101,6 @@ class Records:
         elif "text" in record:
             if has_fields(record, SAMPLE_FIELDS):
                 self.samples.append(record)
-        elif "passages" in record:
-            self._take_passages(record["passages"], record.get("passages_of"))
         elif "trained" in record:
             self._take_trained(record["trained"])
         else:
@@ -118,15 +111,6 @@ class Records:
                         self._add(f"{field}/{i}", tokens, item)
                 else:
                     self._add(field, tokens, value)
-
-    def _take_passages(self, records: object, what: object) -> None:
-        """Take over the passages of a run's end, if that is what they are."""
-        if not isinstance(records, list) or not isinstance(what, str):
-            return
-        passages = [passage for passage in map(passage_of_record, records) if passage is not None]
-        if len(passages) == len(records):
-            self.passages = passages
-            self.passages_of = what
 
     def _take_trained(self, sources: object) -> None:
         """Take over what was trained of each source, if it is that."""

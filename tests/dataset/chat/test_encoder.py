@@ -100,7 +100,7 @@ def test_a_question_is_encoded_as_it_was_in_training():
 
 
 def test_what_is_only_read_changes_no_id_of_a_question():
-    """Turns so far, as quiz.py takes them of the data, with an answer that is not to be trained among them."""
+    """Turns so far, as evaluate.py takes them of the data, with an answer that is not to be trained among them."""
     turns = [turn("user", "Why?"), turn("assistant", "So.", weight=0), turn("user", "And?")]
     plain = [{name: value for name, value in message.items() if name != "weight"} for message in turns]
     assert ENCODER.turns_ids(turns) == ENCODER.turns_ids(plain)

@@ -13,7 +13,7 @@ from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece, train_wordpiece
-from model.electra.masking import IGNORE, mask_count, original_cap
+from model.electra.masking import IGNORE, mask_count
 from tests.helpers import ROOT, SHARED, command_line, needs_shared
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
@@ -258,30 +258,6 @@ def test_examples_of_some_documents(tmp_path):
     assert found == wanted
     everything = Examples(store, 24, encoder.sep_id, 1, documents=np.arange(len(store)))
     assert np.array_equal(everything.begin, Examples(store, 24, encoder.sep_id, 1).begin)
-
-
-@pytest.mark.parametrize("T", [16, 24])
-def test_the_original_choice_masks_unknown_tokens_too_and_the_totals_know(tmp_path, T):
-    """Reference: get_candidates_mask of google-research/electra leaves out [CLS], [SEP] and [MASK] alone."""
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    with open(tmp_path / "data.jsonl", "w", encoding="utf-8") as file:
-        for i in range(50):
-            text = " ".join("cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30))
-            file.write(json.dumps({"text": text}) + "\n")
-    encoder = LineEncoder(tokenizer)
-    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
-    cap = original_cap(T, 0.15)
-    plan = ElectraPlan(Examples(store, T, encoder.sep_id, 1), 0.15, 1, 0, cap)
-    batch = ElectraAssembler(store, tokenizer, T, 0.15, "electra", 1, cap)[plan.recipe(range(plan.n_rows))]
-    masked = (batch.labels != IGNORE).sum(1)
-    assert plan.totals(0, plan.n_rows).masked == int(masked.sum())
-    # 0.155 · 16 is 2.48, and 0.155 · 24 is 3.72.
-    wanted = [
-        max(1, min(int(0.155 * T), int(np.rint(np.float32(n) * np.float32(0.15))))) for n in batch.lengths.tolist()
-    ]
-    assert masked.tolist() == wanted and batch.labels.shape[1] == cap == int(0.155 * T)
-    words = {tokenizer.convert_tokens_to_ids("cat"), tokenizer.unk_token_id}
-    assert set(batch.labels[batch.labels != IGNORE].tolist()) == words
 
 
 # ---------------------------------------------------------------------------------------------- vocabulary

@@ -137,7 +137,7 @@ def test_find_files(tmp_path):
     assert names(tmp_path / "*" / "*.txt") == ["sub/c.txt"]
     assert names(tmp_path / "**" / "*.parquet") == ["sub/d.parquet"]
     assert names(tmp_path / "b.jsonl") == ["b.jsonl"]
-    for missing in ("notes.bin", "x.jsonl", "*.json", "notes*"):
+    for missing in ("notes.bin", "unlike.csv", "*.json", "notes*"):
         with pytest.raises(DataError, match=r"; files that are read: \.jsonl, .* \.parquet, \.arrow$"):
             find_files(str(tmp_path / missing))
 

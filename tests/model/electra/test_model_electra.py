@@ -2,7 +2,6 @@
 
 import json
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from transformers import ElectraConfig
 
 from common.errors import UserError
-from model.electra.masking import IGNORE, mask_count, mask_tokens, original_cap
+from model.electra.masking import IGNORE, mask_count, mask_tokens
 from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
 from model.electra.sizes import SIZES
 from tests.helpers import SHARED, needs_shared
@@ -50,41 +49,6 @@ def batch(ids, lengths, masked):
 # ------------------------------------------------------------------------------------------------ networks
 
 
-def test_untied_embeddings_are_two_sets_as_wide_as_the_layers_of_their_network():
-    """Reference: the sizes, and the first network's numbers after the second's have changed."""
-    sizes = {"layers": 2, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
-    generator, discriminator = configs(SIZES["small"], 60, untied_embeddings=True, **sizes)
-    assert (generator.embedding_size, discriminator.embedding_size) == (8, 16)
-    model = ElectraPretrainer.from_configs(generator, discriminator)
-    own = model.generator.electra.embeddings.word_embeddings.weight
-    other = model.discriminator.electra.embeddings.word_embeddings.weight
-    assert own is model.generator.generator_lm_head.weight and own is not other
-    shared = tiny()
-    assert shared.generator.electra.embeddings is shared.discriminator.electra.embeddings
-    ids, lengths, masked = random_examples()
-    found = model(*batch(ids, lengths, masked))
-    found.disc.backward()
-    # The discriminator's loss reaches no weight of the generator.
-    assert own.grad is None and other.grad.abs().sum() > 0
-
-
-def test_untied_networks_stay_untied_when_they_are_saved(tmp_path):
-    sizes = {"layers": 1, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
-    for untied in (False, True):
-        model = ElectraPretrainer.from_configs(*configs(SIZES["small"], 60, untied_embeddings=untied, **sizes))
-        for name in ("generator", "discriminator"):
-            getattr(model, name).save_pretrained(tmp_path / str(untied) / name)
-        again = ElectraPretrainer.from_pretrained(tmp_path / str(untied))
-        assert (again.generator.electra.embeddings is again.discriminator.electra.embeddings) != untied
-        for before, after in zip(model.parameters(), again.parameters(), strict=True):
-            assert torch.equal(before, after)
-    # Shared ones can be parted: both begin as they were.
-    parted = ElectraPretrainer.from_pretrained(tmp_path / "False", untied_embeddings=True)
-    own = parted.generator.electra.embeddings.word_embeddings.weight
-    other = parted.discriminator.electra.embeddings.word_embeddings.weight
-    assert own is not other and torch.equal(own, other)
-
-
 def test_networks_whose_embeddings_differ_cannot_share_them():
     generator = ElectraConfig(
         vocab_size=60, embedding_size=8, hidden_size=8, num_attention_heads=1, num_hidden_layers=1
@@ -92,7 +56,7 @@ def test_networks_whose_embeddings_differ_cannot_share_them():
     discriminator = ElectraConfig(
         vocab_size=60, embedding_size=16, hidden_size=8, num_attention_heads=1, num_hidden_layers=1
     )
-    with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16 .*--untied_embeddings 1"):
+    with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16"):
         ElectraPretrainer.from_configs(generator, discriminator)
 
 
@@ -100,13 +64,6 @@ def test_gradients_flow_through_the_losses_alone():
     """Every other output with a gradient would have hooks of FSDP2, and a warning where it is a view."""
     found = tiny()(*batch(*random_examples()))
     assert [name for name, value in found._asdict().items() if value.requires_grad] == ["mlm", "disc"]
-
-
-def test_the_generator_may_have_fewer_layers():
-    sizes = {"layers": 3, "width": 32, "heads": 4, "ffn": 64, "embedding": 16}
-    generator, discriminator = configs(SIZES["small"], 60, generator_layers=1, **sizes)
-    assert (generator.num_hidden_layers, discriminator.num_hidden_layers) == (1, 3)
-    assert configs(SIZES["small"], 60, **sizes)[0].num_hidden_layers == 3
 
 
 @needs_shared
@@ -344,140 +301,7 @@ def test_every_candidate_is_chosen_equally_often():
     assert ((counts - expected) ** 2 / expected).sum() < 45  # chi-squared with 19 degrees of freedom, p = 0.0007
 
 
-@pytest.mark.parametrize("T, share", [(128, 0.15), (24, 0.15), (512, 0.15), (512, 0.25), (100, 0.35), (10, 0.01)])
-def test_the_original_counts(T, share):
-    """Reference: configure_pretraining.py and pretrain/pretrain_helpers.py of google-research/electra in torch's float32:
-    max_predictions_per_seq, and the product of two float32 numbers, whose halves are rounded to even."""
-    cap = int((share + 0.005) * T)
-    for length in range(3, T + 1):
-        product = torch.tensor(float(length)) * torch.tensor(share)
-        wanted = max(1, min(max(cap, 1), int(torch.round(product))))
-        assert mask_count(length, share, original_cap(T, share)) == wanted, length
-
-
-def test_the_original_counts_are_not_ours():
-    """The cap, and a product that is just above a half in float64 and a half in float32: 30 · 0.35 = 10.5."""
-    assert (mask_count(24, 0.15), mask_count(24, 0.15, original_cap(24, 0.15))) == (4, 3)
-    differing = [n for n in range(3, 513) if mask_count(n, 0.35) != mask_count(n, 0.35, 10**6)]
-    for length in differing:
-        exact = Fraction(length) * Fraction(0.35)
-        assert abs(exact - int(exact) - Fraction(1, 2)) < Fraction(1, 10**6)
-    assert differing
-
-
-def test_original_draws_may_repeat():
-    """Reference: row by row, a die for each draw that chooses among all candidates; a position is [MASK] if one of its
-    draws says so."""
-    R = 300
-    T = 24
-    K = 6
-    generator = np.random.default_rng(5)
-    ids = generator.integers(0, 60, (R, T))
-    lengths = generator.integers(3, T + 1, R)
-    candidates = (ids >= 5) & (np.arange(T) < lengths[:, None])
-    random = np.random.Philox(5).random_raw(R * (T + 2 * K)).reshape(R, -1)
-    masked = mask_tokens(ids, lengths, candidates, 0.25, "electra", 4, np.arange(5, 60), random, K, cap=K)
-    repeated = 0
-    for row in range(R):
-        allowed = np.flatnonzero(candidates[row])
-        n_masked = min(K, max(1, round(0.25 * int(lengths[row])))) if len(allowed) else 0
-        drawn = sorted(int(allowed[int((int(random[row, k]) >> 11) / 2**53 * len(allowed))]) for k in range(n_masked))
-        wanted = ids[row].tolist()
-        for number, place in enumerate(drawn):
-            if (int(random[row, T + number]) >> 11) / 2**53 < 0.85:
-                wanted[place] = 4
-        assert masked.ids[row].tolist() == wanted
-        assert masked.positions[row].tolist() == drawn + [0] * (K - n_masked)
-        assert masked.labels[row].tolist() == ids[row, drawn].tolist() + [IGNORE] * (K - n_masked)
-        repeated += len(set(drawn)) < len(drawn)
-    assert repeated > 50
-
-
-def test_a_position_that_was_drawn_twice_gets_the_mean_of_both_ids():
-    """Reference: scatter_update in pretrain/pretrain_helpers.py: the sum of the ids, divided by their number and rounded
-    down. The generator learns from both draws."""
-    model = tiny().eval()
-    ids = torch.arange(5, 15)[None]
-    positions = torch.tensor([[3, 3, 7, 0]])
-    labels = torch.tensor([[8, 8, 12, IGNORE]])
-    masked_ids = ids.clone()
-    masked_ids[0, 3] = 4
-    drawn = torch.tensor([[20, 31, 40, 50]])
-    types = torch.zeros_like(ids)
-    found = model(ids, masked_ids, positions, labels, types, torch.tensor([10]), sampled=drawn)
-    corrupted = ids.clone()
-    corrupted[0, 3] = (20 + 31) // 2
-    corrupted[0, 7] = 40
-    wanted = model.discriminator(corrupted, token_type_ids=types).logits
-    assert torch.allclose(found.disc_logits, wanted, atol=1e-5)
-    assert found.replaced.nonzero().tolist() == [[0, 3], [0, 7]]
-    logits = model.generator(masked_ids, token_type_ids=types).logits[0]
-    by_hand = -(2 * logits[3].log_softmax(-1)[8] + logits[7].log_softmax(-1)[12])
-    assert found.mlm.item() == pytest.approx(by_hand.item(), rel=1e-4)
-
-
-def test_original_weights_are_drawn_as_tensorflow_does():
-    """Reference: a normal distribution cut off at two deviations, whose own deviation is 0.87963 of theirs, and Glorot's
-    bound sqrt(6 / (in + out)) for what names no distribution."""
-    generator, discriminator = configs(SIZES["small"], 2000, width=128, layers=1, heads=4, ffn=512, embedding=64)
-    torch.manual_seed(0)
-    model = ElectraPretrainer.from_configs(generator, discriminator, "original")
-    uniform = 0
-    for name, weight in model.named_parameters():
-        if name.endswith(("embeddings_project.weight", "dense_prediction.weight")):
-            bound = math.sqrt(6 / sum(weight.shape))
-            assert 0.9 * bound < weight.abs().max() <= bound, name
-            uniform += 1
-        elif weight.dim() == 2:
-            assert weight.abs().max() <= 0.04, name
-            if weight.numel() > 5000:
-                assert weight.std().item() == pytest.approx(0.87963 * 0.02, rel=0.03), name
-        else:
-            assert (weight == (1 if "LayerNorm.weight" in name else 0)).all(), name
-    # The embeddings' projection of both networks and the discriminator's last layer.
-    assert uniform == 3
-    plain = ElectraPretrainer.from_configs(generator, discriminator)
-    assert plain.discriminator.electra.embeddings.word_embeddings.weight.abs().max() > 0.06
-
-
 # ------------------------------------------------------------------------------------------------ sampling
-
-
-@pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial"])
-def test_temperature_divides_the_logits(how):
-    """Reference: softmax(logits / temperature), by the frequencies of 20,000 draws."""
-    model = tiny(temperature=2.5, sampling=how)
-    logits = torch.tensor([3.0, 1.0, 0.0, -2.0])
-    torch.manual_seed(0)
-    repeated = logits.expand(20_000, 4)
-    drawn = model.draw(repeated, torch.zeros(20_000, dtype=torch.long))
-    frequencies = torch.bincount(drawn, minlength=4) / 20_000
-    assert torch.allclose(frequencies, (logits / 2.5).softmax(-1), atol=0.015)
-    assert not torch.allclose(frequencies, logits.softmax(-1), atol=0.015)
-
-
-@pytest.mark.parametrize("how", ["fp32_gumbel", "fp16_gumbel", "multinomial"])
-def test_disallow_correct_never_draws_the_original_and_leaves_the_others_their_odds(how):
-    """Reference: the probabilities without the original token, which add up to 1 again."""
-    model = tiny(disallow_correct=True, sampling=how)
-    logits = torch.tensor([9.0, 1.0, 0.0, 0.5]).expand(20_000, 4)
-    torch.manual_seed(0)
-    drawn = model.draw(logits, torch.zeros(20_000, dtype=torch.long))
-    frequencies = torch.bincount(drawn, minlength=4) / 20_000
-    assert frequencies[0] == 0
-    if how != "fp16_gumbel":
-        assert torch.allclose(frequencies[1:], logits[0, 1:].softmax(-1), atol=0.015)
-
-
-def test_with_disallow_correct_every_masked_token_is_replaced():
-    ids, lengths, masked = random_examples(R=20)
-    torch.manual_seed(0)
-    found = tiny(disallow_correct=True)(*batch(ids, lengths, masked))
-    assert found.replaced.sum() == (masked.labels != IGNORE).sum()
-    # A generator that knows nothing of 60 words hits the right one now and then.
-    free = tiny()(*batch(ids, lengths, masked))
-    assert free.replaced.sum() <= found.replaced.sum()
-    assert torch.equal(found.corrupted != torch.from_numpy(ids), found.replaced)
 
 
 @pytest.mark.slow

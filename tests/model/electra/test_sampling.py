@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.electra.sampling import CHUNK, running_sums, sample, to_draw_from
+from model.electra.sampling import CHUNK, running_sums, sample
 
 
 @pytest.fixture
@@ -105,12 +105,3 @@ def test_running_sums_never_fall(deterministic_algorithms):
 
 def test_logits_that_are_no_numbers_give_some_token_in_deterministic_runs_too(deterministic_algorithms):
     test_logits_that_are_no_numbers_give_some_token()
-
-
-def test_a_temperature_divides_in_full_precision():
-    """Reference: division in float64; logits in half precision are not rounded once more."""
-    torch.manual_seed(0)
-    logits = torch.randn(3, 1000).bfloat16()
-    labels = torch.zeros(3, dtype=torch.int64)
-    drawn_by = to_draw_from(logits, labels, 0.7, disallow_correct=False)
-    torch.testing.assert_close(drawn_by.double(), logits.double() / 0.7, rtol=1e-6, atol=0)

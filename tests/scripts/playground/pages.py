@@ -9,9 +9,7 @@ import time
 import torch
 
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts.playground.models import PlayedModel
-from scripts.playground.runs import RunFolder
-from scripts.playground.server import Server
+from scripts.play import PlayedModel, RunFolder, Server
 from tests.helpers import ROOT, tiny_model
 
 # What a browser or a template could take for something else than text
@@ -67,7 +65,8 @@ def serving(models, folder, host="127.0.0.1"):
         yield server
     finally:
         server.shutdown()
-        server.end()
+        server.is_ending.set()
+        server.server_close()
         thread.join(10)
 
 
@@ -86,12 +85,12 @@ def asked(model=0, **fields):
 
 
 def own_headers(server):
-    host = f"127.0.0.1:{server.server_port}"
+    host = f"127.0.0.1:{server.server_address[1]}"
     return {"Host": host, "Origin": f"http://{host}", "Content-Type": "application/json"}
 
 
 def connect(server):
-    return http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    return http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
 
 
 def ask(server, method, path, body=None, headers=None):

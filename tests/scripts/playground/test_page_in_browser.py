@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.wording import printable
-from scripts.playground.models import Outcome, PlayedModel
-from scripts.playground.pieces import Piece, Token
-from scripts.playground.requests import parse_request
+from scripts.play import PlayedModel, parse_request
 from tests.scripts.playground.chromium import chromium, needs_chromium, requested, set_window, until
 from tests.scripts.playground.pages import HOSTILE, played_model, serving
 from tests.trainer.reporting.test_html_report import START, metrics_file
@@ -32,13 +30,14 @@ class Parrot(PlayedModel):
         self.texts = texts
         self.requests = []
 
-    def write(self, request, tell, wait):
+    def write(self, request, tell):
         self.requests.append(request)
         for text in self.texts:
-            likeliest = [(other, 0.1) for other in (text, *HOSTILE[:3])]
-            tell([Piece(text, [Token(text, 0.1, likeliest), Token("F0 9F", 0.97, [("F0 9F", 0.97)])])])
-        tell([Piece("", [Token("<|im_end|>", 0.5, [("<|im_end|>", 0.5)])])])
-        return Outcome("end", 1, len(self.texts), 0.1)
+            likeliest = [[printable(other), 0.1] for other in (text, *HOSTILE[:3])]
+            piece = {"text": text, "tokens": [[printable(text), 0.1, likeliest], ["F0 9F", 0.97, [["F0 9F", 0.97]]]]}
+            tell([{**piece, "shown": printable(text)}])
+        tell([{"text": "", "tokens": [["<|im_end|>", 0.5, [["<|im_end|>", 0.5]]]]}])
+        return {"reason": "end", "tokens": len(self.texts), "seconds": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +53,6 @@ def small(tmp_path_factory):
     metrics_file(folder / "pretrain_256.metrics.jsonl", n=200)
     size = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": None}
     models = [played_model("pretrain_256", **size), played_model("pretrain_32", seed=1)]
-    for model in models:
-        model.warm_up()
     with serving(models, folder) as server:
         yield server
 
@@ -113,6 +110,8 @@ class Page:
         inside = "[...document.querySelectorAll('main *, #hint *')].map(e => e.tagName.toLowerCase())"
         ours = {
             "section",
+            "details",
+            "summary",
             "form",
             "div",
             "p",
@@ -163,8 +162,8 @@ def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
     request = request_of(page, "the cat", 40)
     for model, shown in zip(small.models, page.texts(), strict=True):
         pieces = []
-        model.write(request, pieces.extend, lambda ahead: None)
-        assert shown == "the cat" + "".join(printable(piece.text) or piece.tokens[0].label for piece in pieces)
+        model.write(request, pieces.extend)
+        assert shown == "the cat" + "".join(printable(piece["text"]) or piece["tokens"][0][0] for piece in pieces)
     levels = {name for piece in page.all(".piece") for name in piece.get_attribute("class").split()}
     assert levels & {"p3", "p4"}
     page.check_that_nothing_was_obeyed(small)
@@ -174,7 +173,7 @@ def request_of(page, text, tokens):
     """What the settings of the page ask for."""
     values = {name: json.loads(page.one(f"#{name}").get_property("value")) for name in ("temperature", "top_p", "seed")}
     body = {"model": 0, "text": text, "max_new_tokens": tokens, **values}
-    return parse_request(json.dumps(body).encode(), n_models=1)[1]
+    return parse_request(json.dumps(body).encode(), n_models=1)
 
 
 def test_pointing_at_a_piece_shows_what_else_could_have_stood_there(browser, small):
@@ -216,7 +215,7 @@ def test_everything_works_by_keyboard(browser, small):
     page.press(Keys.ESCAPE)
     page.wait()
     assert "stopped after" in page.one(".card [role=status]").text
-    until(lambda: not any(model.line._waiting for model in small.models))
+    until(lambda: not PlayedModel.computing.locked())
     page.run("arguments[0].focus()", page.one("#tab-text"))
     page.press(Keys.ARROW_RIGHT)
     assert page.one("#panel-runs").is_displayed() and not page.one("#panel-text").is_displayed()
@@ -247,11 +246,11 @@ def test_a_conversation_keeps_each_models_own_answers(browser, tmp_path):
         page.one("#mode-chat").click()
         page.write("first")
         page.write("second")
-        assert [message["content"] for message in parrots[0].requests[1].messages] == ["first", "ab", "second"]
-        assert [message["content"] for message in parrots[1].requests[1].messages] == ["first", "c", "second"]
+        assert [message["content"] for message in parrots[0].requests[1]["messages"]] == ["first", "ab", "second"]
+        assert [message["content"] for message in parrots[1].requests[1]["messages"]] == ["first", "c", "second"]
         page.one("#clear").click()
         page.write("third")
-        assert [message["content"] for message in parrots[0].requests[2].messages] == ["third"]
+        assert [message["content"] for message in parrots[0].requests[2]["messages"]] == ["third"]
 
 
 def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
@@ -262,7 +261,7 @@ def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
         page = Page(browser, server)
         for number, text in enumerate(HOSTILE):
             page.write(text)
-            assert parrots[0].requests[number].text == text
+            assert parrots[0].requests[number]["text"] == text
         shown = page.texts()[0]
         for text in HOSTILE:
             assert printable(text) in shown
@@ -333,11 +332,21 @@ def test_the_page_fits_and_can_be_read(browser, small, tmp_path, width, is_dark)
     pieces = page.all(".piece")
     page.run("arguments[0].click()", pieces[min(9, len(pieces) - 1)])
     folder = Path(os.environ.get("PLAY_SCREENSHOTS", tmp_path))
-    for tab in ("text", "runs"):
+    assert page.one("#controls").get_property("open") is (width > 500)
+    for tab in ("text", "chat", "runs"):
+        if tab == "chat":
+            page.one("#mode-chat").click()
+            for _ in range(3):
+                page.write("Who are you?", tokens=40)
+            # The entry below the talk, in sight
+            talk, entry = (page.one(name).rect for name in ("#models", "#prompt"))
+            assert entry["y"] >= talk["y"] + talk["height"]
+            assert page.run("return arguments[0].getBoundingClientRect().bottom <= innerHeight", page.one("#go"))
         if tab == "runs":
             page.one("#tab-runs").click()
             until(lambda: page.all("figure"))
-        page.run("scrollTo(0, 0)")
+        if tab != "chat":
+            page.run("scrollTo(0, 0)")
         browser.save_screenshot(str(folder / f"{tab}_{width}_{'dark' if is_dark else 'light'}.png"))
         assert page.run("return document.documentElement.scrollWidth <= innerWidth")
         for colours in page.run(CONTRASTS):

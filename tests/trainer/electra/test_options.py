@@ -3,13 +3,10 @@
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import ElectraForPreTraining
 
-from common.errors import UserError
-from model.electra.masking import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.trainer.test_train_electra import equal, log_lines, train, weights
 
@@ -41,19 +38,6 @@ def test_both_weights_at_0_are_refused(data, tmp_path, capsys):
     with pytest.raises(SystemExit):
         train(**data, out_dir=tmp_path, gen_weight=0, disc_weight=0)
     assert "leave nothing to learn" in capsys.readouterr().err
-
-
-def test_flags_of_the_generator_reach_it(data, tmp_path):
-    changes = {"temperature": 1.5, "disallow_correct": 1, "generator_layers": 2, "untied_embeddings": 1}
-    run = train(**data, out_dir=tmp_path, max_steps=2, num_hidden_layers=3, **changes)
-    model = run.job.model
-    assert (model.temperature, model.disallow_correct) == (1.5, True)
-    assert (model.generator.config.num_hidden_layers, model.discriminator.config.num_hidden_layers) == (2, 3)
-    config = json.loads((tmp_path / "electra_small" / "generator" / "config.json").read_text())
-    assert config["untied_embeddings"] is True and config["embedding_size"] == 8
-    # A resume cannot turn one kind of networks into the other.
-    with pytest.raises(Exception, match="another architecture"):
-        train(**data, out_dir=tmp_path, max_steps=3, num_hidden_layers=3, generator_layers=2, from_resume=1)
 
 
 def test_networks_are_kept_every_so_many_updates(data, tmp_path):
@@ -102,52 +86,3 @@ def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp
     assert run.job.samples(run.engine, SimpleNamespace(signum=15), is_last=False)[1] == 0
     assert out.count("position  original") == 3 and out.count("--- sample from ") == 3
     assert shown[0]["text"].startswith(shown[0]["prompt"])
-
-
-def published_count(length, share, T):
-    """`mask` of google-research/electra: the share rounded in float32, at most `max_predictions_per_seq`."""
-    cap = int((share + 0.005) * T)
-    return max(1, min(cap, int(np.rint(np.float32(length) * np.float32(share)))))
-
-
-def test_masks_are_chosen_as_the_flag_says(data, tmp_path):
-    """References: the published formula, whose draws may repeat; and the rounded share of different positions."""
-    found = {}
-    for choice in ("original", "exact"):
-        run = train(**data, out_dir=tmp_path / choice, max_steps=1, mask_share=0.3, mask_choice=choice)
-        plan = run.job.plan(0)
-        batch = run.job.assembler[plan.recipe(range(plan.n_rows))]
-        n_repeated = 0
-        for length, positions, labels in zip(batch.lengths.tolist(), batch.positions, batch.labels, strict=True):
-            drawn = positions[labels != IGNORE].tolist()
-            wanted = published_count(length, 0.3, 24) if choice == "original" else max(1, round(0.3 * length))
-            assert len(drawn) == wanted
-            n_repeated += len(drawn) - len(set(drawn))
-        found[choice] = n_repeated
-        # What the loss is divided by counts them as they are.
-        assert plan.totals(0, plan.n_rows).masked == int((batch.labels != IGNORE).sum())
-    assert found["original"] > 0 and found["exact"] == 0
-    # A run cannot go over to other masks.
-    with pytest.raises(UserError, match="mask_choice"):
-        train(**data, out_dir=tmp_path / "original", max_steps=2, mask_share=0.3, mask_choice="exact", from_resume=1)
-
-
-def test_random_weights_are_drawn_as_the_flag_says(data, tmp_path):
-    """The rate of the first update is 0, so that the weights are those that were drawn. References: a normal distribution
-    cut off at two of its deviations, which leaves 0.88 of the deviation, and Glorot's uniform one."""
-    options = {"max_steps": 1, "warmup_steps": 2, "init_std": 0.1}
-    drawn = weights(train(**data, out_dir=tmp_path / "a", weight_init="original", **options))
-    usual = weights(train(**data, out_dir=tmp_path / "b", **options))
-    glorot = {"embeddings_project.weight": (6 / (16 + 32)) ** 0.5, "dense_prediction.weight": (6 / (32 + 1)) ** 0.5}
-    n_matrices = 0
-    for name, weight in drawn.items():
-        if weight.dim() < 2 or not name.startswith("discriminator"):
-            continue
-        n_matrices += 1
-        (bound,) = [bound for ending, bound in glorot.items() if name.endswith(ending)] or [0.2]
-        assert 0.9 * bound < weight.abs().max() <= bound, name
-        if weight.numel() > 500:
-            deviation = bound / 3**0.5 if bound != 0.2 else 0.088
-            assert weight.std() == pytest.approx(deviation, rel=0.08), name
-            assert usual[name].abs().max() > 0.2 and usual[name].std() == pytest.approx(0.1, rel=0.08), name
-    assert n_matrices == 12

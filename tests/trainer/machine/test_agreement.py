@@ -48,7 +48,7 @@ def test_another_rank_says_it_to_rank_0(of_rank_0):
     assert said[0] == "" and said[1].startswith("rank 3 on ") and "has --seed 5 (rank 0: 42): all ranks need" in said[1]
 
 
-@pytest.mark.parametrize("flag", ["--data_path", "--mixture", "--from_weight", "--against", "--tokenizer_path"])
+@pytest.mark.parametrize("flag", ["--data_path", "--mixture", "--from_weight", "--tokenizer_path"])
 def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
     """Reference: the facts that rank 0 sends."""
     sent = []

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.machine import measure, processes
+from trainer.machine import cpu_ranks, measure
 from trainer.machine.cgroups import memory_left, memory_limit, processor_limit
 from trainer.machine.measure import available_memory, total_memory
 
@@ -139,7 +139,7 @@ def test_processors_of_a_group_of_version_1(root):
 def test_threads_of_a_container(monkeypatch):
     """`docker run --cpus 2.5` on a large machine."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
+    monkeypatch.setattr(cpu_ranks.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
     for limit, threads in ((None, 64), (2.5, 3), (0.5, 1), (100.0, 64)):
-        monkeypatch.setattr(processes, "processor_limit", lambda limit=limit: limit)
-        assert processes.available_threads() == threads
+        monkeypatch.setattr(cpu_ranks, "processor_limit", lambda limit=limit: limit)
+        assert cpu_ranks.available_threads() == threads

@@ -22,9 +22,9 @@ from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
 from trainer import engine, train_pretrain
 from trainer.budget import planner
-from trainer.distributed_reducer import DistributedReducer
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
+from trainer.reducer import DistributedReducer
 from trainer.saving import checkpoint
 
 

@@ -18,7 +18,7 @@ from model.model_minimind import MiniMindForCausalLM
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, token_store, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
-from trainer.machine.processes import Divisible
+from trainer.machine.cpu_ranks import Divisible
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.pretrain import command, memory_plan, trial
 from trainer.pretrain.auto_batch import (

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from common.errors import UserError
-from scripts import evaluate, export_gguf, export_hf, generate, play, quiz
+from scripts import evaluate, export_gguf, export_hf, generate, play
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
@@ -100,7 +100,6 @@ def test_a_json_that_says_anything_makes_no_long_line(tmp_path, fields):
 
 SCRIPTS = {
     generate: [],
-    quiz: ["--data_path", "CHATS"],
     evaluate: ["perplexity", "--data_path", "TEXT"],
     export_hf: ["--out_dir", "out"],
     export_gguf: ["--out", "a.gguf"],
@@ -123,5 +122,5 @@ def test_the_page_without_its_default_weight_names_those_that_are_there(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
     weight(tmp_path, "pretrain_256.pth")
-    play.open_server(play.play_parser().parse_args(["--port", "0", "--out_dir", str(tmp_path)])).end()
+    play.open_server(play.play_parser().parse_args(["--port", "0", "--out_dir", str(tmp_path)])).server_close()
     assert "is not there: only runs are shown; there is pretrain_256.pth" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from scripts import report
 from tests.helpers import records, train
-from trainer.electra.objective import ReplacedTokenDetection
+from trainer.electra.job import ElectraJob
 from trainer.glue.job import GlueJob
 from trainer.pretrain.job import PretrainJob
 from trainer.reporting.charts import (
@@ -136,7 +136,7 @@ def as_before(chart):
 
 def test_every_job_declares_what_was_drawn_of_it_before():
     """Side by side they give the order of before; a job alone has a part of it, and no chart twice."""
-    jobs = [[as_before(chart) for chart in job.charts] for job in (PretrainJob, ReplacedTokenDetection, GlueJob)]
+    jobs = [[as_before(chart) for chart in job.charts] for job in (PretrainJob, ElectraJob, GlueJob)]
     assert charts_of_runs(jobs) == list(CHARTS_BEFORE)
     for charts in jobs:
         assert list(charts) == [chart for chart in CHARTS_BEFORE if chart in charts]

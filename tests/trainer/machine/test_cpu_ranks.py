@@ -1,19 +1,21 @@
-"""How a command on a CPU divides itself. References: the choices worked out by hand for simulated machines."""
+"""How a command on a CPU divides itself, and waits in shared memory. References: choices by hand for simulated machines, and what
+each rank has written before its wait."""
 
-from dataclasses import replace
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import UserError
 from tests.helpers import flags
-from trainer.electra import micro_batch as electra
 from trainer.electra.settings import parse_args as electra_args
-from trainer.machine import processes
-from trainer.machine.processes import Divisible, choose, divide
+from trainer.machine import cpu_ranks
+from trainer.machine.cpu_ranks import Divisible, SharedMemory, choose, divide
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.micro_batch import micro_batch_of
 from trainer.pretrain.settings import parse_args
+from trainer.train_electra import micro_batch_of as electra_micro_batch_of
 
 GB = 1 << 30
 M26 = 26_000_000
@@ -67,7 +69,7 @@ def test_what_the_jobs_have_to_divide():
     # Flags that do not fit each other: the job says so.
     assert micro_batch_of(parse_args(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
     # The published batch of the small ELECTRA, in two micro-batches.
-    found = electra.micro_batch_of(electra_args(["--accumulation_steps", "2"]))
+    found = electra_micro_batch_of(electra_args(["--accumulation_steps", "2"]))
     assert (found.rows, found.positions) == (64, 128) and 13e6 < found.parameters < 30e6
 
 
@@ -81,8 +83,8 @@ def wide():
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr(processes, "available_threads", lambda: 2)
-    monkeypatch.setattr(processes, "total_memory", lambda device: 24 * GB)
+    monkeypatch.setattr(cpu_ranks, "available_threads", lambda: 2)
+    monkeypatch.setattr(cpu_ranks, "total_memory", lambda device: 24 * GB)
     monkeypatch.delenv("RANK", raising=False)
 
 
@@ -97,42 +99,8 @@ def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
     assert divide(cpu(), wide, by_itself=False).processes == 1
 
 
-@pytest.mark.parametrize(
-    ("threads", "changes", "memory_gb", "why"),
-    [
-        (7, {}, 24, "no number of processes from 2 to 7 divides 7 threads and 32 rows (--batch_size)"),
-        (
-            7,
-            {"is_planned": True},
-            24,
-            "no number of processes from 2 to 7 divides 7 threads and 32 rows of a usual micro-batch",
-        ),
-        (8, {"rows": 9}, 24, "no number of processes from 2 to 8 divides 8 threads and 9 rows (--batch_size)"),
-        (8, {"rows": 2}, 24, "each of 2 would have 512 of a micro-batch's positions, and 1,024 keep it busy"),
-        (4, {}, 2, "weights, gradients and moments of 2 would take more than half of the memory"),
-        (4, {"whole": "because"}, 24, "because"),
-    ],
-)
-def test_one_process_on_many_cores_is_told_with_the_reason(two_threads, monkeypatch, threads, changes, memory_gb, why):
-    """References: the reasons, by hand."""
-    monkeypatch.setattr(processes, "available_threads", lambda: threads)
-    monkeypatch.setattr(processes, "total_memory", lambda device: memory_gb * GB)
-    batch = Divisible(**{"rows": 32, "positions": 512, "parameters": M26, **changes})
-    division = divide(cpu(), lambda: batch, by_itself=True)
-    assert division == processes.Division(1, threads, [f"1 process of {threads} threads (--cpu_processes auto): {why}"])
-
-
-def test_nothing_is_told_of_one_process_where_it_is_no_news(two_threads, monkeypatch):
-    """On few cores, where it was asked for, and where a run goes on as it began."""
-    batch = Divisible(7, 512, M26)
-    assert divide(cpu(), lambda: batch, by_itself=True).notices == ()
-    monkeypatch.setattr(processes, "available_threads", lambda: 8)
-    assert divide(cpu("1"), lambda: batch, by_itself=True).notices == ()
-    assert divide(cpu(), lambda: replace(batch, processes=1), by_itself=True).notices == ()
-
-
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
-    monkeypatch.setattr(processes.sys, "platform", "darwin")
+    monkeypatch.setattr(cpu_ranks.sys, "platform", "darwin")
     assert divide(cpu(), wide, by_itself=True).processes == 1
     (warning,) = divide(cpu("2"), wide, by_itself=True).notices
     assert "--cpu_processes 2 has no effect" in warning
@@ -170,3 +138,53 @@ def test_ranks_that_share_a_micro_batch():
     assert (shared.rows_of(32), shared.micro_batches_at_once) == (8, 1)
     launched = Ranks(1, 1, 4)
     assert (launched.rows_of(32), launched.micro_batches_at_once) == (32, 4)
+
+
+def test_nobody_goes_on_before_all_have_come(monkeypatch):
+    """In each round every rank writes a number and reads those of all behind the first wait; the second one lets it write again."""
+    world_size, rounds = 3, 300
+    of_main = []
+
+    def on_main(ranks, make):
+        if ranks.is_main:
+            of_main.append(make())
+        return of_main[0]
+
+    monkeypatch.setattr(cpu_ranks, "on_main", on_main)
+    # No processes: rank 0 keeps its file open until all have come here.
+    barrier = threading.Barrier(world_size)
+    monkeypatch.setattr(cpu_ranks.dist, "barrier", barrier.wait)
+    written = [0] * world_size
+    wrong = []
+
+    def run(rank):
+        if rank:
+            while not of_main:
+                time.sleep(0.001)
+        memory = SharedMemory(64, Ranks(rank, rank, world_size, sharing=world_size))
+        for number in range(1, rounds + 1):
+            written[rank] = number
+            memory.data[rank] = number % 256
+            memory.wait()
+            if written != [number] * world_size or memory.data[:world_size].tolist() != [number % 256] * world_size:
+                wrong.append((rank, number, list(written)))
+            memory.wait()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and written == [rounds] * world_size
+
+
+def test_a_system_that_gives_no_shared_memory_is_an_error_on_all_ranks(monkeypatch):
+    """Then the copies send their gradients."""
+    monkeypatch.setattr(cpu_ranks, "on_main", lambda ranks, make: make())
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(cpu_ranks.os, "memfd_create", refused)
+    with pytest.raises(OSError, match="no memory that processes can share"):
+        SharedMemory(64, Ranks(0, 0, 2, sharing=2))
