@@ -1,4 +1,4 @@
-"""Streams that a person reads."""
+"""Lines for a person, as the stream that they go to can show them."""
 
 import os
 from typing import TextIO

@@ -37,19 +37,14 @@ def default_template(tokenizer: "PreTrainedTokenizerBase") -> str:
 
     Errors: UserError for a tokenizer that has none.
     """
-    other = "name another one with --tokenizer_path"
     template = tokenizer.chat_template
-    if not template:
-        raise UserError(f"--chat: this tokenizer has no chat template; {other}")
     if isinstance(template, dict):
-        if "default" not in template:
-            names = ", ".join(str(name)[:40] for name in list(template)[:5])
-            raise UserError(
-                f"--chat: this tokenizer has several chat templates, and none is called default: {names}; {other}"
-            )
-        template = template["default"]
-    if not isinstance(template, str):
-        raise UserError(f"--chat: this tokenizer cannot chat, its chat template is no text; {other}")
+        template = template.get("default")
+    if not template or not isinstance(template, str):
+        raise UserError(
+            "--chat: this tokenizer has no chat template, or several of which none is called default; name another one with "
+            "--tokenizer_path"
+        )
     return template
 
 

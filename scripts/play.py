@@ -40,7 +40,6 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -75,7 +74,6 @@ BUCKETS, MOST_SAMPLES, MOST_NAME, MOST_SAMPLE = 150, 8, 200, 4_000
 
 # A page of anybody else may neither show nor read what this server answers.
 HEADERS = {
-    "Connection": "close",
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -129,7 +127,7 @@ def for_page(text: str, most: int = MOST_NAME) -> str:
 
 
 # Gets the pieces of a text as they come; what it raises ends the text.
-Tell = Callable[[list[dict[str, Any]]], None]
+Tell = Callable[[dict[str, Any]], None]
 
 
 class PlayedModel:
@@ -229,7 +227,7 @@ class PieceStream(TextStream, LogitsProcessor):
             if printable(text) != text:
                 piece["shown"] = printable(text)
             self._tokens = []
-            self.tell([piece])
+            self.tell(piece)
 
 
 def rounded(probability: float) -> float | None:
@@ -459,7 +457,6 @@ class Handler(BaseHTTPRequestHandler):
     """One request, on a connection of its own."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the page asks every two seconds, and nobody wants to read it."""
@@ -467,39 +464,41 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         runs = self.server.runs
         if not self._is_own():
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this server answers its own page alone")
+            self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
         elif self.path == "/":
-            self._answer(HTTPStatus.OK, "text/html", self.server.page)
+            self._begin("text/html")
+            self.wfile.write(self.server.page)
         elif self.path == "/api/models":
             models = []
             for model in self.server.models:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
                 models.append({"name": model.name, "parameters": parameters, "can_chat": model.chat is not None})
             bounds = {"characters": MOST_CHARACTERS, "new_tokens": MOST_NEW_TOKENS}
-            self._answer_json({"models": models, "bounds": bounds, "folder": for_page(str(runs.folder))})
+            self._answer({"models": models, "bounds": bounds, "folder": for_page(str(runs.folder))})
         elif self.path == "/api/runs":
-            self._answer_json(runs.summaries())
+            self._answer(runs.summaries())
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
-            self._answer_json(content)
+            self._answer(content)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"no such page")
+            self._refuse(HTTPStatus.NOT_FOUND, "no such page")
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
+        length = int(self.headers.get("Content-Length", 0))
         # A form of another page can send text, but not this type.
         is_json = self.headers.get_content_type() == "application/json"
         if not self._is_own() or self.path != "/api/generate" or not is_json:
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"this server answers its own page alone")
+            self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
-        if not re.fullmatch("[0-9]{1,7}", length) or int(length) > MOST_BODY_BYTES:
-            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", b"the text is too long")
+        if not 0 <= length <= MOST_BODY_BYTES:
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the text is too long")
             return
         try:
-            request = parse_request(self.rfile.read(int(length)), len(self.server.models))
+            request = parse_request(self.rfile.read(length), len(self.server.models))
         except UserError as error:
-            self._answer(HTTPStatus.BAD_REQUEST, "text/plain", one_line(error).encode(errors="replace"))
+            self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return
-        self._begin(HTTPStatus.OK, "application/x-ndjson", {"Transfer-Encoding": "chunked"})
+        # A line of JSON for each piece of text as it comes
+        self._begin("application/x-ndjson")
         try:
             last = self.server.models[request["model"]].write(request, self._tell)
         except UserError as error:
@@ -509,8 +508,7 @@ class Handler(BaseHTTPRequestHandler):
         except Exception:
             traceback.print_exc()
             last = {"error": "the model has failed; the terminal of play.py tells more"}
-        self._tell([last])
-        self.wfile.write(b"0\r\n\r\n")
+        self._tell(last)
 
     def _is_own(self) -> bool:
         """Whether a request is addressed to this machine, and comes from its own page: a browser says which page asks."""
@@ -519,33 +517,31 @@ class Handler(BaseHTTPRequestHandler):
             return False
         origin = self.headers.get("Origin")
         if origin is not None:
-            parts = urlsplit(origin)
-            return parts.scheme == "http" and parts.netloc.lower() == hosts[0].lower()
+            return origin.lower() == f"http://{hosts[0].lower()}"
         # A browser leaves it out where it only reads, and then shows no other page what it has read. With a POST it sends it.
         return self.command == "GET"
 
-    def _tell(self, records: list[dict[str, Any]]) -> None:
-        """A chunk of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
+    def _tell(self, record: dict[str, Any]) -> None:
+        """A line of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
         readable, _, _ = select.select([self.connection], [], [], 0)
         # A browser sends nothing more after its request, so what there is to read is the end.
         if self.server.is_ending.is_set() or (readable and not self.connection.recv(1, socket.MSG_PEEK)):
             raise ConnectionError
-        lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
-        if lines:
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(lines), lines))
+        self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def _answer_json(self, value: object) -> None:
-        self._answer(HTTPStatus.OK, "application/json", json.dumps(value, allow_nan=False).encode())
+    def _answer(self, value: object) -> None:
+        self._begin("application/json")
+        self.wfile.write(json.dumps(value, allow_nan=False).encode())
 
-    def _answer(self, status: HTTPStatus, kind: str, content: bytes) -> None:
-        self._begin(status, kind, {"Content-Length": str(len(content))})
-        self.wfile.write(content)
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self._begin("text/plain", status)
+        self.wfile.write(reason.encode(errors="replace"))
 
-    def _begin(self, status: HTTPStatus, kind: str, headers: dict[str, str]) -> None:
-        self.close_connection = True
+    def _begin(self, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)
-        headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Security-Policy": self.server.policy, **HEADERS}
-        for name, value in headers.items():
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Security-Policy", self.server.policy)
+        for name, value in HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
 

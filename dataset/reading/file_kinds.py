@@ -190,8 +190,10 @@ def _files_of_several(path: Path) -> list[Path]:
             _refuse_what_is_no_file(path)
         if not matches:
             _refuse_what_cannot_be_read(path)
+            # A pattern is not the name of a file that was meant.
+            similar = "" if glob.has_magic(path.name) else similar_file(path)
             raise DataError(
-                f"{path}: no such file or folder, and no file matches it as a pattern{similar_file(path) or f'; {READABLE}'}"
+                f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
             )
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}

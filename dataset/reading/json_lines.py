@@ -54,32 +54,30 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if text_field == ANY_TEXT:
         # It was decoded already, so it is UTF-8.
         return raw.decode("utf-8")
-    text = text_of_conversation(record) if text_field == CONVERSATION else _text_of_record(record, text_field)
+    if text_field == CONVERSATION:
+        text = text_of_conversation(record)
+    elif text_field not in record:
+        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+        advice = "--text_field names another one"
+        if {"conversations", "messages"} & set(record):
+            advice = "these are conversations, which train_sft.py reads"
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
+    else:
+        text = record[text_field]
+    if not isinstance(text, str):
+        kind = "text is null" if text is None else "text is not a string"
+        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
     # Only an escape can spell half a surrogate pair.
     if b"\\u" in raw:
         check_surrogates(text)
     return text
 
 
-def _text_of_record(record: dict[str, Any], text_field: str) -> str:
-    """The text in a field of an object. Errors: BadLine."""
-    if text_field not in record:
-        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        advice = "--text_field names another one"
-        if {"conversations", "messages"} & set(record):
-            advice = "these are conversations, which train_sft.py reads"
-        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
-    text = record[text_field]
-    if not isinstance(text, str):
-        kind = "text is null" if text is None else "text is not a string"
-        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
-    return text
-
-
 def record_of_line(raw: bytes, keys_once: bool = False) -> object:
     """The JSON value of a line without its byte-order mark. keys_once: no object may have a key twice. Errors: BadLine."""
     # Before json sees it: what it builds cannot be stopped half way.
-    _check_number_of_values(raw)
+    if len(raw) > limits.MANY_VALUES_BYTES:
+        _check_number_of_values(raw)
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=_no_key_twice if keys_once else None)
     except UnicodeDecodeError as error:
@@ -106,8 +104,6 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_number_of_values(raw: bytes) -> None:
     """A few hundred megabytes of `[],[],[]` would become gigabytes of Python objects."""
-    if len(raw) <= limits.MANY_VALUES_BYTES:
-        return
     for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
         if count > limits.MAX_JSON_VALUES:
             raise BadLine("too many values", f"more than {limits.MAX_JSON_VALUES:,} JSON values on a line")

@@ -10,7 +10,7 @@ is slowest, and dropout is torch's own. On other devices attention and dropout a
 import contextlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,6 @@ QUICK_ON_CPU = "quick_on_cpu"
 # Up to so many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16, forward and backward together (4 to 12
 # heads, widths of 32 and 64); from 192 on as long or longer, and in float32 as long everywhere.
 SHORT_ROWS = 128
-# What a caller may ask of an attention that `written_out` does not do.
-BEYOND_SOFTMAX = ("position_bias", "softcap")
 
 
 def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
@@ -133,14 +131,6 @@ def is_slow_for_sdpa(query: torch.Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype is torch.bfloat16 and query.shape[-2] <= SHORT_ROWS
 
 
-def is_plain(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scaling: float | None, options: Mapping[str, Any]
-) -> bool:
-    """Whether it is the attention of `written_out` and no more. Without a mask it may be a decoder's, which sees no later key."""
-    asks_for_more = any(options.get(name) is not None for name in BEYOND_SOFTMAX)
-    return mask is not None and scaling is not None and key.shape == query.shape and not asks_for_more
-
-
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -156,8 +146,8 @@ def attention(
     """
     dropout_p = options.pop("dropout", 0.0)
     if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
-        if is_slow_for_sdpa(query) and is_plain(query, key, attention_mask, scaling, options):
-            assert attention_mask is not None
+        # transformers gives no mask where no row of a batch is padded.
+        if is_slow_for_sdpa(query) and attention_mask is not None and scaling is not None:
             output = written_out(query, key, value, attention_mask, scaling, dropout_p)
             return output.transpose(1, 2), None
         return sdpa_attention_forward(

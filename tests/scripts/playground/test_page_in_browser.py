@@ -35,8 +35,8 @@ class Parrot(PlayedModel):
         for text in self.texts:
             likeliest = [[printable(other), 0.1] for other in (text, *HOSTILE[:3])]
             piece = {"text": text, "tokens": [[printable(text), 0.1, likeliest], ["F0 9F", 0.97, [["F0 9F", 0.97]]]]}
-            tell([{**piece, "shown": printable(text)}])
-        tell([{"text": "", "tokens": [["<|im_end|>", 0.5, [["<|im_end|>", 0.5]]]]}])
+            tell({**piece, "shown": printable(text)})
+        tell({"text": "", "tokens": [["<|im_end|>", 0.5, [["<|im_end|>", 0.5]]]]})
         return {"reason": "end", "tokens": len(self.texts), "seconds": 0.1}
 
 
@@ -162,7 +162,7 @@ def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
     request = request_of(page, "the cat", 40)
     for model, shown in zip(small.models, page.texts(), strict=True):
         pieces = []
-        model.write(request, pieces.extend)
+        model.write(request, pieces.append)
         assert shown == "the cat" + "".join(printable(piece["text"]) or piece["tokens"][0][0] for piece in pieces)
     levels = {name for piece in page.all(".piece") for name in piece.get_attribute("class").split()}
     assert levels & {"p3", "p4"}
