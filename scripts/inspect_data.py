@@ -52,7 +52,7 @@ from scripts.inspect_settings import InspectSettings, parse_args
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.data import USUAL_TEXT, data_of
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sft.job import SftJob
+from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
 # Characters of an example, and tokens of a document that are decoded for one
@@ -147,7 +147,7 @@ class DataLook:
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
-        sources = sources_of(data_of(settings, SftJob.usual_data if settings.conversations else USUAL_TEXT))
+        sources = sources_of(data_of(settings, CONVERSATIONS.usual if settings.conversations else USUAL_TEXT))
         self.groups = [source.paths for source in sources]
         self.is_chat = settings.conversations
         if self.is_chat is None:

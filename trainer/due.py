@@ -1,13 +1,13 @@
 """What comes now and then while a run goes on, and whether it is due: log lines, saves, evaluations, samples.
 
-An interval of the flags counts micro-batches, as in MiniMind, or updates where the job says so (`Job.counts_updates`).
+An interval of the flags counts micro-batches, as in MiniMind, or updates where the job says so (`Looks.counts_updates`).
 Log lines come after any micro-batch. Whatever else is due comes after an update, and so it may come some micro-batches
 late: an interval of 100 micro-batches ends within the update that does number 100.
 """
 
-from typing import Any
+from collections.abc import Container
 
-from trainer.job import Job, Progress, RunSettings
+from trainer.job import Looks, Progress
 
 
 class Intervals:
@@ -16,19 +16,28 @@ class Intervals:
     `finished`: that update was the last one of the run.
     """
 
-    def __init__(self, job: Job[Any, Any, Any], settings: RunSettings, save_interval: int) -> None:
-        """save_interval: that of the settings, or 0 where the run is saved by time alone."""
-        self.job = job
-        self.log_interval = settings.log_interval
-        self.accumulation_steps = settings.accumulation_steps
+    def __init__(
+        self,
+        looks: Looks,
+        *,
+        log_interval: int,
+        save_interval: int = 0,
+        save_at: Container[int] = frozenset(),
+        accumulation_steps: int = 1,
+    ) -> None:
+        """save_interval: 0 where the run is saved by time alone. save_at: further updates that are saved."""
+        self.looks = looks
+        self.log_interval = log_interval
         self.save_interval = save_interval
+        self.save_at = save_at
+        self.accumulation_steps = accumulation_steps
 
     def log_is_due(self, step: int, n_steps: int) -> bool:
         """Whether a log line comes after micro-batch `step` of the n_steps of an epoch, counted from 0."""
         if step == n_steps - 1:
             return True
         number = step
-        if self.job.counts_updates:
+        if self.looks.counts_updates:
             number, place_in_update = divmod(step, self.accumulation_steps)
             # A line is of whole updates.
             if place_in_update != self.accumulation_steps - 1:
@@ -37,27 +46,26 @@ class Intervals:
 
     def save_is_due(self, progress: Progress, steps: range, finished: bool) -> bool:
         """Whether the run is saved now, though nobody has asked for it."""
-        if finished or progress.update in self.job.save_at:
+        if finished or progress.update in self.save_at:
             return True
         return self._ends(self.save_interval, progress, steps)
 
     def evaluation_is_due(self, progress: Progress, steps: range, finished: bool) -> bool:
         """Whether the run is evaluated now, with the samples that belong to an evaluation."""
-        if self.job.has_samples and finished:
+        has_samples = self.looks.samples is not None and not self.looks.sample_interval
+        if finished and (has_samples or self.looks.evaluate is not None):
             return True
-        if not self.job.evaluates:
-            return False
-        return finished or self._ends(self.job.eval_interval, progress, steps)
+        return self.looks.evaluate is not None and self._ends(self.looks.eval_interval, progress, steps)
 
     def samples_are_due(self, progress: Progress, finished: bool) -> bool:
         """Whether samples come now that belong to no evaluation."""
-        every = self.job.sample_interval
+        every = self.looks.sample_interval
         return every > 0 and (finished or progress.update % every == 0)
 
     def _ends(self, interval: int, progress: Progress, steps: range) -> bool:
         """Whether one of these intervals ends with the update that was done last."""
         this_update = range(progress.update - 1, progress.update)
-        return completes(interval, this_update if self.job.counts_updates else steps)
+        return completes(interval, this_update if self.looks.counts_updates else steps)
 
 
 def completes(interval: int, steps: range) -> bool:

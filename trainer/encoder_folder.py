@@ -20,9 +20,8 @@ def find_model(flag: str, model_path: str) -> Path:
             if cached is not None:
                 return Path(cached).parent
     # The folder of a run of train_electra.py holds its networks, and users name it as a whole.
-    for name in ("discriminator", "encoder"):
-        if (path / name / "config.json").is_file():
-            raise UserError(f"{flag} {model_path}: no config.json there; {path / name} has one")
+    if (path / "discriminator" / "config.json").is_file():
+        raise UserError(f"{flag} {model_path}: no config.json there; {path / 'discriminator'} has one")
     raise UserError(
         f"{flag} {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
         "train_electra.py leaves such a folder as electra_small/discriminator in its --out_dir"

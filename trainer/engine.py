@@ -31,8 +31,9 @@ import torch.distributed as dist
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
+from trainer.optim.build import optimizer_of
 from trainer.reducer import LossAndSums, SumsGradients, make_reducer
-from trainer.sharding import Shards
+from trainer.sharding import Shards, put_on_device
 from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
@@ -360,3 +361,35 @@ class Engine(Generic[BatchT, TotalsT]):
             return sharded_state(state, self.optimizer)
         parts = zip(state["optimizers"], together, strict=True)
         return {"optimizers": [sharded_state(of_part, optimizer) for of_part, optimizer in parts]}
+
+
+def make_engine(
+    model: torch.nn.Module,
+    objective: Objective[BatchT, TotalsT],
+    settings: Any,
+    *,
+    n_sums: int,
+    identity: Mapping[str, object],
+    ranks: Ranks,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    group_size: int = 1,
+    **adam: Any,
+) -> Engine[BatchT, TotalsT]:
+    """The engine of a model on its device, with the optimiser of the settings.
+
+    settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
+    model. adam: options of AdamW.
+    """
+    shards = put_on_device(model, identity, group_size, ranks, device)
+    return Engine(
+        model,
+        optimizer_of(settings, model, ranks, shards, **adam),
+        objective,
+        device=device,
+        dtype=dtype,
+        ranks=ranks,
+        grad_clip=settings.grad_clip,
+        n_sums=n_sums,
+        shards=shards,
+    )

@@ -6,42 +6,38 @@ looks into the other. CONTRIBUTING.md has a small one.
 
 In this order the Trainer asks a job:
 
-    begin, outlook, make_fast                  once
-    take_kept                                  once, where the run goes on with an earlier one
     replan                                     at the start, and where a clock moves the end
+    outlook                                    once, before the first update
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
-        loss(batch, plan.totals(rows))         for each micro-batch: the forward pass
+        engine.objective(batch, totals)        for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
-      evaluate, samples, save_weights, kept    now and then
-    trained, lines_at_the_end         once
+      looks.evaluate, looks.samples, save_weights
+    closing                                    once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
 gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from common.wording import counted
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixed_plan import Move
 from dataset.store.check import DigestCheck
+from trainer.advice import LossWatch
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
-from trainer.machine.out_of_memory import plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
 from trainer.reporting.next_commands import NextCommand
-from trainer.sharding import Shards
 
 UNLIMITED = float("inf")
 # Stands for "no end" in a range of updates: no run comes so far.
@@ -145,7 +141,7 @@ class Progress:
     val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
-    # Where the run ends, and each time that its end has moved, for a job that `plans_to_end`.
+    # Where the run ends, and each time that its end has moved, for a job whose rows depend on it.
     moves: list[Move] = field(default_factory=list)
 
 
@@ -170,8 +166,87 @@ class Update(Generic[BatchT, TotalsT]):
 
 
 @dataclass
+class Length:
+    """Where a run ends: after so many epochs or, where they are limited, after so many updates.
+
+    clock: moves that end in a run with a time budget. flag: raised, it lets a finished run go on; "": none does.
+    """
+
+    epochs: int = 1
+    max_updates: float = UNLIMITED
+    clock: Clock | None = None
+    flag: str = "--epochs"
+
+    @property
+    def last_update(self) -> float:
+        """The last update, as the clock of a budget or else the flags say."""
+        return self.max_updates if self.clock is None else self.clock.end
+
+
+@dataclass
+class RunFiles:
+    """What a run writes. stem: path of its files without their endings. outputs: {name: path} that save_weights leaves at the end.
+
+    settings: with which the run can be started again; written beside the weights. begun: {path: what writes it} before the
+    first update. replaced: patterns of the names of what else an earlier run may have left beside the stem; a fresh run moves
+    it away. save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
+    """
+
+    stem: Path
+    outputs: Mapping[str, Path]
+    settings: RunSettings
+    begun: Mapping[Path, Callable[[], None]] = field(default_factory=dict)
+    replaced: Sequence[str] = ()
+    save_at: Container[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a resume must have in common with its run: {what it is: value}, the same on all ranks.
+
+    mended_by: {entry: the flags to look at where it differs}. may_change: flags that a resume may change, and then says so.
+    only_at_start: flags that a resume does not read; it says so where they differ.
+    """
+
+    entries: Mapping[str, Value]
+    mended_by: Mapping[str, str] = field(default_factory=dict)
+    may_change: Sequence[str] = ()
+    only_at_start: Sequence[str] = ()
+
+
+# (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
+Evaluate = Callable[[Engine[Any, Any], StopSignals, int], tuple[dict[str, float], int]]
+# ([(prompt, text)], number of a stop signal); the last argument: no update comes after them
+Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, str]], int]]
+
+
+@dataclass
+class Looks:
+    """How a job looks at its model now and then, and how often.
+
+    evaluate: None: not at all; else after every `eval_interval`, and at the end. samples: texts, with each evaluation, and
+    after every `sample_interval` updates. counts_updates: what the intervals of the settings and `eval_interval` count;
+    else micro-batches, as in MiniMind.
+    """
+
+    evaluate: Evaluate | None = None
+    eval_interval: int = 0
+    samples: Samples | None = None
+    sample_interval: int = 0
+    counts_updates: bool = False
+
+
+class HasState(Protocol):
+    """A part of a job that a resume needs beside model, optimiser and Progress: numbers and truth values by name."""
+
+    def state_dict(self) -> dict[str, float | None]: ...
+
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None: ...
+
+
+@dataclass
 class Outlook:
-    """What a job expects of its run: said before the first update, and used to make it fast."""
+    """What a job expects of its run: said and recorded before the first update."""
 
     # The plan of the epoch that comes next.
     plan: JobPlan[object, Totals]
@@ -183,12 +258,27 @@ class Outlook:
     model_fields: Mapping[str, Value]
     n_documents: int
     # What the metrics file notes of the data beside documents, rows and how full those are.
-    data_fields: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    data_fields: Mapping[str, Value] = field(default_factory=dict)
     flops_per_token: float = 0.0
     # Of this rank in the whole run; 0: nothing is timed.
     flops: float = 0.0
     # Where updates limit the run: the epochs that they take.
     epochs: int | None = None
+    # Fields of a log line beside loss and rate
+    shown: Sequence[str] = ("grad_norm",)
+    # What the report draws, in this order, and the commands that it ends with
+    charts: Sequence[Chart] = COMMON
+    next_commands: Sequence[NextCommand] = ()
+    # Looks at the figures of the run, and says where they go wrong.
+    watch: LossWatch = field(default_factory=LossWatch)
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What a finished run says of itself, once all its files are written. record: for the metrics file."""
+
+    lines: Sequence[str] = ()
+    record: Mapping[str, Value] = field(default_factory=dict)
 
 
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
@@ -198,134 +288,43 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     have no default. From then on the Trainer asks.
     """
 
-    # What is trained, and how.
     settings: RunSettings
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    # The precision of matrix products.
-    dtype: torch.dtype
-    # How `model` is divided among the ranks; None: each has the whole.
-    shards: Shards | None = None
+    # Model, optimiser and loss
+    engine: Engine[BatchT, TotalsT]
     # assembler[recipe] is a batch. A worker process gets a copy of it.
     assembler: MakesBatches[RecipeT, BatchT]
-    # How many numbers `loss` gives to be added up.
-    n_sums: int
-
-    # Where the run ends: after so many epochs, or after so many updates, though that be in the middle of an epoch.
-    epochs: int = 1
-    max_updates: float = UNLIMITED
-    # Whether the rows of its plan depend on where the run ends; then `Progress.moves` says it.
-    plans_to_end: bool = False
-    # Moves the end of a run with a time budget; None: `epochs` or `max_updates` say it.
-    clock: Clock | None = None
-
-    # The path of the run's files, without their endings.
-    stem: Path
-    # What `save_weights` leaves at the end: {what it is: path}.
-    outputs: Mapping[str, Path]
-    # Patterns of the names of what else an earlier run of this name may have left beside the stem. A fresh run moves it away.
-    replaced: Sequence[str] = ()
-    # More of that: what a run has written before its first save.
-    begun: Sequence[Path] = ()
-    # Updates after which the run is saved, beside those of --save_interval and --save_minutes.
-    save_at: Container[int] = frozenset()
-
-    # What a resumed checkpoint, and all ranks, must agree with: {what it is: value}.
-    identity: Mapping[str, Value]
-    # {entry of `identity`: the flags to look at where it differs}; not every entry has some.
-    mended_by: Mapping[str, str] = {}
-    # Flags that a resume may change, and then says so.
-    may_change: Sequence[str] = ()
-    # Flags that a resume does not read. It says so where they differ.
-    only_at_start: Sequence[str] = ()
-
-    # Fields of a log line beside loss and rate.
-    shown: Sequence[str] = ("grad_norm",)
-    # What the report draws, in this order.
-    charts: Sequence[Chart] = COMMON
+    length: Length
+    files: RunFiles
+    identity: Identity
+    looks: Looks
+    # {name: part of the job that a checkpoint keeps}
+    extra_state: Mapping[str, HasState] = {}
     # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.
     digest_check: DigestCheck | None = None
-
-    # Whether `evaluate` gives figures, and how much is trained from one evaluation to the next, counted as `counts_updates`
-    # says; 0: only one, at the end.
-    evaluates: bool = False
-    eval_interval: int = 0
-    # Whether `samples` gives texts with each evaluation.
-    has_samples: bool = False
-    # Where it gives some at times of their own: the updates from one to the next; 0: nowhere.
-    sample_interval: int = 0
-    # What the intervals of the settings and `eval_interval` count: updates, or micro-batches as in MiniMind.
-    counts_updates: bool = False
-
-    # ----------------------------------------------------------------------------------- what is trained
 
     @abstractmethod
     def plan(self, epoch: int) -> JobPlan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
 
-    def replan(self, progress: Progress) -> bool:
-        """The run is at its start or resumed, or a clock has moved its end: returns whether other rows than before come now.
+    def replan(self, progress: Progress) -> str | None:
+        """The run is at its start or resumed, or a clock has moved its end. None: the rows that come are the same as before;
+        else a line on the new ones, "" where there is nothing to say.
 
-        A job that `plans_to_end` notes that end in `progress.moves`. Errors: DataError where the data has too little for it.
+        A job whose rows depend on the end notes it in `progress.moves`. Errors: DataError where the data has too little.
         """
-        return False
-
-    def notice_of_rows(self) -> str | None:
-        """A line on the rows that `replan` has planned, which is said once; None: there is nothing to say."""
         return None
 
     @abstractmethod
-    def loss(self, batch: BatchT, totals: TotalsT) -> tuple[torch.Tensor, torch.Tensor]:
-        """(this micro-batch's share of the update's loss, 0-d; float32 [n_sums] to add up for the log, detached)."""
+    def outlook(self, progress: Progress) -> Outlook:
+        """What the run will do from here on. The model is made fast here, where that pays."""
 
     @abstractmethod
     def learning_rate(self, update: Update[BatchT, TotalsT], progress: Progress) -> float:
         """The rate of the update that comes next."""
 
-    # --------------------------------------------------------------------------- before the first update
-
-    def begin(self) -> None:  # noqa: B027 - most jobs have nothing to write before the first update
-        """Called on all ranks when it is certain that there is something to train, before anything is printed."""
-
-    @abstractmethod
-    def outlook(self, progress: Progress) -> Outlook:
-        """What the run will do from here on."""
-
-    def make_fast(self, outlook: Outlook) -> list[str]:
-        """Compile the model where that pays. Returns lines on what could not be done."""
-        return []
-
-    def settings_to_keep(self) -> RunSettings:
-        """What is written beside the weights: settings with which this run can be started again."""
-        return self.settings
-
-    # ------------------------------------------------------------------------- log lines and evaluations
-
     @abstractmethod
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
-        """(what to log, tokens) of the sums of `loss` over some updates and all ranks."""
-
-    def expected_loss(self, tokens: int, rate: float) -> float | None:
-        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
-        return None
-
-    def alarm(self, loss: float, expected: float | None) -> str | None:
-        """What to say of the loss of a log line, on the main rank; None: nothing. expected: of expected_loss."""
-        return None
-
-    def evaluate(
-        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, update: int
-    ) -> tuple[dict[str, float], int]:
-        """(figures with val_loss among them, number of a stop signal that came meanwhile or 0)."""
-        return {}, 0
-
-    def samples(
-        self, engine: Engine[BatchT, TotalsT], signals: StopSignals, is_last: bool
-    ) -> tuple[list[tuple[str, str]], int]:
-        """([(prompt, text)], number of a stop signal that came meanwhile or 0). is_last: no update comes after them."""
-        return [], 0
-
-    # ------------------------------------------------------------------------------------- what is saved
+        """(what to log, tokens) of the sums of the objective over some updates and all ranks."""
 
     @abstractmethod
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
@@ -334,34 +333,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         Runs in the thread that writes checkpoints.
         """
 
-    def kept(self) -> dict[str, float | None]:
-        """What else a resume needs of the job, beside model, optimiser and Progress: numbers and truth values by name. Called on all
-        ranks; those of rank 0 are saved."""
-        return {}
-
-    def take_kept(self, kept: Mapping[str, float | None]) -> None:  # noqa: B027 - most jobs keep nothing
-        """Take over what `kept` gave in the run before: the same names."""
-
-    # ------------------------------------------------------------------------------------ how a run ends
-
-    def trained(self, progress: Progress) -> list[tuple[str, int, float]]:
-        """(name, tokens, passes) of each source of the data so far, for the end of a run. Called on the main rank."""
-        return []
-
-    def lines_at_the_end(self, progress: Progress) -> list[str]:
-        """What to say of a run that has trained to its end, on the main rank."""
-        return []
-
-    def next_commands(self) -> list[NextCommand]:
-        """What a user may want to do with the finished run, for the report."""
-        return []
-
-    def goal(self, progress: Progress, epochs: int) -> tuple[str, str]:
-        """(what a finished run has done, the flag that lets it go on, "": none), for a run that is asked to do it again."""
-        if progress.update >= self.max_updates:
-            return counted(int(self.max_updates), "update"), "--max_steps"
-        return counted(epochs, "epoch"), "--epochs"
-
-    def memory_advice(self) -> str:
-        """What helps where memory is used up, for the line that ends the run: flags, and what they do."""
-        return plain_advice(self.settings, "a smaller --max_seq_len or model")
+    def closing(self, progress: Progress) -> Closing:
+        """What to say and record of a run that has trained to its end. Called on the main rank. An error of it is told in a line:
+        it is no reason to end the run."""
+        return Closing()

@@ -19,7 +19,7 @@ from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
 from trainer.due import Intervals
-from trainer.engine import LOADER_FAILED, Engine, Outcome, Where
+from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
     UNLIMITED,
@@ -36,7 +36,7 @@ from trainer.job import (
 from trainer.machine.collectives import end_all, on_main, until_all_are_ready
 from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import product_rate
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.signals import name_of
 from trainer.reporting import ending, opening
 from trainer.reporting.log_lines import describe, log_line, log_record, position
@@ -76,22 +76,18 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.signals = surroundings.signals
         self.command = surroundings.command
         self.notices = surroundings.notices
-        self.engine = Engine(
-            job.model,
-            job.optimizer,
-            job.loss,
-            device=self.device,
-            dtype=job.dtype,
-            ranks=self.ranks,
-            grad_clip=settings.grad_clip,
-            n_sums=job.n_sums,
-            shards=job.shards,
-        )
+        self.engine = job.engine
         # Ranks that have parts of the model save together.
-        saving_group = job.shards.saving_group if job.shards is not None else None
-        self.checkpoints = Checkpoints(f"{job.stem}_resume", settings.keep_checkpoints, saving_group)
+        saving_group = self.engine.shards.saving_group if self.engine.shards is not None else None
+        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, saving_group)
         self.save_clock = SaveClock(settings, self.device.type)
-        self.intervals = Intervals(job, settings, self.save_clock.interval)
+        self.intervals = Intervals(
+            job.looks,
+            log_interval=settings.log_interval,
+            save_interval=self.save_clock.interval,
+            save_at=job.files.save_at,
+            accumulation_steps=settings.accumulation_steps,
+        )
         self.collector = QuietCollector(self.device.type == "cuda")
         self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
@@ -100,10 +96,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Where the run stands.
         self.progress = Progress()
         # Where it ends: see `finished`.
-        self.epochs = job.epochs
-        self.clock = job.clock
-        # The last update, as the clock of a budget has told it to the user.
-        self.said_end = job.max_updates
+        self.length = job.length
+        self.epochs = job.length.epochs
+        # The last update, as it was told to the user
+        self.said_end = job.length.max_updates
         # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
@@ -112,26 +108,22 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # The update that was saved last.
         self.saved_update = -1
 
+        # What the job expects of the run
+        self.outlook: Outlook | None = None
         # The time of log intervals and epochs, made anew for each epoch.
         self.watch: Stopwatch | None = None
         # Of the log interval in which the resumed run was stopped.
         self.seconds_before = 0.0
-        # For the log; 0 where they are not known.
-        self.flops_per_token = 0.0
+        # For the log; 0 where it is not known.
         self.product_rate = 0.0
         # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
 
     @property
-    def max_updates(self) -> float:
-        """The last update: as the clock of a budget or else the job says."""
-        return self.job.max_updates if self.clock is None else self.clock.end
-
-    @property
     def finished(self) -> bool:
         """By updates where they are limited (`epochs` is an estimate then), by epochs otherwise."""
-        if self.max_updates < UNLIMITED:
-            return self.progress.update >= self.max_updates
+        if self.length.last_update < UNLIMITED:
+            return self.progress.update >= self.length.last_update
         return self.progress.epoch >= self.epochs
 
     # ------------------------------------------------------------------------------------------- the whole run
@@ -141,64 +133,51 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
         Errors: OutOfMemory, in one line, where an allocation failed on this rank.
         """
-        with told_in_a_line(self.device, self.advice_on_memory):
-            exit_code = self.run_within_memory()
+
+        def advice_on_memory() -> str:
+            with contextlib.suppress(Exception):
+                self.checkpoints.wait()
+            shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
+            return f"{shorter}; {resume.how_to_go_on(self)}"
+
+        with told_in_a_line(self.device, advice_on_memory):
+            if self.ranks.is_main:
+                # A run that was killed in the middle of a save has left them.
+                remove_temporaries(self.job.files.stem, self.checkpoints.folder)
+            resumed = bool(self.settings.from_resume) and resume.resume(self)
+            rows = self.job.replan(self.progress)
+            # A resume of a run that has done all it was asked to do.
+            if self.finished and not self.progress.evaluation_due:
+                ending.say_that_all_is_done(self)
+                self.engine.close()
+                return 0
+            # Rank 0 alone writes, and an error of its own ends all ranks.
+            on_main(self.ranks, lambda: opening.open_records(self, resumed))
+            self.prepare(rows)
+            with self.collector:
+                exit_code = self.fit()
+            # Rank 0 may take a while.
+            with until_all_are_ready(self.ranks):
+                ending.tell_end(self, exit_code)
         self.engine.close()
         return exit_code
 
-    def run_within_memory(self) -> int:
-        """`run`, as long as each allocation is given. Returns the exit code."""
-        if self.ranks.is_main:
-            # A run that was killed in the middle of a save has left them.
-            remove_temporaries(self.job.stem, self.checkpoints.folder)
-        resumed = bool(self.settings.from_resume) and resume.resume(self)
-        self.job.replan(self.progress)
-        # A resume of a run that has done all it was asked to do.
-        if self.finished and not self.progress.evaluation_due:
-            ending.say_that_all_is_done(self)
-            return 0
-        # Rank 0 alone writes, and an error of its own ends all ranks.
-        on_main(self.ranks, lambda: opening.open_records(self, resumed))
-        self.job.begin()
-        self.prepare()
-        with self.collector:
-            exit_code = self.fit()
-        # Rank 0 may take a while.
-        with until_all_are_ready(self.ranks):
-            ending.tell_end(self, exit_code)
-        return exit_code
-
-    def tell_of_rows(self) -> None:
-        """Say what the job has to say of the rows that it has planned."""
-        line = self.job.notice_of_rows()
-        if line is not None:
-            self.reporter.say(line)
-
-    def advice_on_memory(self) -> str:
-        """The job's own, and whether the run can be gone on with. Waits for the save that is under way."""
-        with contextlib.suppress(Exception):
-            self.checkpoints.wait()
-        return f"{self.job.memory_advice()}; {resume.how_to_go_on(self)}"
-
-    def prepare(self) -> None:
-        """Say what the run will do, and make it fast."""
+    def prepare(self, rows: str | None) -> None:
+        """Say what the run will do, and make it fast. rows: a line on its rows."""
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
-            outlook: Outlook = self.job.outlook(self.progress)
-        self.flops_per_token = outlook.flops_per_token
+            outlook = self.job.outlook(self.progress)
+        self.outlook = outlook
         # Updates limit the run, and the job has worked out the epochs that they take.
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
         describe(self, outlook)
-        note = note_on_rows(self.settings, self.ranks)
-        for line in (*self.notices, *outlook.notices, *([note] if note else [])):
-            self.reporter.say(line)
-        self.tell_of_rows()
-        for line in self.job.make_fast(outlook):
-            self.reporter.say(line)
+        for line in (*self.notices, *outlook.notices, note_on_rows(self.settings, self.ranks), rows):
+            if line:
+                self.reporter.say(line)
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
-            self.product_rate = product_rate(self.device, self.job.dtype, sizes=sizes)
+            self.product_rate = product_rate(self.device, self.engine.dtype, sizes=sizes)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -212,7 +191,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         failure: LoaderError | None = None
         self.save_clock.restart()
         try:
-            stop_signal = self.finish_evaluation()
+            if self.progress.evaluation_due:
+                # A signal broke it off before the resume.
+                stop_signal = self.evaluate()
+                if self.finished and not stop_signal:
+                    # No later update comes, whose save would tell that this evaluation is done.
+                    self.save(again=True)
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
             if self.loader is not None:
@@ -227,19 +211,15 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         resume.finish_saving(self)
         if not stop_signal:
             return 0
-        self.tell_stopped(stop_signal)
-        if stop_signal == LOADER_FAILED:
-            raise failure or SaidByAnotherRank
-        # As a shell has it for a process that a signal has ended.
-        return 128 + stop_signal
-
-    def tell_stopped(self, stop_signal: int) -> None:
-        """Say why the run has stopped, and how it can be gone on with."""
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
         self.reporter.say(
             f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
             "command with --from_resume 1 goes on from here"
         )
+        if stop_signal == LOADER_FAILED:
+            raise failure or SaidByAnotherRank
+        # As a shell has it for a process that a signal has ended.
+        return 128 + stop_signal
 
     def train_epoch(self) -> int:
         """Train from row `progress.row` to the end of the epoch, or until its rows are planned anew.
@@ -252,16 +232,21 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             rate = self.job.learning_rate(update, self.progress)
             for number, batch in enumerate(update.batches):
                 is_last = number == len(update.batches) - 1
-                # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others.
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
                 elif self.engine.needs_every_rank(is_last):
-                    filler = self.filler(epoch, update)
+                    # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others, here with the
+                    # first row of the update, of which nothing comes.
+                    first_row = range(update.first_row, update.first_row + 1)
+                    filler = self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
                 if not is_last and self.intervals.log_is_due(update.first_step + number, epoch.schedule.n_steps):
                     self.log(epoch, update.first_step + number, rate)
-            self.engine.update(rate, self.stop_request(), self.save_request())
+            # This rank asks the others to stop for its signal, or for want of batches.
+            assert self.loader is not None
+            stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
+            self.engine.update(rate, stop_request, self.save_request())
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # This rank's own signal, if it got one; a rank that got none ends with the others'.
@@ -277,15 +262,15 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
         """The epoch of `progress`, whose updates begin at row `progress.row`. It becomes `current_epoch`."""
         settings = self.settings
-        number = self.progress.epoch
+        progress = self.progress
         # A plan may be large: the last one goes before the next one comes.
         self.current_epoch = None
         self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
-        self.epochs = max(self.epochs, number + 1)
+        self.epochs = max(self.epochs, progress.epoch + 1)
         with until_all_are_ready(self.ranks):
-            plan = self.job.plan(number)
-            schedule = schedule_of(settings, self.ranks, plan.n_rows, self.progress.row)
+            plan = self.job.plan(progress.epoch)
+            schedule = schedule_of(settings, self.ranks, plan.n_rows, progress.row)
             # A recipe fetches the documents of its rows, which may take long: so the first one is made here, and again by the
             # loader. What goes wrong the loader finds too, and ends all ranks.
             with contextlib.suppress(DataError):
@@ -293,23 +278,18 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
-        self.all_updates = self.expected_updates(schedule)
-        self.reporter.advance(self.progress.update, self.all_updates)
+        self.all_updates = self.length.last_update
+        if self.all_updates == UNLIMITED:
+            # As if all epochs had as many rows as this one.
+            of_an_epoch = schedule._replace(start_row=0).n_updates
+            of_this_epoch = schedule.n_updates - schedule.first_update
+            self.all_updates = progress.update + of_this_epoch + (self.epochs - progress.epoch - 1) * of_an_epoch
+        self.reporter.advance(progress.update, self.all_updates)
         self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
-        self.current_epoch = Epoch(number, plan, schedule, self.progress.update - schedule.first_update)
+        self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         return self.current_epoch
-
-    def expected_updates(self, schedule: UpdateSchedule) -> float:
-        """Of the whole run, for the bar and the time that is left. schedule: of the epoch that begins or goes on."""
-        if self.max_updates < UNLIMITED:
-            return self.max_updates
-        updates_left = schedule.n_updates - schedule.first_update
-        # As if all of them had as many rows as this one.
-        updates_of_an_epoch = schedule._replace(start_row=0).n_updates
-        later_epochs = self.epochs - self.progress.epoch - 1
-        return self.progress.update + updates_left + later_epochs * updates_of_an_epoch
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
@@ -326,20 +306,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 batches=batches,
             )
 
-    def filler(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT]) -> BatchT:
-        """A batch for a rank that has none, where all have to compute one: the first row of the update."""
-        first_row = range(update.first_row, update.first_row + 1)
-        return self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
-
-    # ----------------------------------------------- what this rank asks the others for, and what comes back from all
-
-    def stop_request(self) -> int:
-        """What this rank asks the others for with its next update: to stop for its signal, or for want of batches."""
-        assert self.loader is not None
-        if self.signals.signum:
-            return self.signals.signum
-        return LOADER_FAILED if self.loader.failure else 0
-
     def save_request(self) -> bool:
         """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock.
 
@@ -348,16 +314,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.signals.take_save_request():
             return True
         return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
-
-    def follow_clock(self) -> None:
-        """Take over the end that the clock of a budget has moved."""
-        end = self.max_updates
-        self.all_updates = end
-        self.has_other_rows = self.job.replan(self.progress)
-        self.tell_of_rows()
-        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
-            self.said_end = end
-            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -371,7 +327,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.count(update)
         assert self.watch is not None
         self.watch.after_update(update.last_step)
-        if self.clock is not None and self.clock.after_update(self.progress.update):
+        if self.length.clock is not None and self.length.clock.after_update(self.progress.update):
             self.follow_clock()
         outcomes, saving = self.outcomes_known(update, steps)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
@@ -383,13 +339,39 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # Where a stop signal comes first, the resume does it.
             self.progress.evaluation_due = True
         if not stop_signal:
-            stop_signal = self.evaluate_what_is_due()
+            stop_signal = self.look()
         if saving or stop_signal:
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
-            self.save_what_is_sound()
+            self.save()
         self.collector.after_update()
         return stop_signal
+
+    def count(self, update: Update[BatchT, TotalsT]) -> None:
+        """Move `progress` behind an update."""
+        progress = self.progress
+        progress.update += 1
+        progress.tokens += update.totals.targets
+        # Behind the last row comes the first one of the next epoch.
+        if update.end_row < update.n_rows:
+            progress.epoch = update.epoch
+            progress.row = update.end_row
+        else:
+            progress.epoch = update.epoch + 1
+            progress.row = 0
+        self.reporter.advance(progress.update, self.all_updates)
+
+    def follow_clock(self) -> None:
+        """Take over the end that the clock of a budget has moved."""
+        end = self.length.last_update
+        self.all_updates = end
+        line = self.job.replan(self.progress)
+        self.has_other_rows = line is not None
+        if line:
+            self.reporter.say(line)
+        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
+            self.said_end = end
+            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
         """(what is known by now of how updates ended, whether the run is to be saved after this one).
@@ -409,31 +391,24 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         return outcomes, saving
 
     def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
-        """Take over what became of updates, whose rows are those of `plan`."""
-        progress = self.progress
+        """Take over what became of updates, whose rows are those of `plan`.
+
+        Errors: UserError on rank 0 after --max_bad_updates in a row that were not applied, once the last save is on disk.
+        """
         for outcome in outcomes:
-            progress.grad_norm = outcome.grad_norm
-            if outcome.skipped > progress.skipped:
-                self.report_skipped(outcome, plan)
-
-    def count(self, update: Update[BatchT, TotalsT]) -> None:
-        """Move `progress` behind an update."""
-        progress = self.progress
-        progress.update += 1
-        progress.tokens += update.totals.targets
-        # Behind the last row comes the first one of the next epoch.
-        if update.end_row < update.n_rows:
-            progress.epoch = update.epoch
-            progress.row = update.end_row
-        else:
-            progress.epoch = update.epoch + 1
-            progress.row = 0
-        self.reporter.advance(progress.update, self.all_updates)
-
-    def steps_to_train(self, epoch: Epoch[RecipeT, TotalsT]) -> int:
-        """The micro-batches of an epoch that are trained: where updates limit the run, it may end before the epoch."""
-        updates = self.max_updates - epoch.updates_before
-        return int(min(epoch.schedule.n_steps, updates * self.settings.accumulation_steps))
+            self.progress.grad_norm = outcome.grad_norm
+            if outcome.skipped <= self.progress.skipped:
+                continue
+            self.progress.skipped = int(outcome.skipped)
+            self.reporter.say(ending.skipped_line(outcome, plan))
+            if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
+                assert outcome.where is not None
+                resume.finish_saving(self)
+                end_all(
+                    self.ranks,
+                    f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
+                    f"{outcome.where.step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
+                )
 
     def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
         """One log line: means over the tokens since the last one, over all ranks."""
@@ -441,75 +416,53 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        n_steps = self.steps_to_train(epoch)
+        assert self.outlook is not None
+        # The micro-batches of the epoch that are trained: where updates limit the run, it may end before the epoch.
+        updates = self.length.last_update - epoch.updates_before
+        n_steps = int(min(epoch.schedule.n_steps, updates * self.settings.accumulation_steps))
         record = log_record(self, sums, epoch.number, step, n_steps, rate)
-        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
-        expected = self.job.expected_loss(self.progress.tokens, rate)
+        expected = self.outlook.watch.expected_loss(self.progress.tokens, rate)
         if expected is not None:
             record["expected_loss"] = expected
-        self.reporter.log(record, log_line(record, head, self.job.shown))
-        warning = self.job.alarm(record["loss"], expected)
+        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
+        self.reporter.log(record, log_line(record, head, self.outlook.shown))
+        warning = self.outlook.watch.of_line(record["loss"], expected)
         if warning:
             self.reporter.say(warning)
 
-    def report_skipped(self, outcome: Outcome, plan: JobPlan[RecipeT, TotalsT]) -> None:
-        """Say which update was not applied; UserError after `--max_bad_updates` in a row."""
-        assert outcome.where is not None
-        number, step, first_row, end_row = outcome.where
-        self.progress.skipped = int(outcome.skipped)
-        if outcome.overflow:
-            # No document is to blame: the scaler finds its scale by that.
-            self.reporter.say(
-                f"step {step}: float16: the gradients overflowed at their scale, which is halved: update {number} is not "
-                f"applied ({self.progress.skipped} so far)"
-            )
-            return
-        documents = [str(document) for document in plan.documents_of(first_row, end_row)]
-        more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
-        self.reporter.say(
-            f"step {step}: non-finite loss or gradient: update {number} is not applied ({self.progress.skipped} so far); "
-            f"its documents (counted from 0) are {', '.join(documents[:8])}{more}"
-        )
-        if outcome.skipped_in_a_row >= self.settings.max_bad_updates:
-            self.give_up(int(outcome.skipped_in_a_row), step)
-
-    def give_up(self, n_bad_updates: int, step: int) -> None:
-        """End a run that gets no further, once its last save is on disk. All ranks come here.
-
-        n_bad_updates: in a row, the last one with the micro-batch `step`. Errors: UserError on rank 0, which says why.
-        """
-        resume.finish_saving(self)
-        updates = counted(n_bad_updates, "update")
-        end_all(
-            self.ranks,
-            f"{updates} in a row had a non-finite loss or gradient (up to step {step}); nothing of them is saved: lower "
-            "--learning_rate or look at the documents named above",
-        )
-
     # ----------------------------------------------------------------------------------- evaluation and saving
 
-    def finish_evaluation(self) -> int:
-        """Do the evaluation that a signal broke off before the resume. Returns a signal that breaks it off again, or 0."""
-        if not self.progress.evaluation_due:
-            return 0
-        stop_signal = self.evaluate()
-        if self.finished and not stop_signal:
-            # No later update comes, whose save would tell that this evaluation is done. `save` passes over an update that
-            # was saved already, so it must forget that.
-            self.saved_update = -1
+    def look(self) -> int:
+        """Evaluate and sample, where that is due after this update. Returns the number of a stop signal that came, or 0."""
+        assert self.watch is not None
+        looks, clock = self.job.looks, self.length.clock
+        stop_signal = 0
+        if self.finished and looks.samples is not None and not looks.sample_interval:
+            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
+            # evaluates alone. What is evaluated is saved behind that, in the place of this.
             self.save()
+            self.saved_update = -1
+        if self.progress.evaluation_due:
+            with self.watch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
+                stop_signal = self.evaluate()
+        if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
+            assert looks.samples is not None
+            with self.watch.paused():
+                samples, stop_signal = looks.samples(self.engine, self.signals, self.finished)
+                self.tell_samples(samples)
         return stop_signal
 
     def evaluate(self) -> int:
         """Evaluate, sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
-        progress = self.progress
+        progress, looks = self.progress, self.job.looks
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_signal = 0
-        if self.job.evaluates:
-            values, stop_signal = self.job.evaluate(self.engine, self.signals, progress.update)
-        if self.job.has_samples and not stop_signal:
-            samples, stop_signal = self.job.samples(self.engine, self.signals, self.finished)
+        if looks.evaluate is not None:
+            values, stop_signal = looks.evaluate(self.engine, self.signals, progress.update)
+        # Samples with times of their own come at these.
+        if looks.samples is not None and not looks.sample_interval and not stop_signal:
+            samples, stop_signal = looks.samples(self.engine, self.signals, self.finished)
         if stop_signal:
             return stop_signal
         progress.evaluation_due = False
@@ -524,44 +477,22 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.tell_samples(samples)
         return 0
 
-    def evaluate_what_is_due(self) -> int:
-        """Evaluate and sample, where that is due after this update. Returns the number of a stop signal that came, or 0."""
-        assert self.watch is not None
-        stop_signal = 0
-        if self.finished and self.job.has_samples:
-            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
-            # evaluates alone. What is evaluated is saved behind that, in the place of this.
-            self.save_what_is_sound()
-            self.saved_update = -1
-        if self.progress.evaluation_due:
-            with self.watch.paused(), self.clock.evaluating() if self.clock else contextlib.nullcontext():
-                stop_signal = self.evaluate()
-        if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
-            with self.watch.paused():
-                stop_signal = self.take_samples()
-        return stop_signal
-
-    def take_samples(self) -> int:
-        """Sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
-        samples, stop_signal = self.job.samples(self.engine, self.signals, self.finished)
-        self.tell_samples(samples)
-        return stop_signal
-
     def tell_samples(self, samples: Sequence[tuple[str, str]]) -> None:
         """Print and record [(prompt, text)]."""
         for prompt, text in samples:
             self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
             self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
 
-    def save_what_is_sound(self) -> None:
-        """Save, unless it was trained on damaged data."""
+    def save(self, again: bool = False) -> None:
+        """Begin to write a checkpoint and the weights, in a thread. again: though this update was saved already.
+
+        Errors: DataError where it was trained on damaged data.
+        """
         # By now the check has long ended, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-        self.save()
-
-    def save(self) -> None:
-        """Begin to write a checkpoint and the weights, in a thread."""
+        if again:
+            self.saved_update = -1
         self.save_clock.restart()
         self.collector.look()
         resume.save(self)
@@ -580,7 +511,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.take(self.engine.drain(), self.current_epoch.plan)
         if self.progress.update:
             # The loader may have failed because the data is damaged.
-            self.save_what_is_sound()
+            self.save()
 
 
 def asks_to_save(outcome: Outcome) -> bool:

@@ -112,7 +112,7 @@ def kill_at_each_call(lab, sharded, rank):
     return found
 
 
-@pytest.mark.parametrize(("rank", "at"), [(0, 30), (1, 10)])
+@pytest.mark.parametrize(("rank", "at"), [(0, 30), (1, 5)])
 def test_kill_9_in_a_sharded_save(lab, sharded, rank, at):
     """The other rank notices and ends; resumed, both are where they would have been."""
     lab.settings.update(SETTINGS)

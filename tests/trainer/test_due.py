@@ -1,26 +1,21 @@
 """What is due after an update. Reference: the micro-batches of a run, looked at one by one."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from trainer.due import Intervals
-from trainer.job import Progress
+from trainer.job import Looks, Progress
 
 N_UPDATES = 40
 
 
-def intervals(accumulation_steps=1, log_interval=1, save_interval=0, **job):
-    fields = {
-        "counts_updates": False,
-        "save_at": frozenset(),
-        "evaluates": False,
-        "eval_interval": 0,
-        "has_samples": False,
-        "sample_interval": 0,
-    }
-    settings = SimpleNamespace(log_interval=log_interval, accumulation_steps=accumulation_steps)
-    return Intervals(SimpleNamespace(**{**fields, **job}), settings, save_interval)
+def intervals(accumulation_steps=1, log_interval=1, save_interval=0, save_at=frozenset(), **looks):
+    return Intervals(
+        Looks(**looks),
+        log_interval=log_interval,
+        save_interval=save_interval,
+        save_at=save_at,
+        accumulation_steps=accumulation_steps,
+    )
 
 
 def updates_at_which(is_due, accumulation_steps):
@@ -47,7 +42,7 @@ def test_an_interval_of_micro_batches_ends_within_an_update(interval, accumulati
     expected = sorted(updates_that_hold(interval, accumulation_steps) | {N_UPDATES})
     saves = intervals(accumulation_steps, save_interval=interval)
     assert updates_at_which(saves.save_is_due, accumulation_steps) == expected
-    evaluations = intervals(accumulation_steps, evaluates=True, eval_interval=interval)
+    evaluations = intervals(accumulation_steps, evaluate=print, eval_interval=interval)
     assert updates_at_which(evaluations.evaluation_is_due, accumulation_steps) == expected
 
 
@@ -62,10 +57,10 @@ def test_a_job_names_further_updates_to_save():
 
 
 def test_samples_alone_come_at_the_end_or_at_times_of_their_own():
-    at_the_end = intervals(has_samples=True, eval_interval=5)
+    at_the_end = intervals(samples=print, eval_interval=5)
     assert updates_at_which(at_the_end.evaluation_is_due, 1) == [N_UPDATES]
     assert updates_at_which(intervals(eval_interval=5).evaluation_is_due, 1) == []
-    often = intervals(sample_interval=15)
+    often = intervals(samples=print, sample_interval=15)
     assert updates_at_which(lambda progress, _, finished: often.samples_are_due(progress, finished), 1) == [15, 30, 40]
 
 

@@ -146,7 +146,7 @@ def test_rank_0_decides_whether_a_finished_run_writes_its_weights_again(tmp_path
     """Rank 1 may look when rank 0 has written them already, or before it sees them. Reference: the messages of rank 0."""
     data = write_corpus(tmp_path / "data.jsonl", 10)
     trainer = train(data_path=data, out_dir=tmp_path / "out", max_updates=1)
-    weights = trainer.job.outputs["weights"]
+    weights = trainer.job.files.outputs["weights"]
     whole = weights.read_bytes()
     said = []
 

@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from transformers import ElectraConfig, ElectraForPreTraining
 
 from common.errors import UserError
-from model.config import MiniMindConfig
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import ROOT, command_line, flags, train, write_corpus
@@ -28,13 +26,8 @@ from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
 from trainer.machine.limits import is_out_of_memory, what_the_machine_lacks
 from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
-from trainer.machine.ranks import Ranks
-from trainer.pretrain import job as pretrain_job
-from trainer.pretrain import memory_plan
+from trainer.pretrain import first_model, memory
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import training_memory
-from trainer.pretrain.memory_plan import MemoryPlan
-from trainer.pretrain.settings import parse_args
 from trainer.saving.checkpoint import verified
 
 CPU = torch.device("cpu")
@@ -132,138 +125,10 @@ def test_plain_advice_and_sizes():
     assert [gigabytes(n) for n in (3.5e8, 4.44e9, 1.2e12)] == ["0.35 GB", "4.4 GB", "1,200 GB"]
 
 
-# --------------------------------------------------------------------------------------- what would fit
-
-
-def plan(monkeypatch, memory_gb, group_size=1, **changes):
-    """A MemoryPlan for 26 M parameters on a machine with this much memory, all of it free.
-
-    group_size: how many ranks have the model together.
-    """
-    monkeypatch.setattr(memory_plan, "total_memory", lambda device: round(memory_gb * GB))
-    monkeypatch.setattr(memory_plan, "available_memory", lambda device: round(memory_gb * GB))
-    sizes = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "max_seq_len": 512}
-    settings = parse_args(flags(**{**sizes, "batch_size": 32, "accumulation_steps": 8, **changes}))
-    return MemoryPlan(settings, torch.bfloat16, CPU, Ranks(world_size=group_size), group_size)
-
-
-def config_of(settings):
-    return MiniMindConfig(
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_hidden_layers,
-        num_attention_heads=settings.num_attention_heads,
-    )
-
-
-def check(planned):
-    settings = planned.settings
-    planned.note(config_of(settings), settings.batch_size, settings.max_seq_len)
-    planned.refuse_too_much()
-
-
 def suggested(line):
     """{flag: number} of the first way that a line tells."""
-    words = line.split(": ")[-1].split(";")[-1].replace("choose a smaller model; ", "").split(", or ")[0].split()
+    words = line.split(": try ")[-1].split(", ")[0].split()
     return {flag: int(value) for flag, value in zip(words, words[1:], strict=False) if flag.startswith("--")}
-
-
-@pytest.mark.parametrize("memory_gb", [4, 2.5, 1.4])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_what_is_suggested_fits_by_the_estimate_and_keeps_the_update(monkeypatch, memory_gb, optimizer):
-    planned = plan(monkeypatch, memory_gb, optimizer=optimizer, warmup_iters=16)
-    with pytest.raises(UserError, match="needs about .* would fit") as caught:
-        check(planned)
-    ways = suggested(str(caught.value))
-    rows, steps = ways["--batch_size"], ways["--accumulation_steps"]
-    assert rows * steps == 32 * 8
-    # It counts micro-batches: the warm-up is as many rows long as it was.
-    assert rows * ways["--warmup_iters"] == 32 * 16
-    smaller = plan(monkeypatch, memory_gb, optimizer=optimizer, batch_size=rows, accumulation_steps=steps)
-    if "--gradient_checkpointing" in ways:
-        smaller.settings.gradient_checkpointing = True
-    check(smaller)
-    assert smaller.needed(smaller.asked) <= memory_gb * GB
-    assert smaller.warning() is None
-
-
-def test_a_model_that_is_too_large_for_a_rank_may_fit_sharded(monkeypatch):
-    """2.6 billion parameters of 16 bytes on ranks with 12 GB each: alone refused, among eight 5.2 GB and what is gathered."""
-    sizes = {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 20, "batch_size": 1}
-    for group_size in (1, 2):
-        with pytest.raises(UserError, match="parameters need"):
-            check(plan(monkeypatch, 12, group_size, **sizes))
-    sharded = plan(monkeypatch, 12, 8, gradient_checkpointing=1, **sizes)
-    check(sharded)
-    assert 5.2 * GB < sharded.needed(sharded.asked) < 8 * GB
-
-
-@pytest.mark.parametrize(
-    ("changes", "are_kept"),
-    [
-        ({"use_compile": 0}, False),
-        ({"use_compile": 1}, True),
-        ({"use_compile": 0, "use_moe": 1}, True),
-        ({"use_compile": 0, "use_moe": 1, "gradient_checkpointing": 1}, False),
-    ],
-)
-def test_of_a_sharded_model_copies_are_counted_where_they_are_kept(monkeypatch, changes, are_kept):
-    """Plain dense code rounds its weights once more in the backward pass (model/products.py)."""
-    planned = plan(monkeypatch, 64, group_size=2, **changes)
-    config = MiniMindConfig(use_moe=bool(planned.settings.use_moe))
-    batch = memory_plan.MicroBatch(config, 8, 512, planned.settings.gradient_checkpointing)
-    needed = planned.needed(batch)
-
-    def with_larger_copies(*arguments, **options):
-        estimate = training_memory(*arguments, **options)
-        return replace(estimate, half_weights=estimate.half_weights + GB)
-
-    monkeypatch.setattr(memory_plan, "training_memory", with_larger_copies)
-    assert planned.needed(batch) - needed == (GB if are_kept else 0)
-
-
-@pytest.mark.parametrize("left_over", ["", "0", "8"])
-def test_the_ranks_of_a_launcher_share_the_memory_of_their_machine(monkeypatch, left_over):
-    """A variable that is left over from a launch says nothing of a run without a launcher."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", left_over)
-    alone = plan(monkeypatch, 8)
-    of_two = MemoryPlan(alone.settings, torch.bfloat16, CPU, Ranks(world_size=2, local_world_size=2))
-    assert (alone.total, alone.available) == (8 * GB, 8 * GB)
-    assert (of_two.total, of_two.available) == (4 * GB, 4 * GB)
-
-
-def test_enough_memory_is_not_talked_about(monkeypatch):
-    planned = plan(monkeypatch, 64)
-    check(planned)
-    assert planned.warning() is None
-
-
-def test_a_model_of_which_no_row_fits_is_to_be_smaller(monkeypatch):
-    planned = plan(monkeypatch, 0.5)
-    with pytest.raises(UserError, match="choose a smaller model; --hidden_size 256 --num_hidden_layers 4") as caught:
-        check(planned)
-    ways = suggested(str(caught.value))
-    smaller = plan(
-        monkeypatch, 0.5, hidden_size=ways["--hidden_size"], num_hidden_layers=ways["--num_hidden_layers"], batch_size=1
-    )
-    check(smaller)
-    assert smaller.warning() is None
-
-
-def test_more_than_is_free_is_a_warning(monkeypatch):
-    planned = plan(monkeypatch, 64)
-    planned.available = 2 * GB
-    check(planned)
-    assert planned.warning().startswith("warning: a micro-batch of 32 x 512 positions needs about")
-    assert "2.0 GB are free on cpu: if memory runs out, --batch_size" in planned.warning()
-    planned.available = None
-    assert planned.warning() is None
-
-
-def test_where_an_estimate_says_that_it_fits_the_advice_is_smaller_all_the_same(monkeypatch):
-    planned = plan(monkeypatch, 64)
-    check(planned)
-    assert suggested(planned.advice())["--batch_size"] <= 24
-    assert planned.advice().startswith("64.0 GB were free at the start, and a micro-batch of 32 x 512 positions needs")
 
 
 # ------------------------------------------------------------------------------------ at each stage of a run
@@ -308,7 +173,7 @@ def line_of(main, arguments, capsys):
 
 # {stage: what fails there: (object, name of its function, calls that work before)}
 STAGES = {
-    "model": (pretrain_job, "init_model", 0),
+    "model": (first_model, "init_model", 0),
     "all gradients": (Engine, "update", 0),
     "forward": (PretrainJob, "loss", 5),
     "backward": (torch.Tensor, "backward", 5),
@@ -331,7 +196,6 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
     prompts = {"sample_prompts": "the"} if stage == "samples" else {}
     asked = flags(data_path=data, out_dir=out, val_fraction=0.2, save_interval=1000, **prompts)
     said = line_of(train_pretrain.main, asked, capsys)
-    assert "needs about" in said
     if stage == "model":
         assert "choose a smaller model" in said
         return
@@ -352,7 +216,7 @@ def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_p
     assert "; the checkpoint of update 4 is intact, and --from_resume 1 goes on from there" in said
     path = tmp_path / "out/pretrain_16_resume/update_00000004.pt"
     assert verified(path)
-    ways = suggested(said.split("; the checkpoint")[0])
+    ways = suggested(said)
     assert (ways["--batch_size"], ways["--accumulation_steps"]) == (1, 4)
     shape = {**shape, "batch_size": 1, "accumulation_steps": 4, "save_interval": 1000}
     resumed = train(out_dir=tmp_path / "out", from_resume=1, **shape)
@@ -434,12 +298,18 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         "log_interval": 9,
     }
     said = ends_for_want_of(700, "trainer.train_pretrain", flags(**asked))
-    assert "a micro-batch of 512 x 64 positions needs about" in said and "no checkpoint was saved yet" in said
-    ways = suggested(said.split("; no checkpoint")[0])
-    smaller = flags(**{**asked, "batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]})
-    program = LIMITED.format(module="trainer.train_pretrain", extra=700)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program, *smaller], env=environment, timeout=300, check=True)
+    assert "no checkpoint was saved yet" in said
+    # Each line halves the micro-batch, and the second half fits.
+    for _ in range(2):
+        ways = suggested(said)
+        halved = {"batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]}
+        smaller = flags(**{**asked, **halved})
+        program = LIMITED.format(module="trainer.train_pretrain", extra=700)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", program, *smaller]
+        run = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+        said = run.stderr
+    assert run.returncode == 0, said
 
 
 @on_linux
@@ -505,24 +375,19 @@ def test_of_several_ranks_the_one_without_memory_says_it_and_all_end(data, tmp_p
         {"hidden_size": 1_000_000},
         {"num_hidden_layers": 1000, "hidden_size": 8192, "num_attention_heads": 8},
         {"hidden_size": 1_000_000, "num_attention_heads": 250_000},
-        {"hidden_size": 4096, "num_attention_heads": 2, "max_seq_len": 32768},
     ],
     ids=str,
 )
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
-    monkeypatch.setattr(memory_plan, "total_memory", lambda device: 16 * GB)
-    monkeypatch.setattr(pretrain_job, "init_model", fails(AssertionError("the model is made")))
+    monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
+    monkeypatch.setattr(first_model, "init_model", fails(AssertionError("the model is made")))
     with pytest.raises(SystemExit) as ended:
         run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16" in said and "choose a smaller model" in said
 
-
-def test_a_huge_batch_counts_with_the_rows_that_there_are(data, out, monkeypatch):
     """An epoch of a few rows is one micro-batch, whatever --batch_size is."""
     run = train(data_path=data, out_dir=out, batch_size=100_000_000, accumulation_steps=1)
     assert run.progress.update == 1
-    monkeypatch.setattr(memory_plan, "total_memory", lambda device: 20_000_000)
-    with pytest.raises(UserError, match="a micro-batch of .* positions needs about .* to train, and this machine has"):
-        train(data_path=data, out_dir=out, batch_size=100_000_000)
+    assert "are free" not in capsys.readouterr().out

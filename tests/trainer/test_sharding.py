@@ -284,7 +284,7 @@ def test_what_one_rank_breaks_no_rank_applies(both):
     for result in both:
         assert [skipped for skipped, _, _ in result["poison"]] == [0, 1, 2, 2]
         assert [moved for _, moved, _ in result["poison"]] == [True, False, False, True]
-        assert [scale for _, _, scale in result["poison"]] == [65536, 32768, 32768, 32768]
+        assert [scale for _, _, scale in result["poison"]] == [2048, 1024, 1024, 1024]
 
 
 def test_rank_0_alone_makes_the_weights(both):

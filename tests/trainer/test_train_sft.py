@@ -341,5 +341,5 @@ def test_much_text_keeps_the_settings_of_minimind(tmp_path):
 
 def test_the_encoder_of_a_run_is_that_of_chats(tmp_path, chats):
     run = train(data_path=chats, out_dir=tmp_path, epochs=1)
-    assert isinstance(run.job.encoder, ChatEncoder)
-    assert run.job.identity["row layout"]["long_documents"] == "truncate"
+    assert isinstance(run.job.first_model.encoder, ChatEncoder)
+    assert run.job.identity.entries["row layout"]["long_documents"] == "truncate"

@@ -3,7 +3,6 @@
 Seconds are estimated from the machine's rate of matrix products, and corrected by what was measured of some sizes.
 """
 
-import dataclasses
 import math
 import time
 from collections.abc import Collection
@@ -18,7 +17,7 @@ from trainer.budget.speed import Machine, estimated_seconds, measured_seconds
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_DEVICES, what_the_compiler_lacks
 from trainer.pretrain.flops import flops_per_token
-from trainer.pretrain.memory_plan import MemoryPlan, MicroBatch
+from trainer.pretrain.memory import training_bytes
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sample_prompts import read_prompts
 
@@ -76,8 +75,6 @@ class RunCosts:
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
         self.compile_seconds = math.inf if self.seconds is None else COMPILING_PART * self.seconds
-        as_planned = dataclasses.replace(settings, optimizer=optimizer, use_compile="1" if self.compiled else "0")
-        self.memory_plan = MemoryPlan(as_planned, machine.dtype, machine.device, machine.ranks)
         # {size: how long an update took, relative to the estimate}, of those that were measured
         self.corrections: dict[Size, float] = {}
         # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
@@ -150,11 +147,18 @@ class RunCosts:
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Bytes at the peak, with micro-batches of so many rows."""
-        batch = MicroBatch(config, batch_size, self.data.T, self.settings.gradient_checkpointing)
-        if self.machine.device.type == "cuda":
-            # Its micro-batches are as large as they can be, so plain code counts, which a run may turn out to need.
-            return self.memory_plan.needed_at_most(batch)
-        return self.memory_plan.needed(batch)
+        device_type = self.machine.device.type
+        return training_bytes(
+            config,
+            batch_size,
+            self.data.T,
+            half=self.machine.dtype.itemsize,
+            # Micro-batches of a GPU are as large as they can be, so plain code counts, which a run may turn out to need.
+            compiled=self.compiled and device_type != "cuda",
+            recomputes=self.settings.gradient_checkpointing,
+            device_type=device_type,
+            sharing=self.machine.ranks.sharing,
+        )
 
     def token_flops(self, config: MiniMindConfig) -> float:
         """Floating-point operations for each token."""
@@ -192,7 +196,6 @@ class RunCosts:
         if measured_parts is None:
             self.compiled = False
             self.corrections.clear()
-            self.memory_plan.settings = dataclasses.replace(self.memory_plan.settings, use_compile="0")
             return False
         micro_batch, update = measured_parts
         measured = micro_batch * plan.cut.accumulation_steps + update

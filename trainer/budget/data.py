@@ -10,8 +10,8 @@ from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.budget.text import parts_of, text_scale
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.flops import mean_context
-from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import PretrainSettings
 
 # Held out where the user names no validation data: no more than this part of the documents, and no more than about so
@@ -49,14 +49,12 @@ class Data:
     most: float | None = None
 
 
-def look_at_data(
-    settings: PretrainSettings, given: Collection[str], ranks: Ranks, job_kind: type[PretrainJob] = PretrainJob
-) -> Data:
+def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS) -> Data:
     """Tokenise what is new, and count. given: what the user has said. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
-    encoder = job_kind.make_encoder(tokenizer, settings)
-    corpus = job_kind.open_corpus(settings, encoder, ranks)
+    encoder = kind.encoder(tokenizer, settings)
+    corpus = open_corpus(settings, encoder, ranks, kind)
     plan = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
     val_fraction = settings.val_fraction

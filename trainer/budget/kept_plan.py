@@ -90,6 +90,8 @@ def keep_plan(settings: PretrainSettings, ranks: Ranks, stem: Path) -> None:
     With them, how many processes share a micro-batch: a resume has as many, and so the same sums. It comes when an earlier run
     of the same name was set aside.
     """
+    if not settings.has_budget:
+        return
     path = plan_path(stem)
     goes_on = bool(Checkpoints(f"{stem}_resume").paths())
     if not (goes_on and path.is_file()):
@@ -149,26 +151,6 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> KeptPlan | 
     return next(iter(same or plans), None)
 
 
-def refuse_former_name(settings: PretrainSettings, given: Collection[str]) -> None:
-    """Errors: UserError where the plan of a run lies where an earlier version kept it, as `out/pretrain.plan.yaml`.
-
-    Another width may be planned today than then, and a new run would begin beside the one that was meant. given: see kept_plans.
-    """
-    former = plan_path(Path(settings.out_dir) / settings.save_weight)
-    if not former.is_file():
-        return
-    before = read_plan(former, settings)
-    assert before.hidden_size is not None, "a plan is written once the width is known"
-    if not may_be_meant(before.hidden_size, bool(before.use_moe), settings, given):
-        return
-    own = Path(settings.out_dir) / weight_name(settings.save_weight, before.hidden_size, bool(before.use_moe))
-    if Checkpoints(f"{own}_resume").paths() and not plan_path(own).is_file():
-        raise UserError(
-            f"{former} is the plan of {own.name}, with the name that an earlier version gave it: rename it to "
-            f"{plan_path(own).name} to go on with that run, or start without --from_resume"
-        )
-
-
 def budgets_of(settings: PretrainSettings) -> dict[str, Any]:
     """What the flags say of how much a run may cost."""
     return {name: getattr(settings, name) for name in BUDGETS}
@@ -195,7 +177,6 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
         return
     if "hidden_size" in given:
         return
-    refuse_former_name(settings, given)
     for path, before in kept_plans(settings, given):
         raise UserError(
             f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or --hidden_size "
@@ -212,7 +193,6 @@ def earlier_plan(settings: PretrainSettings, given: Collection[str]) -> dict[str
     """What the first start of a run has chosen; None: there is no plan. Errors: UserError where it had another budget."""
     plan = kept_plan(settings, given)
     if plan is None:
-        refuse_former_name(settings, given)
         return None
     path, before = plan
     asked = budgets_of(settings)

@@ -14,30 +14,36 @@ from trainer.budget.data import FEWEST_DOCUMENTS
 from trainer.budget.kept_plan import PLANNED
 from trainer.budget.plan import Plan
 from trainer.budget.table import beyond_measurement, plan_table, quantity
-from trainer.pretrain.settings import DEFAULT_GENERATION, PretrainSettings
+from trainer.pretrain.settings import PretrainSettings
 
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
 # Log lines of a run, and the fewest seconds between two
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
-# The settings that decide, beside sizes and rows, how much a run learns from its tokens
-RECIPE = (
-    "init_scheme",
-    "learning_rate",
-    "muon_lr",
-    "embed_lr",
-    "weight_decay",
-    "grad_clip",
-    "lr_schedule",
-    "decay_share",
-    "warmup_iters",
-    "pack",
-    "long_documents",
+# What a plan says where the user says nothing. The law was fitted to such runs.
+MEASURED_AS_PLANNED = frozenset(
+    {
+        "accumulation_steps",
+        "batch_size",
+        "decay_share",
+        "embed_lr",
+        "generation",
+        "grad_clip",
+        "init_scheme",
+        "learning_rate",
+        "long_documents",
+        "lr_schedule",
+        "max_seq_len",
+        "muon_lr",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "pack",
+        "warmup_iters",
+        "weight_decay",
+    }
 )
-# Layers and batches beyond this factor of what the laws give are others than those that were measured. A guess: the best of both is
-# flat (docs/experiments.md).
-NEAR_THE_LAW = 2.0
 # Of a budget: a plan that uses less of it leaves something over.
 USED = 0.9
 # Of a run; where so few would be further apart than the seconds below, there are more.
@@ -124,7 +130,7 @@ def plan_lines(
         plan,
         others,
         rates,
-        error=loss_error(plan, costs, chosen),
+        error=loss_error(plan, costs, chosen, given),
         bytes_per_token=costs.data.bytes_per_token,
         total_seconds=total_seconds,
         # Nothing ends a run on time whose budget is no time.
@@ -202,47 +208,17 @@ def leaves_budget_over(plan: Plan, costs: RunCosts, total_seconds: float) -> boo
     return flops is not None and plan.flops < USED * flops
 
 
-def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
-    """The relative range of the expected loss; None: nothing is known of it."""
+def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Collection[str]) -> float | None:
+    """The relative range of the expected loss; None: nothing is known of it. given: names of the settings that the user has said."""
     if chosen.from_weight != "none" or chosen.use_moe:
         return None
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    is_such_run = is_measured_shape(plan, costs) and is_measured_recipe(plan, costs, chosen)
-    was_measured = is_such_text and is_such_vocabulary and is_such_run and not beyond_measurement(plan)
-    if was_measured:
+    # Of models with more than two layers and a single head in each there is one run.
+    is_such_shape = plan.config.num_hidden_layers == 2 or plan.config.num_attention_heads > 1
+    is_as_planned = chosen.optimizer == "muon" and not MEASURED_AS_PLANNED & set(given)
+    was_measured = is_such_text and is_such_vocabulary and is_such_shape and is_as_planned
+    if was_measured and not beyond_measurement(plan):
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
-
-
-def is_measured_shape(plan: Plan, costs: RunCosts) -> bool:
-    """Whether models, rows and updates of about this shape were measured: the user may have said others."""
-    config = plan.config
-    if config.generation != DEFAULT_GENERATION:
-        return False
-    heads = laws.heads_for(config.hidden_size)
-    if (config.num_attention_heads, config.num_key_value_heads) != (heads, laws.kv_heads_for(heads)):
-        return False
-    if costs.data.T not in laws.MEASURED_ROWS:
-        return False
-    # Nobody trained a single layer. Of models with more than two layers and a single head in each there is one run.
-    if config.num_hidden_layers == 1 or (config.num_hidden_layers > 2 and heads == 1):
-        return False
-    layers = laws.layers_off(config.num_hidden_layers, config.hidden_size, plan.tokens)
-    update = plan.tokens / plan.updates / laws.batch_tokens(plan.tokens)
-    return is_near(layers) and is_near(update)
-
-
-def is_near(ratio: float) -> bool:
-    """Whether a ratio of a number of layers, or of a batch, to that of the law is so near to 1 that it changes little."""
-    return 1 / NEAR_THE_LAW <= ratio <= NEAR_THE_LAW
-
-
-def is_measured_recipe(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> bool:
-    """Whether the run is trained as those that the law was fitted to: as a plan says where the user says nothing."""
-    if chosen.optimizer != "muon":
-        return False
-    usual = chosen_settings(plan, costs, given=())
-    others = [name for name in RECIPE if getattr(chosen, name) != usual.get(name, default_of(PretrainSettings, name))]
-    return not others

@@ -49,8 +49,9 @@ from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory import free_memory, refuse_too_large
 from trainer.pretrain.public_weights import settings_of_folder
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
@@ -70,11 +71,11 @@ def plan_run(
     settings: PretrainSettings,
     given: Collection[str],
     surroundings: Surroundings,
-    job_kind: type[PretrainJob] = PretrainJob,
+    kind: TextKind = DOCUMENTS,
 ) -> PretrainSettings | None:
     """The settings with everything chosen that the user has left open; None: --dry_run has shown the plan.
 
-    given: names of the settings that the user has said, by flags or by --config. job_kind: how the data is read.
+    given: names of the settings that the user has said, by flags or by --config. kind: what is read.
     Errors: UserError, DataError.
     """
     ranks = surroundings.ranks
@@ -90,7 +91,7 @@ def plan_run(
         settings = with_faster_dtype(settings, given, surroundings)
         machine = look_at_machine(settings, surroundings)
         settings = with_row_length(settings, given, machine)
-        data = look_at_data(settings, given, ranks, job_kind)
+        data = look_at_data(settings, given, ranks, kind)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
         refuse_too_long(plan, data)
@@ -257,7 +258,7 @@ class Planner:
         self.costs = RunCosts(settings, data, machine, optimizer, self.given)
         self.sizes = sizes(self._fixed_fields()) if config is None else [config]
         # Another program may take the memory of one of several GPUs.
-        self.free_memory = self.costs.memory_plan.free_on_all_ranks()
+        self.free_memory = free_memory(machine.device, machine.ranks)
 
     def _fixed_fields(self) -> dict[str, object]:
         """Of the model's config, what is not free."""
@@ -300,7 +301,7 @@ class Planner:
         # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
         smallest = self.sizes[0]
         check_length(self.data.T, smallest)
-        on_main(self.machine.ranks, lambda: self.costs.memory_plan.check_weights(smallest))
+        on_main(self.machine.ranks, lambda: refuse_too_large(smallest, self.machine.device, self.machine.ranks))
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S

@@ -30,7 +30,6 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.flops import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.pretrain.memory import matrix_shapes
 
 # Of the rate of large products that was measured, what a compiled micro-batch of width 128 reaches on a CPU, and what each
 # doubling of the width adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone,
@@ -66,11 +65,17 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 
 def muon_flops(config: MiniMindConfig) -> float:
     """Of the orthogonalisation of all matrices in the blocks: 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side."""
+    H = config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
+    mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
     flops = 0.0
-    for shape, count in matrix_shapes(config).items():
+    # {matrices of a block: how many}; a router is none of them.
+    for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
         m, n = sorted(shape)
-        flops += count * NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
-    return flops
+        flops += count * (4 * m * m * n + 2 * m**3)
+    return config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops
 
 
 def estimated_seconds(

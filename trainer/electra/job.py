@@ -26,26 +26,25 @@ from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
+from trainer.advice import common_warnings, is_changed, warnings_of
 from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
 from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
 from trainer.electra.validation import Validation, look_at
-from trainer.engine import Engine
-from trainer.job import Job, Outlook, Progress, Surroundings, Update
+from trainer.engine import Engine, make_engine
+from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals
-from trainer.optim.build import optimizer_of
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
-from trainer.sharding import group_size_of, put_on_device
+from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
-from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
@@ -54,10 +53,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    counts_updates = True
-    n_sums = N_SUMS
-    shown = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
-    charts = (
+    SHOWN = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
+    CHARTS = (
         LOSS,
         Chart(
             "Losses of generator (nats per token) and discriminator",
@@ -69,7 +66,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         *SPEED,
         SKIPPED,
     )
-    may_change = (
+    MAY_CHANGE = (
         "learning_rate",
         "muon_lr",
         "embed_lr",
@@ -88,8 +85,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         "warmup_steps",
         "adam_epsilon",
     )
-    only_at_start = ("model_path", "init_std")
-    mended_by = {
+    ONLY_AT_START = ("model_path", "init_std")
+    MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
         "tokenizer": "--vocab_path or --model_path",
     }
@@ -104,21 +101,25 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         compare_precision(self.ranks, self.dtype)
         self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
-        self.stem = self.folder / self.folder.name
-        self.outputs = {name: self.folder / name for name in NETWORKS}
-        # Networks that an earlier run has saved on its way, and a vocabulary of its own, which is written before the first update.
-        self.replaced = ["percent_*", "checkpoint-*[0-9]"]
-        self.begun = [self.folder / OWN]
+        self.files = RunFiles(
+            self.folder / self.folder.name,
+            {name: self.folder / name for name in NETWORKS},
+            settings,
+            # A vocabulary of its own is written before the first update.
+            begun={self.folder / OWN: self._write_vocabulary},
+            # Networks that an earlier run has saved on its way
+            replaced=["percent_*", "checkpoint-*[0-9]"],
+        )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             # From here on no other run may write these files.
-            claim(self.ranks, self.stem)
+            claim(self.ranks, self.files.stem)
             # Before the vocabulary is made, which takes a while.
             check_library(settings.deduplicate)
             embedded = ROOT / "dataset" / "python_docs.jsonl"
             self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
-            self.tokenizer = open_vocabulary(settings, self.data_path, self.stem, self.ranks)
+            self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
             self.model = init_model(settings, self.tokenizer)
@@ -127,7 +128,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             if settings.gradient_checkpointing:
                 self.model.gradient_checkpointing_enable()
             self.model.train()
-            self.max_updates = settings.max_steps
+            self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             self.validation: Validation | None = None
             # They read all tokens.
             with until_all_are_ready(self.ranks):
@@ -144,22 +145,27 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             *(["val_fraction"] if settings.val_fraction else []),
         ]
         # What a resume must have in common with the run that it goes on with.
-        self.identity: dict[str, Any] = {
+        entries = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.store.fingerprint[:16],  # as this tokenizer reads it
             "architecture": architecture(self.model),
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
-        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
+        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE, self.ONLY_AT_START)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
-        self.optimizer = optimizer_of(
-            settings,
+        self.engine = make_engine(
             self.model,
-            self.ranks,
-            self.shards,
+            self.loss,
+            settings,
+            n_sums=N_SUMS,
+            identity=entries,
+            group_size=group_size,
+            dtype=self.dtype,
+            ranks=self.ranks,
+            device=self.device,
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
@@ -174,10 +180,14 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
         self.kept_updates = range(every, n + 1, every) if every else range(0)
-        self.save_at = {*self.percents, *self.kept_updates}
-        self.evaluates = self.validation is not None
-        self.eval_interval = settings.eval_interval
-        self.sample_interval = settings.example_interval
+        self.files.save_at = {*self.percents, *self.kept_updates}
+        self.looks = Looks(
+            evaluate=self.evaluate if self.validation is not None else None,
+            eval_interval=settings.eval_interval,
+            samples=self.samples if settings.example_interval else None,
+            sample_interval=settings.example_interval,
+            counts_updates=True,
+        )
 
     def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
         """The text to train, and what is held out of it."""
@@ -237,9 +247,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     # --------------------------------------------------------------------------------------------- what is saved
 
-    def begin(self) -> None:
+    def _write_vocabulary(self) -> None:
         if not self.settings.vocab_path:
-            on_main(self.ranks, lambda: save_wordpiece(self.tokenizer, self.folder / OWN))
+            save_wordpiece(self.tokenizer, self.folder / OWN)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
@@ -264,12 +274,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                     save_wordpiece(self.tokenizer, temporary)
 
     # ---------------------------------------------------------------------------------------- what is said of it
-
-    def next_commands(self) -> list[NextCommand]:
-        command = (
-            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
-        )
-        return [NextCommand("fine-tune the discriminator", command)]
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
@@ -296,11 +300,16 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         ]
         if self.held_out is not None and self.validation is not None:
             lines += [self.validation.described, *self.held_out.notices]
-        told = [self.precision_notice, self.shards.described if self.shards is not None else None]
+        shards = self.engine.shards
+        told = [self.precision_notice, shards.described if shards is not None else None]
+        of_rank = flops / self.ranks.world_size
+        fine_tune = (
+            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+        )
         return Outlook(
             plan=plan,
             lines=lines,
-            notices=[*(line for line in told if line), *self._notices()],
+            notices=[*(line for line in told if line), *self._notices(), *self._make_fast(plan, of_rank)],
             model_fields={
                 **discriminator.to_diff_dict(),
                 "generator": generator.to_diff_dict(),
@@ -308,8 +317,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             },
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
-            flops=flops / self.ranks.world_size,
+            flops=of_rank,
             epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
+            shown=self.SHOWN,
+            charts=self.CHARTS,
+            next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
 
     def _notices(self) -> list[str]:
@@ -345,13 +357,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             )
         return lines + common_warnings(settings, self.ranks)
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
-        said = notes_on_precision(self.device, self.dtype, outlook.flops)
+    def _make_fast(self, plan: ElectraPlan, flops: float) -> list[str]:
+        said = notes_on_precision(self.device, self.dtype, flops)
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.ranks.rows_of(self.settings.batch_size), outlook.plan.T)
+        shape = (self.ranks.rows_of(self.settings.batch_size), plan.T)
         width = self.model.discriminator.config.hidden_size
-        compile_blocks(self.model, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width)
+        compile_blocks(self.model, choice, self.device, said.append, shape, flops, self.dtype, width=width)
         return said
 
 

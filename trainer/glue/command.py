@@ -28,6 +28,7 @@ from dataset.glue.tables import words_of_labels
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
+from trainer.advice import common_warnings, is_changed, warnings_of
 from trainer.encoder_folder import find_model
 from trainer.glue.loss import metric_of
 from trainer.glue.model import init_model, open_tokenizer
@@ -40,7 +41,6 @@ from trainer.machine.devices import pick_dtype
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.places import check_writable
 from trainer.sharding import group_size_of
-from trainer.without_effect import common_warnings, is_changed, warnings_of
 
 RESULTS = "eval_results.json"
 # What a finished run must have been made with to count as done, beside its data and model.

@@ -24,13 +24,13 @@ from trainer.glue.loss import N_SUMS, glue_loss, logged
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
 from trainer.glue.scores import Evaluation, write_predictions
 from trainer.glue.settings import GlueSettings
-from trainer.job import LATEST_UPDATE, UNLIMITED, Job, Outlook, Progress, Update
+from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
 from trainer.machine.devices import notes_on_precision
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals, name_of
 from trainer.optim.build import build_adamw
@@ -48,11 +48,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
-    counts_updates = True
-    n_sums = N_SUMS
-    shown = ("train_acc", "grad_norm", "updates_per_second")
-    charts: Sequence[Chart] = COMMON
-    may_change = (
+    MAY_CHANGE = (
         "epochs",
         "learning_rate",
         "batch_size",
@@ -67,7 +63,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "lr_schedule",
         "adam_epsilon",
     )
-    mended_by = {
+    MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
         "optimizer": "--layer_decay, --adam_bias_correction",
@@ -82,8 +78,14 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.ranks = command.surroundings.ranks
         self.device = command.surroundings.device
         self.dtype = command.dtype
-        self.stem = folder / f"{data.name}_{folder.name}"
-        self.outputs = {"model": folder / "model"}
+        self.files = RunFiles(
+            folder / f"{data.name}_{folder.name}",
+            {"model": folder / "model"},
+            # Those of the command, for this task and seed alone
+            replace(command.settings, task=data.name, seed=settings.seed, num_seeds=1),
+            # What an earlier run of this seed may have left
+            replaced=[RESULTS, "checkpoint-*[0-9]"],
+        )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -95,50 +97,53 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model_name = type(self.model).__name__
         self.model.train()
         group_size = group_size_of(settings.shard, self.ranks)
-        self.identity = {
+        entries = {
             "tokenizer": command.fingerprint[:16],
             "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
             "model (--model_path, --from_scratch)": command.model_key,
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        self.shards = put_on_device(self.model, self.identity, group_size, self.ranks, self.device)
+        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE)
+        shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
-        self.optimizer = build_adamw(
+        optimizer = build_adamw(
             layer_groups(self.model, settings.weight_decay, settings.layer_decay),
             settings.learning_rate,
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
+        self.engine = Engine(
+            self.model,
+            optimizer,
+            self.loss,
+            device=self.device,
+            dtype=self.dtype,
+            ranks=self.ranks,
+            grad_clip=settings.grad_clip,
+            n_sums=N_SUMS,
+            shards=shards,
+        )
         assert settings.epochs is not None
-        self.epochs = math.ceil(settings.epochs)
+        self.length = Length(math.ceil(settings.epochs))
+        self.looks = Looks(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
             schedule = schedule_of(settings, self.ranks, len(data.train.features.lengths))
             if settings.max_steps:
-                self.max_updates = settings.max_steps
-            elif self.epochs != settings.epochs:
+                self.length.max_updates = settings.max_steps
+                self.length.flag = "--max_steps"
+            elif self.length.epochs != settings.epochs:
                 # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more
                 # than 55 in binary numbers.
-                self.max_updates = math.ceil(round(settings.epochs * schedule.n_updates, 6))
+                self.length.max_updates = math.ceil(round(settings.epochs * schedule.n_updates, 6))
             if settings.evaluate_during_training:
-                self.eval_interval = settings.eval_interval or schedule.n_updates
+                self.looks.eval_interval = settings.eval_interval or schedule.n_updates
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
-            self.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
-        # What an earlier run of this seed may have left.
-        self.replaced = [RESULTS, "checkpoint-*[0-9]"]
-        self.evaluates = settings.do_eval
-        if self.evaluates:
-            # Behind the loss the metrics of each development file.
-            names = tuple(name + suffix for suffix in data.dev for name in data.task.metrics)
-            self.charts = (LOSS, Chart(METRICS, names), *(chart for chart in COMMON if chart is not LOSS))
+            self.files.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
         self._evaluation: Evaluation | None = None
-
-    def settings_to_keep(self) -> GlueSettings:
-        """Those of the command, for this task and seed alone."""
-        return replace(self.command.settings, task=self.data.name, seed=self.settings.seed, num_seeds=1)
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -156,11 +161,11 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # How much of what is counted an update is.
         of_update = 1
         done = progress.update
-        total = self.max_updates
+        total = self.length.max_updates
         if total == UNLIMITED:
             of_update = rows_of_update(settings, self.ranks)
             done = update.epoch * update.n_rows + update.first_row
-            total = self.epochs * update.n_rows
+            total = self.length.epochs * update.n_rows
         warmup = int(settings.warmup_share * total)
         if settings.warmup_steps is not None:
             warmup = settings.warmup_steps * of_update
@@ -209,29 +214,37 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # Those of the other seeds are the same.
         notices = []
         if settings.seed == self.command.settings.seed:
-            notices.append(rates(self.optimizer.param_groups, settings.learning_rate))
-            if self.shards is not None:
-                notices.append(self.shards.described)
+            notices.append(rates(self.engine.optimizer.param_groups, settings.learning_rate))
+            if self.engine.shards is not None:
+                notices.append(self.engine.shards.described)
+        # Updates limit the run: the epochs that they take.
+        epochs = None
+        if settings.max_steps:
+            epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
+        notices += self._make_fast(epochs or self.length.epochs)
+        charts: Sequence[Chart] = COMMON
+        if settings.do_eval:
+            # Behind the loss the metrics of each development file
+            names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
+            charts = (LOSS, Chart(METRICS, names), *(chart for chart in COMMON if chart is not LOSS))
         return Outlook(
             plan=plan,
             lines=lines,
             notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
-            # Updates limit the run: the epochs that they take.
-            epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
-            if settings.max_steps
-            else None,
+            epochs=epochs,
+            shown=("train_acc", "grad_norm", "updates_per_second"),
+            charts=charts,
         )
 
-    def make_fast(self, outlook: Outlook) -> list[str]:
+    def _make_fast(self, epochs: int) -> list[str]:
         """Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves."""
         settings = self.settings
         plan = self.plan(0)
         assert self.data.train is not None
-        epochs = outlook.epochs or self.epochs
         in_layers = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." not in name)
-        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.max_updates)
+        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.length.max_updates)
         flops_per_position = 6 * in_layers * rows / self.ranks.world_size
         # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
         padded_width = plan.width(settings.batch_size)
@@ -272,12 +285,12 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
             return exit_code, {}
     result["updates"] = trainer.progress.update
     evaluation = job.evaluation(trainer.engine, signals)
-    with told_in_a_line(job.device, trainer.advice_on_memory):
+    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
         stop_signal = look_back(job, evaluation, result)
     # Computed with again after the run's own end.
     trainer.engine.close()
-    if job.shards is not None:
-        job.shards.leave_groups()
+    if job.engine.shards is not None:
+        job.engine.shards.leave_groups()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}
@@ -286,7 +299,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
         write_json(folder / RESULTS, result)
         # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
         with contextlib.suppress(OSError):
-            Checkpoints(f"{job.stem}_resume").remove_all()
+            Checkpoints(f"{job.files.stem}_resume").remove_all()
 
     on_main(ranks, finish)
     return 0, result

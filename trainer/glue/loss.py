@@ -15,10 +15,13 @@ from common.arrays import Array
 from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, Totals
 from dataset.glue.glue_tasks import Task
-from model.electra.compiled_encoder import graphs_for
+from model.electra.compiled_encoder import graphs_for, ready_mask, uses_graphs
 from trainer.glue.model import has_segments
 
 N_SUMS = 4
+# Families that take a mask for every query as it is. Into one of [R, T] transformers looks, and drops it where nothing is padded: that
+# waits for the device, and makes the compiler build two versions of a layer.
+READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 # (labels [N], classes or scores [N]) -> the figure.
 Metric = Callable[[Array, Array], float]
 
@@ -26,6 +29,8 @@ Metric = Callable[[Array, Array], float]
 def forward(model: Any, batch: Batch) -> torch.Tensor:
     """Logits, float32 [R, n]."""
     inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+    if model.config.model_type in READY_MASK:
+        inputs["attention_mask"] = ready_mask(batch.mask.bool(), uses_graphs(model, batch.ids.shape))
     if has_segments(model.config):
         inputs["token_type_ids"] = batch.types
     with graphs_for(model, batch.ids.shape):

@@ -449,14 +449,18 @@ class SharedOrthogonalise:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        # {shape of the matrices: where the results are}
-        self._memories: dict[torch.Size, SharedMemory] = {}
+        # {shape of the matrices: where the results are; None: the system gives no memory, and each rank does all}
+        self._memories: dict[torch.Size, SharedMemory | None] = {}
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[n, rows, columns] -> the same in bf16, to be read until the next update. All ranks must call it."""
         if matrices.shape not in self._memories:
-            self._memories[matrices.shape] = SharedMemory(muon.DTYPE.itemsize * matrices.numel(), self.ranks)
+            self._memories[matrices.shape] = None
+            with contextlib.suppress(OSError):
+                self._memories[matrices.shape] = SharedMemory(muon.DTYPE.itemsize * matrices.numel(), self.ranks)
         memory = self._memories[matrices.shape]
+        if memory is None:
+            return muon.orthogonalise(matrices)
         results = memory.data.view(muon.DTYPE).view(matrices.shape)
         own = slice(self.ranks.rank, None, self.ranks.world_size)
         # There may be fewer matrices of a shape than ranks.

@@ -51,7 +51,7 @@ def train(
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
         with told_in_a_line(surroundings.device, advice_on_planning):
-            planned = plan_run(settings, given, surroundings, job_kind)
+            planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
             return 0
         settings = planned

@@ -1,7 +1,9 @@
-"""The model that a run begins with: a fresh one, or one with weights that are there."""
+"""Tokenizer and model that a run begins with: a fresh model, or one with weights that are there."""
 
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,123 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from common.paths import ROOT
-from model.config import MiniMindConfig
+from common.paths import ROOT, utf8_folder
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.shipped import unnamed_vocabulary
+from dataset.tokenizing.vocabulary import check_ids_fit, check_size, vocabulary_digest
+from model.checkpointing import recompute_layers
+from model.config import TOKEN_IDS, MiniMindConfig
+from model.hf_folder import checked_files, read_config
 from model.model_minimind import MiniMindForCausalLM
-from trainer.pretrain.public_weights import checked_folder, model_of_folder
-from trainer.pretrain.settings import FILES_OF_MODELS, MODEL_FLAGS, PretrainSettings, weight_candidates, weight_folder
+from model.weight_record import vocabulary_of
+from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.memory import refuse_too_large
+from trainer.pretrain.public_weights import (
+    PublicModel,
+    checked_folder,
+    model_of_folder,
+    settings_of_folder,
+    tokenizer_notices,
+)
+from trainer.pretrain.settings import (
+    DEFAULT_TOKENIZER,
+    FILES_OF_MODELS,
+    MODEL_FLAGS,
+    PretrainSettings,
+    weight_candidates,
+    weight_folder,
+)
 from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
+from trainer.sharding import build_on_main
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class FirstModel:
+    """Tokenizer and model, which fit each other and the rows.
+
+    settings: those of the run, in which a folder of --from_weight has decided on some. vocabulary: digest of the tokenizer's.
+    notices: lines on the two.
+    """
+
+    settings: PretrainSettings
+    tokenizer: Any
+    encoder: DocumentEncoder
+    vocabulary: str
+    model: MiniMindForCausalLM
+    notices: list[str]
+
+
+def open_model(
+    settings: PretrainSettings,
+    make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder],
+    ranks: Ranks,
+    device: torch.device,
+    group_size: int,
+) -> FirstModel:
+    """Tokenizer and model of a run. group_size: ranks that will share one model; of one alone it lies on the device.
+
+    Errors: UserError, ValueError for what does not fit, UserError where memory is used up.
+    """
+    notices: list[str] = []
+    folder = settings.weight_folder()
+    public = None
+    if folder is not None:
+        # The loader of its tokenizer reads its config too, and would make whatever it speaks of. So this comes first.
+        utf8_folder("--from_weight", folder)
+        config = read_config(folder)
+        settings = settings_of_folder(settings, folder, config)
+        refuse_too_large(config, device, ranks, group_size)
+        public = PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
+
+    path = settings.tokenizer_path
+    assert path is not None
+    tokenizer = load_tokenizer(path)
+    encoder = make_encoder(tokenizer, settings)
+    vocabulary = vocabulary_digest(tokenizer)
+
+    if public is not None:
+        notices += tokenizer_notices(public.folder, path, vocabulary)
+        config = public.config
+        # The documents begin and end with the tokenizer's own.
+        for name in TOKEN_IDS:
+            setattr(config, name, getattr(tokenizer, name))
+        check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
+        make = partial(model_of_folder, public)
+    else:
+        config = config_from_flags(settings, encoder.vocab_size, tokenizer)
+        refuse_too_large(config, device, ranks, group_size)
+        if settings.from_weight != "none":
+            weight = find_weight(settings.from_weight, config, Path(settings.out_dir))
+            notices += check_vocabulary(weight, vocabulary, path)
+        make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
+    with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
+        if group_size == 1:
+            model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+        else:
+            # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
+            model = build_on_main(ranks, make)
+    check_length(settings.max_seq_len, model.config)
+    check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    if settings.gradient_checkpointing:
+        recompute_layers(model)
+    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
+
+
+def check_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
+    """A line where the weight does not say which tokenizer it was trained with. Errors: UserError where it was another."""
+    recorded = vocabulary_of(weight)
+    if recorded is None:
+        return [unnamed_vocabulary(weight)] if tokenizer_path == DEFAULT_TOKENIZER else []
+    if recorded == vocabulary:
+        return []
+    raise UserError(
+        f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
+        f"{tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
+    )
 
 
 def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: Any) -> MiniMindConfig:

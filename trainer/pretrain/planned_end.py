@@ -27,7 +27,7 @@ class PlannedEnd:
         self.planned = corpus.planned
         self.has_told_shortage = False
 
-    def replan(self, progress: Progress) -> bool:
+    def replan(self, progress: Progress) -> str | None:
         """As `Job.replan`."""
         # At its start a run has those of the plan.
         moves = [*(progress.moves or self.planned.plan.moves)]
@@ -45,22 +45,15 @@ class PlannedEnd:
             progress.epoch, progress.row = place.epoch, place.row
         progress.moves = moves
         self.corpus.replan(moves)
-        # A clock moves the end as the time asks for it: then a line tells of it.
-        if not self.settings.has_budget and self.clock is None:
-            shortage = self.planned.shortage()
-            if shortage is not None:
-                raise DataError(shortage.told(self.settings.max_updates, progress.update))
-        return is_new
-
-    def notice(self) -> str | None:
-        """As `Job.notice_of_rows`."""
-        if self.has_told_shortage:
-            return None
         shortage = self.planned.shortage()
-        if shortage is None:
-            return None
-        self.has_told_shortage = True
-        return f"warning: with the end that the budget sets, {shortage.sources}"
+        line = ""
+        if shortage is not None and not self.settings.has_budget and self.clock is None:
+            raise DataError(shortage.told(self.settings.max_updates, progress.update))
+        if shortage is not None and not self.has_told_shortage:
+            # A clock moves the end as the time asks for it.
+            self.has_told_shortage = True
+            line = f"warning: with the end that the budget sets, {shortage.sources}"
+        return line if line or is_new else None
 
     def _move(self, progress: Progress) -> Move:
         """What is left of the run, in rows."""

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from common.wording import counted
+from common.wording import counted, one_line
+from trainer.engine import Outcome
+from trainer.job import UNLIMITED, JobPlan
 from trainer.machine.collectives import on_main
 from trainer.reporting.log_lines import position, risen_validation
 from trainer.saving.checkpoint import snapshot
@@ -17,35 +19,48 @@ def tell_end(trainer: "Trainer", exit_code: int) -> None:
     """Say and record how the run has ended, and close its records."""
     is_complete = exit_code == 0
     # To count it may take a while, and a run that is stopped must end soon.
-    if is_complete:
-        tell_trained(trainer)
+    if is_complete and trainer.ranks.is_main:
+        tell_closing(trainer)
     tell_skipped(trainer)
     if is_complete:
         progress = trainer.progress
         risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss)
         if risen:
             trainer.reporter.say(risen)
-        for line in (*trainer.job.lines_at_the_end(trainer.progress), written(trainer)):
-            trainer.reporter.say(line)
+        trainer.reporter.say(written(trainer))
     trainer.reporter.close()
     if is_complete and trainer.settings.report and trainer.ranks.is_main:
-        write_own_report(trainer.job.stem, trainer.reporter.say)
+        write_own_report(trainer.job.files.stem, trainer.reporter.say)
 
 
-def tell_trained(trainer: "Trainer") -> None:
-    """Say and record what was trained of each source of the data."""
-    if not trainer.ranks.is_main:
+def tell_closing(trainer: "Trainer") -> None:
+    """Say and record what the job shows of the finished run."""
+    try:
+        closing = trainer.job.closing(trainer.progress)
+    except Exception as error:
+        # Hours of training do not end with an error for want of this.
+        trainer.reporter.say(f"warning: the run is done, but nothing can be shown of it: {one_line(error)}")
         return
-    trained = trainer.job.trained(trainer.progress)
-    if not trained:
-        return
-    total = max(sum(tokens for _, tokens, _ in trained), 1)
-    sources = []
-    for name, tokens, passes in trained:
-        share = tokens / total
-        sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
-        trainer.reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
-    trainer.reporter.record({**position(trainer.progress), "trained": sources})
+    for line in closing.lines:
+        trainer.reporter.say(line)
+    if closing.record:
+        trainer.reporter.record({**position(trainer.progress), **closing.record})
+
+
+def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
+    """What to say of an update that was not applied. plan: that its rows are of."""
+    assert outcome.where is not None
+    number, step, first_row, end_row = outcome.where
+    so_far = f"update {number} is not applied ({int(outcome.skipped)} so far)"
+    if outcome.overflow:
+        # No document is to blame: the scaler finds its scale by that.
+        return f"step {step}: float16: the gradients overflowed at their scale, which is halved: {so_far}"
+    documents = [str(document) for document in plan.documents_of(first_row, end_row)]
+    more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
+    return (
+        f"step {step}: non-finite loss or gradient: {so_far}; its documents (counted from 0) are "
+        f"{', '.join(documents[:8])}{more}"
+    )
 
 
 def tell_skipped(trainer: "Trainer") -> None:
@@ -60,17 +75,20 @@ def tell_skipped(trainer: "Trainer") -> None:
 
 def written(trainer: "Trainer") -> str:
     """The line on what the run leaves."""
-    return ", ".join(f"{what}: {path}" for what, path in trainer.job.outputs.items())
+    return ", ".join(f"{what}: {path}" for what, path in trainer.job.files.outputs.items())
 
 
 def say_that_all_is_done(trainer: "Trainer") -> None:
     """For a finished run that is asked to go on. Outputs that were moved away are written again."""
     job = trainer.job
-    goal, flag = job.goal(trainer.progress, trainer.epochs)
-    further = f" (a higher {flag} goes on)" if flag else ""
-    trainer.reporter.say(f"this run has already done its {goal}: nothing to do{further}")
+    length = trainer.length
+    done = counted(trainer.epochs, "epoch")
+    if length.last_update < UNLIMITED:
+        done = counted(trainer.progress.update, "update")
+    further = f" (a higher {length.flag} goes on)" if length.flag else ""
+    trainer.reporter.say(f"this run has already done its {done}: nothing to do{further}")
     # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
-    all_there = on_main(trainer.ranks, lambda: all(path.exists() for path in job.outputs.values()))
+    all_there = on_main(trainer.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
         # A later run has moved them away, and this one was brought back by renaming its folder.
         weights = snapshot(trainer.engine.weights())

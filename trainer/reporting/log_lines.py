@@ -48,9 +48,9 @@ def log_record(
         "eta": step_seconds * steps_left / 60,
     }
     # Short runs do not wait for a measurement of the machine.
-    if trainer.product_rate:
+    if trainer.product_rate and trainer.outlook:
         best_rate = trainer.product_rate * trainer.ranks.world_size
-        record["flops_utilisation"] = tokens_per_second * trainer.flops_per_token / best_rate
+        record["flops_utilisation"] = tokens_per_second * trainer.outlook.flops_per_token / best_rate
     return record
 
 
@@ -113,9 +113,9 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
     plan = outlook.plan
     schedule = schedule_of(settings, trainer.ranks, plan.n_rows)
     # Unlimited updates are an infinite float, which is never the smaller one.
-    updates = int(min(schedule.n_updates * trainer.epochs, trainer.max_updates))
+    updates = int(min(schedule.n_updates * trainer.epochs, trainer.length.last_update))
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
-    dtype = trainer.job.dtype
+    dtype = trainer.engine.dtype
     line = (
         f"run: {counted(updates, 'update')} in {counted(trainer.epochs, 'epoch')}, "
         f"{counted(schedule.rows_of_update, 'row')} = {schedule.rows_of_update * plan.T:,} tokens each "
@@ -130,19 +130,19 @@ def describe(trainer: "Trainer", outlook: "Outlook") -> None:
             "started": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": trainer.command,
             # What the intervals of the settings count; else micro-batches.
-            "counts_updates": trainer.job.counts_updates,
+            "counts_updates": trainer.job.looks.counts_updates,
             "settings": {name: value for name, value in vars(settings).items() if value is not None},
             "model": outlook.model_fields,
             "data": {
                 "documents": outlook.n_documents,
                 "rows": plan.n_rows,
                 "fill": plan.fill,
-                "fingerprint": trainer.job.identity.get("data"),
+                "fingerprint": trainer.job.identity.entries.get("data"),
                 **outlook.data_fields,
             },
             "machine": {**describe_machine(trainer.device, trainer.ranks.world_size), "dtype": str(dtype)},
             "versions": versions(),
-            "charts": [chart.as_record() for chart in trainer.job.charts],
-            "next_commands": [command.as_record() for command in trainer.job.next_commands()],
+            "charts": [chart.as_record() for chart in outlook.charts],
+            "next_commands": [command.as_record() for command in outlook.next_commands],
         }
     )

@@ -23,7 +23,7 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
     """
     job = trainer.job
     settings = trainer.settings
-    stem = job.stem
+    stem = job.files.stem
     check_space(stem.parent, trainer.engine)
     # The tracker comes first: if it refuses, nothing has been moved.
     if settings.tracker != "none":
@@ -42,16 +42,18 @@ def open_records(trainer: "Trainer", resumed: bool) -> None:
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
     report = [Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
-    files = [metrics, settings_file, *report, *job.begun]
+    files = [metrics, settings_file, *report, *job.files.begun]
     if resumed:
-        names = [glob.escape(path.name) for path in (*files, *job.outputs.values())]
-        trainer.checkpoints.bring_back([*names, *job.replaced])
+        names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
+        trainer.checkpoints.bring_back([*names, *job.files.replaced])
     else:
-        for pattern in job.replaced:
+        for pattern in job.files.replaced:
             files += sorted(stem.parent.glob(pattern))
-        unsaved = [metrics, settings_file, *job.begun] if never_saved(metrics) else []
-        trainer.checkpoints.set_aside(files, job.outputs.values(), trainer.reporter.say, unsaved)
-    write_settings(job.settings_to_keep(), settings_file)
+        unsaved = [metrics, settings_file, *job.files.begun] if never_saved(metrics) else []
+        trainer.checkpoints.set_aside(files, job.files.outputs.values(), trainer.reporter.say, unsaved)
+    write_settings(job.files.settings, settings_file)
+    for write in job.files.begun.values():
+        write()
     trainer.reporter.open(metrics, is_past(trainer) if resumed else None)
 
 

@@ -47,12 +47,12 @@ def state_dict(trainer: "Trainer") -> dict[str, Any]:
         "ranks": ranks,
         # How many of them shared a micro-batch.
         "sharing": trainer.ranks.sharing,
-        "identity": trainer.job.identity,
+        "identity": trainer.job.identity.entries,
         "settings": {name: value for name, value in vars(trainer.settings).items() if value is not None},
         "versions": versions(),
         "seconds": trainer.watch.elapsed() if trainer.watch else trainer.seconds_before,
         "tracker_ids": trainer.tracker_ids,
-        "job": trainer.job.kept(),
+        "job": {name: part.state_dict() for name, part in trainer.job.extra_state.items()},
     }
 
 
@@ -167,7 +167,8 @@ def resume(trainer: "Trainer") -> bool:
     trainer.engine.load_state_dict(state["engine"])
     trainer.progress = progress_of(trainer, state["progress"])
     trainer.tracker_ids = state["tracker_ids"]
-    trainer.job.take_kept(state["job"])
+    for name, part in trainer.job.extra_state.items():
+        part.load_state_dict(state["job"][name])
     trainer.seconds_before = state["seconds"]
     trainer.saved_update = trainer.progress.update
     # Last: building the model and the optimiser has drawn random numbers.
@@ -209,10 +210,11 @@ def check_checkpoint(state: Any, path: Path, trainer: "Trainer") -> None:
     require(isinstance(state, dict) and "format" in state, "it is not the state of a run")
     if state["format"] != FORMAT:
         raise UserError(f"{path}: written by another version of this trainer; go on from its .pth with --from_weight")
-    for what, value in trainer.job.identity.items():
+    identity = trainer.job.identity
+    for what, value in identity.entries.items():
         before = state["identity"][what]
         if before != value:
-            told = difference(what, before, value, trainer.job.mended_by.get(what, ""))
+            told = difference(what, before, value, identity.mended_by.get(what, ""))
             raise UserError(f"{path}: {told}")
 
 
@@ -234,10 +236,10 @@ def announce_changes(trainer: "Trainer", state: dict[str, Any]) -> None:
     now = vars(trainer.settings)
     # With --rows_per_update the micro-batches of an update follow from the ranks.
     derived = ("accumulation_steps",) if before["rows_per_update"] and now["rows_per_update"] else ()
-    for name in trainer.job.may_change:
+    for name in trainer.job.identity.may_change:
         if name not in derived and before.get(name) != now.get(name):
             trainer.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-    for name in trainer.job.only_at_start:
+    for name in trainer.job.identity.only_at_start:
         if before.get(name) != now.get(name):
             trainer.reporter.say(
                 f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "

@@ -26,6 +26,9 @@ UPDATES = 450
 FEWEST_PASSES, MOST_PASSES = 2, 40
 # A rate goes with its optimizer and with the length of the run: who gives one of these gets MiniMind's for the others.
 ONE_RECIPE = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
+# What a weight can move by, updates times rate, for answers to change. Weights are some hundredths large; 200 updates at 1e-5
+# changed none of six answers.
+LEAST_CHANGE = 5e-3
 # Bytes of the embedded questions, which may not be written yet
 EMBEDDED = 1_000_000
 
@@ -74,3 +77,15 @@ def bytes_of_data(settings: SftSettings) -> float:
                 assert isinstance(file, Path)
                 total += file.stat().st_size
     return total
+
+
+def note_on_little_change(settings: SftSettings, updates: int) -> list[str]:
+    """A line where so few updates at such a rate change next to nothing."""
+    rate = max(getattr(settings, name) for name in settings.names_of_rates())
+    if updates * rate >= LEAST_CHANGE:
+        return []
+    return [
+        f"warning: this run will change next to nothing: {counted(updates, 'update')} at a rate of {rate:g} move a weight "
+        f"by {updates * rate:.1g} at most. Little text is learned with --optimizer {OPTIMIZER} --learning_rate "
+        f"{LEARNING_RATE:g} --lr_schedule {SCHEDULE} --epochs {MOST_PASSES}"
+    ]

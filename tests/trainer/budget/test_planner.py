@@ -20,7 +20,7 @@ from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command, memory_plan
+from trainer.pretrain import command, memory
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -200,24 +200,6 @@ def test_the_plan_of_a_run_that_is_gone_is_none(text, tmp_path, capfd):
     train(data_path=text, out_dir=tmp_path, hidden_size=None, num_hidden_layers=1, max_updates=1, from_resume=1)
 
 
-def test_the_plan_of_an_earlier_version_is_named(text, tmp_path, capfd):
-    """It was kept without the width in its name. Renamed as the line says, it holds."""
-    run = planned(tmp_path, text)
-    former = tmp_path / "pretrain.plan.yaml"
-    (tmp_path / "pretrain_16.plan.yaml").rename(former)
-    with pytest.raises(
-        UserError, match=r"pretrain\.plan\.yaml is the plan of pretrain_16, .*: rename it to pretrain_16\.plan\.yaml"
-    ):
-        planned(tmp_path, text, from_resume=1, hidden_size=None)
-    # Without its budget too; and another width is another run.
-    with pytest.raises(UserError, match="rename it to pretrain_16"):
-        train_pretrain.main(["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"])
-    planned(tmp_path, text, from_resume=1, hidden_size=32)
-    former.rename(tmp_path / "pretrain_16.plan.yaml")
-    printed = said_by_a_finished_run(tmp_path, text, capfd)
-    assert f"already done its {run.progress.update:,} update" in printed
-
-
 def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
     """A later run of the same weight name is not taken for the planned one, and has a plan of its own."""
     first = planned(tmp_path, text)
@@ -263,7 +245,7 @@ def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
 def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, monkeypatch, capfd):
     """Compiled code and the heap of a measurement: the run's estimate has room for them. A run without a plan is warned."""
     free = {"now": 8e9}
-    for module in (memory_plan, command):
+    for module in (memory, command):
         monkeypatch.setattr(module, "available_memory", lambda device: free["now"])
     choose = planner.Planner.choose
 
@@ -276,7 +258,7 @@ def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, 
     planned(tmp_path / "planned", text)
     assert free["now"] == 1e6 and "are free on cpu" not in capfd.readouterr().out
     train(data_path=text, out_dir=tmp_path / "plain", max_updates=1)
-    assert "needs about" in capfd.readouterr().out
+    assert "need about" in capfd.readouterr().out
 
 
 def test_the_settings_of_another_run_may_have_a_budget(text, tmp_path):
@@ -409,18 +391,17 @@ def test_an_optimiser_without_laws_is_refused(text, tmp_path):
 @pytest.mark.slow
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
-    from trainer.budget import planner
-    from trainer.pretrain import job
+    from trainer.budget import clock, planner
 
     began = time.monotonic()
-    for module in (planner, job):
+    for module in (planner, clock):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
     run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
     took = time.monotonic() - began + 12
     # The files of so small a run are written at once, and the reserve for them is left over.
     assert 14 < took < 21
-    assert run.job.clock.seconds_at_end == 2 + 2 * run.settings.report
-    assert run.progress.update == run.job.clock.end
+    assert run.job.length.clock.seconds_at_end == 2 + 2 * run.settings.report
+    assert run.progress.update == run.job.length.clock.end
 
 
 @pytest.mark.parametrize(
@@ -653,4 +634,4 @@ def test_a_plan_for_shares_that_change_needs_text_to_its_end(text, tmp_path):
         assert train_pretrain.main([*command, "--data_path", *paths]) == 0
     (run,) = trainers
     assert run.progress.tokens == pytest.approx(40_000, rel=0.1)
-    assert all(passes <= times for _, _, passes in run.job.trained(run.progress))
+    assert all(passes <= times for *_, passes in run.job.corpus.trained(run.progress.epoch, run.progress.row))

@@ -67,7 +67,7 @@ def test_the_file_of_a_saved_model_is_taken(data, tmp_path):
     for name in ("hidden_act", "layer_norm_eps", "classifier_dropout", "hidden_size", "max_position_embeddings"):
         assert getattr(config, name) == getattr(saved, name), name
     # They are compared at a resume.
-    found = run.job.identity["architecture"]
+    found = run.job.identity.entries["architecture"]
     assert found["hidden_act"] == ["relu", "relu"] and found["layer_norm_eps"] == [1e-5, 1e-5]
     again = {**data, "out_dir": tmp_path, "max_steps": 2, "from_resume": 1}
     with pytest.raises(UserError, match="another architecture"):

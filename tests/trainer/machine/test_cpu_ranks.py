@@ -6,6 +6,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common.errors import UserError
 from tests.helpers import flags
@@ -188,3 +189,7 @@ def test_a_system_that_gives_no_shared_memory_is_an_error_on_all_ranks(monkeypat
     monkeypatch.setattr(cpu_ranks.os, "memfd_create", refused)
     with pytest.raises(OSError, match="no memory that processes can share"):
         SharedMemory(64, Ranks(0, 0, 2, sharing=2))
+    # Muon's matrices are then computed by each rank.
+    matrices = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0))
+    shared = cpu_ranks.SharedOrthogonalise(Ranks(0, 0, 2, sharing=2))
+    assert torch.equal(shared(matrices, matrices.shape[1:]), cpu_ranks.muon.orthogonalise(matrices))

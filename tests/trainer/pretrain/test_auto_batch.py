@@ -1,9 +1,7 @@
-"""`--batch_size auto`. References: runs with the flags that it comes to, every cut of an update, and the memory plan."""
+"""`--batch_size auto`. References: runs with the flags that it comes to, and every cut of an update."""
 
 import math
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,27 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from dataset.loader import Assembler, Batch
-from dataset.packing import EpochPlan, Totals
+from dataset.loader import Batch
+from dataset.packing import Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from tests.helpers import losses, new_port, records, run_ranks, tiny_model, token_store, train, write_corpus
+from tests.helpers import losses, records, tiny_model, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
-from trainer.machine.cpu_ranks import Divisible
-from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.pretrain import command, memory_plan, trial
-from trainer.pretrain.auto_batch import (
-    converted,
-    note_on_small,
-    recorded_rows,
-    row_choices,
-    settle,
-    with_rows,
-)
-from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory_plan import SAFE_SHARE, MemoryPlan, MicroBatch
-from trainer.pretrain.micro_batch import micro_batch_of
+from trainer.machine.ranks import Ranks
+from trainer.pretrain import command
+from trainer.pretrain.auto_batch import converted, fits_gpu, recorded_rows, row_choices, settle, with_rows
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 CUDA = torch.device("cuda", 0)
@@ -48,31 +35,11 @@ def settings_of(*argv):
     return parse_args(["--batch_size", "auto", *argv])
 
 
-def plan_with(monkeypatch, settings, free, device=CUDA, ranks=None):
-    """The MemoryPlan of a machine that has `free` bytes."""
-    monkeypatch.setattr(memory_plan, "total_memory", lambda device: free)
-    monkeypatch.setattr(memory_plan, "available_memory", lambda device: free)
-    return MemoryPlan(settings, torch.bfloat16, device, ranks or Ranks())
-
-
-def always_fits(rows):
-    return True
-
-
 def settled(
-    monkeypatch,
-    tmp_path,
-    free,
-    *argv,
-    rows_of_epoch=MANY_ROWS,
-    config=SIZE,
-    device=CUDA,
-    ranks=None,
-    trial=always_fits,
+    tmp_path, *argv, rows_of_epoch=MANY_ROWS, config=SIZE, device_type="cuda", ranks=None, fits=lambda rows: True
 ):
     settings = settings_of(*argv)
-    memory = plan_with(monkeypatch, settings, free, device, ranks)
-    return settle(settings, tmp_path / "run", config, rows_of_epoch, T, memory, memory.free_on_all_ranks(), trial)
+    return settle(settings, tmp_path / "run", config, rows_of_epoch, device_type, ranks or Ranks(), fits)
 
 
 # ------------------------------------------------------------------------------------------ which rows are taken
@@ -96,20 +63,6 @@ def test_choices_divide_the_update_and_the_warm_up(steps, most, sharing, warmup)
 
 
 @pytest.mark.parametrize(
-    ("free", "wanted"), [(80 * GB, (256, 1)), (24 * GB, (128, 2)), (6 * GB, (16, 16)), (3 * GB, (8, 32))]
-)
-def test_the_largest_micro_batch_that_fits_is_taken(monkeypatch, tmp_path, free, wanted):
-    """Reference: the memory plan of what was chosen, and of the next larger one."""
-    settings, line = settled(monkeypatch, tmp_path, free)
-    assert (settings.batch_size, settings.accumulation_steps) == wanted
-    memory = plan_with(monkeypatch, settings, free)
-    assert memory.needed_at_most(MicroBatch(SIZE, settings.batch_size, T, False)) <= SAFE_SHARE * free
-    if settings.accumulation_steps > 1:
-        assert memory.needed_at_most(MicroBatch(SIZE, 2 * settings.batch_size, T, False)) > SAFE_SHARE * free
-    assert line.startswith("--batch_size auto: an update is ") and "are free on cuda:0" in line
-
-
-@pytest.mark.parametrize(
     ("argv", "rows_of_epoch", "wanted"),
     [
         # 224 and 352 rows an update: odd numbers of rows divide them.
@@ -124,39 +77,31 @@ def test_the_largest_micro_batch_that_fits_is_taken(monkeypatch, tmp_path, free,
         (("--warmup_iters", "100"), MANY_ROWS, (128, 2)),
     ],
 )
-def test_the_update_keeps_its_rows(monkeypatch, tmp_path, argv, rows_of_epoch, wanted):
-    settings, _ = settled(monkeypatch, tmp_path, 1000 * GB, *argv, rows_of_epoch=rows_of_epoch)
+def test_the_update_keeps_its_rows(tmp_path, argv, rows_of_epoch, wanted):
+    settings, _ = settled(tmp_path, *argv, rows_of_epoch=rows_of_epoch)
     assert (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * settings_of(*argv).accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
 
 
-def test_a_cpu_takes_no_more_than_it_is_fast_with_and_no_memory_is_no_limit(monkeypatch, tmp_path):
-    for free in (1000 * GB, None):
-        settings, line = settled(monkeypatch, tmp_path, free, device=torch.device("cpu"))
-        assert (settings.batch_size, settings.accumulation_steps) == (16, 16)
-    assert "free" not in line
-    # Where not even one row fits, the run's own check says what would.
-    settings, _ = settled(monkeypatch, tmp_path, 1, device=torch.device("cpu"))
-    assert settings.batch_size == 1
+def test_a_cpu_takes_no_more_than_it_is_fast_with(tmp_path):
+    settings, _ = settled(tmp_path, device_type="cpu")
+    assert (settings.batch_size, settings.accumulation_steps) == (16, 16)
 
 
-def test_processes_that_share_a_micro_batch_get_equal_parts(monkeypatch, tmp_path):
-    ranks = Ranks(0, 0, 4, sharing=4)
+def test_processes_that_share_a_micro_batch_get_equal_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.machine.collectives.dist.broadcast_object_list", lambda answer, src: None)
-    monkeypatch.setattr("trainer.pretrain.memory_plan.least_of_ranks", lambda ranks, number, device: number)
-    settings, _ = settled(monkeypatch, tmp_path, 10, "--device", "cpu", device=torch.device("cpu"), ranks=ranks)
+    ranks = Ranks(0, 0, 4, sharing=4)
+    settings, _ = settled(tmp_path, "--device", "cpu", device_type="cpu", ranks=ranks, fits=lambda rows: False)
     assert settings.batch_size == 4
     with pytest.raises(UserError, match="--cpu_processes 3 --batch_size auto: updates of 256 rows cannot be divided"):
-        settled(monkeypatch, tmp_path, 10, device=torch.device("cpu"), ranks=Ranks(0, 0, 3, sharing=3))
-    assert micro_batch_of(settings_of("--device", "cpu")) == Divisible(16, T, 25_829_888, "", True)
+        settled(tmp_path, device_type="cpu", ranks=Ranks(0, 0, 3, sharing=3))
 
 
-def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(monkeypatch, tmp_path):
+def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(tmp_path):
     experts = MiniMindConfig(generation="minimind3", use_moe=True)
-    for device in (CUDA, torch.device("cpu")):
-        settings, _ = settled(monkeypatch, tmp_path, 1000 * GB, config=experts, device=device)
-        assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
+    settings, _ = settled(tmp_path, config=experts)
+    assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
 
 
 @pytest.mark.parametrize(
@@ -173,20 +118,16 @@ def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(monkeypatch, tmp_pat
         ((), 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
     ],
 )
-def test_a_micro_batch_that_does_not_fit_when_tried_is_halved(monkeypatch, tmp_path, argv, fit, tried, wanted):
+def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path, argv, fit, tried, wanted):
     trials = []
 
-    def trial(rows):
+    def fits(rows):
         trials.append(rows)
         return rows <= fit
 
-    settings, line = settled(monkeypatch, tmp_path, 1000 * GB, *argv, trial=trial)
+    settings, (line,) = settled(tmp_path, *argv, fits=fits)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
-    assert (f"since {tried[0]} rows did not fit when tried" in line) == (len(tried) > 1)
-    # On a CPU nothing is tried: the system would end the process.
-    trials.clear()
-    settled(monkeypatch, tmp_path, 1000 * GB, *argv, device=torch.device("cpu"), trial=trial)
-    assert trials == []
+    assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
 
 def test_what_counts_micro_batches_counts_as_many_rows():
@@ -206,31 +147,6 @@ def test_anything_else_is_refused_in_one_line(bad, capsys):
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert said.count("\n") == 1 and "argument --batch_size" in said
-
-
-# ------------------------------------------------------------------------------------------------ the least of ranks
-
-
-def rows_of_rank(folder):
-    """On a rank that has 24 GB, where the others have 80."""
-    new_port("auto_batch")
-    ranks, device = init_distributed_mode("cpu")
-    settings = settings_of()
-    memory = MemoryPlan(settings, torch.bfloat16, device, ranks)
-    memory.device = CUDA
-    memory.available = (24 if ranks.rank == 1 else 80) * GB
-    found, line = settle(
-        settings, Path(folder) / "run", SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks(), always_fits
-    )
-    torch.distributed.destroy_process_group()
-    return [found.batch_size, found.accumulation_steps, line]
-
-
-@pytest.mark.slow
-def test_ranks_agree_on_what_fits_all_of_them(tmp_path):
-    first, second = run_ranks(rows_of_rank, str(tmp_path))
-    assert first == second
-    assert first[:2] == [128, 2] and "24.0 GB that are free" in first[2]
 
 
 # --------------------------------------------------------------------------------------------------------- whole runs
@@ -292,7 +208,7 @@ def fails_beyond(monkeypatch, most_rows):
 
 
 @pytest.mark.parametrize("recomputed", [0, 1])
-def test_a_run_whose_estimate_was_too_low_takes_fewer_rows_at_once(tmp_path, data, monkeypatch, capsys, recomputed):
+def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, capsys, recomputed):
     """Reference: the run with the flags that it comes to, bit for bit."""
     given = {**AUTO_RUN, "data_path": data, "device": None, "max_updates": 4, "accumulation_steps": 4}
     given["gradient_checkpointing"] = recomputed
@@ -302,7 +218,7 @@ def test_a_run_whose_estimate_was_too_low_takes_fewer_rows_at_once(tmp_path, dat
         said = capsys.readouterr().out
         assert seen[:3] == [128, 64, 32] and max(seen[3:]) <= 32
         explicit = train(out_dir=tmp_path / "explicit", **{**given, "batch_size": 32})
-    line = "--batch_size auto: an update is 4 micro-batches of 32 rows, since 128 rows did not fit when tried"
+    line = "--batch_size auto: an update is 4 micro-batches of 32 rows, since 128 rows do not fit"
     assert said.splitlines().count(line) == 1
     assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (32, 4)
     assert losses(auto) == losses(explicit)
@@ -318,38 +234,17 @@ def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
     arguments = (model, batch, Totals(24, 2), CUDA, torch.bfloat16, 1000)
     with simulated_cuda():
         before = torch.get_rng_state()
-        assert trial.fits(*arguments)
+        assert fits_gpu(*arguments)
         assert torch.equal(torch.get_rng_state(), before)
         fails_beyond(monkeypatch, 1)
-        assert not trial.fits(*arguments)
+        assert not fits_gpu(*arguments)
         assert torch.equal(torch.get_rng_state(), before)
         assert all(parameter.grad is None for parameter in model.parameters())
         assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
         with pytest.raises(RuntimeError, match="negative"):
-            trial.fits(*arguments[:-1], -1)
+            fits_gpu(*arguments[:-1], -1)
 
 
-def trial_of_rank():
-    """What the job says of a trial that fits rank 0 alone."""
-    new_port("trial")
-    ranks, device = init_distributed_mode("cpu")
-    trial.fits = lambda *arguments: ranks.rank == 0
-    store = token_store([30] * 8)
-    job = SimpleNamespace(ranks=ranks, device=device, model=None, dtype=None, config=SIZE, pad_id=0)
-    job.corpus = SimpleNamespace(assembler=partial(Assembler, store))
-    job.memory = SimpleNamespace(optimizer_states=lambda config: 0)
-    job.plan = lambda epoch: EpochPlan(store, 16, seed=0, epoch=epoch)
-    fits = PretrainJob._trial(job, 4)
-    torch.distributed.destroy_process_group()
-    return fits
-
-
-@pytest.mark.slow
-def test_a_trial_fits_where_it_fits_all_ranks():
-    assert run_ranks(trial_of_rank) == [False, False]
-
-
-@pytest.mark.slow
 def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatch):
     """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
     changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}
@@ -404,48 +299,11 @@ def test_a_run_that_has_saved_nothing_chooses_its_micro_batches_anew(tmp_path):
     assert recorded_rows(settings, tmp_path / "run") == 256
 
 
-# ------------------------------------------------------------------------------------- what is said of small ones
-
-
-def test_small_micro_batches_on_a_gpu_get_a_line(monkeypatch):
-    settings = parse_args([])
-    memory = plan_with(monkeypatch, settings, 80 * GB)
-    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks())
-    assert line.startswith("note: ") and "--batch_size auto" in line and "256 rows" in line
-    settings = parse_args(["--batch_size", "12", "--accumulation_steps", "10"])
-    assert "--batch_size 120 --accumulation_steps 1 trains" in note_on_small(
-        settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()
-    )
-    # A warm-up counts micro-batches. Where no larger ones make a whole number of them, there are none to suggest.
-    settings = parse_args(["--batch_size", "16", "--accumulation_steps", "16", "--warmup_iters", "32"])
-    line = note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks())
-    assert "--batch_size 256 --accumulation_steps 1 --warmup_iters 2 trains" in line
-    settings = parse_args(["--batch_size", "15", "--accumulation_steps", "2", "--warmup_iters", "7"])
-    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()) is None
-
-
-@pytest.mark.parametrize(
-    ("argv", "free", "device"),
-    [
-        ((), 80 * GB, torch.device("cpu")),
-        ((), 4 * GB, CUDA),
-        (("--batch_size", "64"), 80 * GB, CUDA),
-        (("--accumulation_steps", "1"), 80 * GB, CUDA),
-        (("--from_resume", "1"), 80 * GB, CUDA),
-        (("--budget", "10m"), 80 * GB, CUDA),
-    ],
-)
-def test_others_get_none(monkeypatch, argv, free, device):
-    settings = parse_args(list(argv))
-    memory = plan_with(monkeypatch, settings, free, device)
-    assert note_on_small(settings, SIZE, MANY_ROWS, T, memory, memory.free_on_all_ranks()) is None
-
-
 def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
     """`auto` beside it is as if nothing had been said."""
     asked = []
 
-    def plan_run(settings, given, surroundings, job_kind):
+    def plan_run(settings, given, surroundings, kind):
         asked.append(given)
 
     monkeypatch.setattr(command, "plan_run", plan_run)

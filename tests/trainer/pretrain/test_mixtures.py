@@ -5,6 +5,7 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from common.errors import DataError, UserError
 from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget.clock import Clock, Course
+from trainer.budget.clock import Clock, Course, clock_of_plan
 from trainer.engine import Engine
 from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
@@ -77,7 +78,8 @@ def clock(courses):
 
     def made(job, *args):
         make(job, *args)
-        job.clock = job.planned_end.clock = Moves(courses, job.settings.max_updates)
+        job.length.clock = job.planned_end.clock = Moves(courses, job.settings.max_updates)
+        job.extra_state = {"clock": job.length.clock}
 
     with mock.patch.object(PretrainJob, "__init__", made):
         yield
@@ -179,7 +181,7 @@ def test_a_clock_that_moves_the_end_beyond_the_text_is_said_once(sources, tmp_pa
     assert ended.progress.update == 70
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
     assert line.startswith("warning: with the end that the budget sets, ") and "times where 1 may be" in line
-    assert max(passes for _, _, passes in ended.job.trained(ended.progress)) > 1
+    assert max(passes for *_, passes in ended.job.corpus.trained(ended.progress.epoch, ended.progress.row)) > 1
 
 
 MOVED = {"max_updates": 40, "lr_schedule": "wsd", "decay_share": 0.2}
@@ -296,6 +298,13 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     assert_same(trainers[0], by_file)
 
 
+def most_updates(run):
+    """With a budget."""
+    job = run.job
+    clock = clock_of_plan(replace(job.settings, budget="1h"), job.ranks, job.corpus, None, layers=1, prompts=0)
+    return clock.most_updates
+
+
 @pytest.mark.parametrize("share", [0.5, "0.6..0.4"])
 def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sources, tmp_path, share):
     """Reference: eight passes over the tokens of both sources, though a pass of fixed shares ends with the smaller one."""
@@ -308,9 +317,9 @@ def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sour
     first = run.job.plan(0)
     tokens_of_update = 4 * first.row_targets(0, first.n_rows) / first.n_rows
     tokens = sum(targets for _, targets in run.job.corpus.parts())
-    assert run.job._most_updates() == int(8 * tokens / tokens_of_update)
+    assert most_updates(run) == int(8 * tokens / tokens_of_update)
 
 
 def test_a_clock_lets_one_text_be_read_eight_times(sources, tmp_path):
     run = train(data_path=sources[0], out_dir=tmp_path, max_updates=3)
-    assert run.job._most_updates() == 8 * run.job.plan(0).n_rows // 4
+    assert most_updates(run) == 8 * run.job.plan(0).n_rows // 4

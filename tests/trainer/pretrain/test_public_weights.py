@@ -31,6 +31,7 @@ from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.first_model import init_model
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.outlook import next_commands
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
 
 ENTRIES = 300
@@ -126,9 +127,9 @@ def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
     expected = {"generation": "minimind3", "hidden_size": 32, "head_dim": 16, "rope_theta": 50_000.0, "vocab_size": 320}
     assert {name: getattr(config, name) for name in expected} == expected
     # The ids of the tokenizer, with which the documents are made: there is no beginning.
-    end = run.job.tokenizer.eos_token_id
+    end = run.job.first_model.tokenizer.eos_token_id
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, end, end)
-    assert len(run.job.tokenizer) == ENTRIES
+    assert len(run.job.first_model.tokenizer) == ENTRIES
     path = tmp_path / "pretrain_32.settings.yaml"
     settings = parse_args(["--config", str(path)])
     assert settings == run.job.settings
@@ -213,7 +214,7 @@ def test_another_tokenizer_is_taken_where_the_user_names_one(data, copied, tmp_p
     write_tokenizer(tmp_path / "other", entries=310)
     named = {"data_path": data, "out_dir": tmp_path, "from_weight": copied, "tokenizer_path": tmp_path / "other"}
     run = train(**named, **UNSAID)
-    assert run.job.encoder.vocab_size == 310
+    assert run.job.first_model.encoder.vocab_size == 310
     line = f"warning: {copied} has a tokenizer of its own, with another vocabulary than --tokenizer_path"
     assert capsys.readouterr().out.count(line) == 1
     for path in copied.glob("tokenizer*"):
@@ -366,7 +367,7 @@ def test_init_model_says_what_it_has_looked_for(tmp_path, name, message):
 
 def test_the_next_commands_name_the_tokenizer(data, public, tmp_path):
     run = train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
-    commands = [command.command for command in run.job.next_commands()]
+    commands = [command.command for command in next_commands(run.job.settings.tokenizer_path, answers=False)]
     assert commands and all(f"--tokenizer_path {public['qwen3']}" in command for command in commands)
 
 

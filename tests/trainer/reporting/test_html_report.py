@@ -17,8 +17,7 @@ from common.errors import UserError
 from scripts import report
 from tests.helpers import records, train
 from trainer.electra.job import ElectraJob
-from trainer.glue.job import GlueJob
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.outlook import CHARTS as PRETRAINING
 from trainer.reporting.charts import (
     COMMON,
     MOST_CHARTS,
@@ -100,9 +99,9 @@ def with_charts(path, charts):
 def test_a_run_records_the_charts_of_its_job(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path, use_moe=1)
     (start,) = records(run, "settings")
-    assert start["charts"] == [chart.as_record() for chart in PretrainJob.charts]
-    path = f"{run.job.stem}.metrics.jsonl"
-    assert RunRecords(path).charts == PretrainJob.charts
+    assert start["charts"] == [chart.as_record() for chart in PRETRAINING]
+    path = f"{run.job.files.stem}.metrics.jsonl"
+    assert RunRecords(path).charts == PRETRAINING
 
 
 def test_the_page_draws_what_the_start_declares(tmp_path):
@@ -136,7 +135,7 @@ def as_before(chart):
 
 def test_every_job_declares_what_was_drawn_of_it_before():
     """Side by side they give the order of before; a job alone has a part of it, and no chart twice."""
-    jobs = [[as_before(chart) for chart in job.charts] for job in (PretrainJob, ElectraJob, GlueJob)]
+    jobs = [[as_before(chart) for chart in charts] for charts in (PRETRAINING, ElectraJob.CHARTS, COMMON)]
     assert charts_of_runs(jobs) == list(CHARTS_BEFORE)
     for charts in jobs:
         assert list(charts) == [chart for chart in CHARTS_BEFORE if chart in charts]

@@ -102,15 +102,19 @@ def test_what_no_run_has_noted_is_left_out(tmp_path, noted):
 
 def test_a_run_notes_it_and_one_without_validation_says_how_to_get_it(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2)
-    noted = RunRecords(f"{run.job.stem}.metrics.jsonl").starts[0]["data"]["compressors"]
+    noted = RunRecords(f"{run.job.files.stem}.metrics.jsonl").starts[0]["data"]["compressors"]
     assert set(noted) == {"gzip", "xz", "bytes"} and noted["bytes"] > 0
-    assert {bar.label for bar in quality(RunRecords(f"{run.job.stem}.metrics.jsonl"))} == {"this model", "xz", "gzip"}
+    assert {bar.label for bar in quality(RunRecords(f"{run.job.files.stem}.metrics.jsonl"))} == {
+        "this model",
+        "xz",
+        "gzip",
+    }
     without = train(data_path=data, out_dir=tmp_path / "without", report=1)
     page = (tmp_path / "without" / "pretrain_16.report.html").read_text()
     loss = records(without)[-1]["loss"]
     assert f"on the text that it was trained on was {loss:.3f} nats per token at the end." in page
     assert "How good is this?" in page and "--val_fraction 0.02" in page and "Bits per byte:" not in page
-    assert "compressors" not in RunRecords(f"{without.job.stem}.metrics.jsonl").starts[0]["data"]
+    assert "compressors" not in RunRecords(f"{without.job.files.stem}.metrics.jsonl").starts[0]["data"]
 
 
 def without_bits(path, *figures, data=(), settings=()):

@@ -2,14 +2,14 @@
 
 import dataclasses
 import shlex
-from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers import train, write_corpus
+from trainer import advice
+from trainer.advice import FAR_OFF, SizeOfRun, pretraining_notices, unsuitable_batch, unsuitable_rate
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.notices import FAR_OFF, SizeOfRun, notices, unsuitable_batch, unsuitable_rate
 from trainer.pretrain.settings import parse_args
 
 TWO_THAT_SHARE = Ranks(rank=0, world_size=2, sharing=2)
@@ -19,7 +19,9 @@ def size_of(settings, tokens, ranks=None, device_type="cpu"):
     """The run of these settings, in full rows."""
     ranks = ranks or Ranks()
     rows = settings.rows_per_update or settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
-    return SizeOfRun(26_000_000, tokens, rows, settings.max_seq_len, ranks, device_type)
+    return SizeOfRun(
+        26_000_000, tokens, rows, settings.max_seq_len, 512, 10**6, ranks, device_type, has_validation=False
+    )
 
 
 @pytest.mark.parametrize("ranks", [Ranks(), TWO_THAT_SHARE])
@@ -85,7 +87,7 @@ PAIRS = [
 
 def lines_on(settings):
     """Of a run that is too short for a word on its batch and rates."""
-    return notices(settings, Ranks(), SimpleNamespace(val_store=None), 10**6, size_of(settings, 10))
+    return pretraining_notices(settings, size_of(settings, 10))
 
 
 @pytest.mark.parametrize(("words", "mended", "said"), PAIRS)
@@ -103,14 +105,34 @@ def test_nothing_is_said_of_what_a_plan_has_chosen():
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
     """A run of fewer tokens than WORTH_A_NOTICE says nothing of them."""
-    from trainer.pretrain import job, notices
-
     data = write_corpus(tmp_path / "text.jsonl", n_documents=60)
     options = {"data_path": data, "batch_size": 16, "accumulation_steps": 8, "learning_rate": 1e-7}
     train(out_dir=tmp_path / "a", **options)
     assert "note: " not in capsys.readouterr().out
-    for module in (job, notices):
-        monkeypatch.setattr(module, "WORTH_A_NOTICE", 100)
+    monkeypatch.setattr(advice, "WORTH_A_NOTICE", 100)
     train(out_dir=tmp_path / "b", **options)
     printed = capsys.readouterr().out
     assert "learn most with updates of about" in printed and "note: --learning_rate 1e-07" in printed
+
+
+def test_a_micro_batch_that_needs_more_than_is_free_gets_a_line():
+    settings = parse_args([])
+    run = dataclasses.replace(size_of(settings, 10), memory=4e9, free=2e9)
+    (line,) = pretraining_notices(settings, run)
+    assert "need about 4.0 GB, and 2.0 GB are free on cpu: if memory runs out, try --batch_size 16" in line
+    assert pretraining_notices(settings, dataclasses.replace(run, free=5e9)) == []
+
+
+def test_small_micro_batches_on_a_gpu_get_a_line():
+    def lines(words, device_type="cuda"):
+        settings = parse_args(words)
+        return [
+            line
+            for line in pretraining_notices(settings, size_of(settings, 1e9, device_type=device_type))
+            if "waits" in line
+        ]
+
+    assert "--batch_size auto" in lines([])[0]
+    for words in (["--batch_size", "64"], ["--accumulation_steps", "1"], ["--from_resume", "1"], ["--budget", "10m"]):
+        assert lines(words) == []
+    assert lines([], "cpu") == []

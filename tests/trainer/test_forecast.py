@@ -6,10 +6,10 @@ import pytest
 
 from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
-from trainer.budget import forecast
-from trainer.budget.forecast import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Alarm, Forecast
+from trainer import advice
+from trainer.advice import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, CurveWatch, Forecast
 from trainer.budget.laws import MOST_PASSES, Depth, Part, expected_loss, row_scale
-from trainer.pretrain import job
+from trainer.pretrain import outlook
 from trainer.reporting.log_lines import bar_line
 
 # Three layers of two heads
@@ -17,11 +17,11 @@ DEPTH = Depth(3, 2)
 
 
 def lines(losses, expected=None):
-    """What an Alarm says of the losses of a run."""
-    alarm = Alarm()
+    """What a CurveWatch says of the losses of a run."""
+    watch = CurveWatch()
     said = []
     for i, loss in enumerate(losses):
-        line = alarm.look(loss, None if expected is None else expected[i])
+        line = watch.of_line(loss, None if expected is None else expected[i])
         if line:
             said.append((i, line))
     return said
@@ -60,8 +60,8 @@ def test_a_loss_that_stays_far_above_is_told_once():
 
 @pytest.mark.parametrize("losses", [[9.0] * 100, [4.0] * 50 + [9.0] * 100])
 def test_the_rates_of_the_run_are_named(losses):
-    alarm = Alarm(["learning_rate", "muon_lr", "embed_lr"])
-    (line,) = [line for loss in losses if (line := alarm.look(loss, 5.0 if losses[0] == 9 else None))]
+    watch = CurveWatch(rates=["learning_rate", "muon_lr", "embed_lr"])
+    (line,) = [line for loss in losses if (line := watch.of_line(loss, 5.0 if losses[0] == 9 else None))]
     assert "rates (--learning_rate, --muon_lr, --embed_lr)" in line
 
 
@@ -87,11 +87,12 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     train(out_dir=tmp_path / "short", **options)
     # Of a run of seconds nothing is expected.
     assert "expected:" not in capsys.readouterr().out
-    monkeypatch.setattr(job, "SHORT_RUN_FLOPS", 0)
-    monkeypatch.setattr(forecast, "FEWEST_TOKENS", 200)
-    monkeypatch.setattr(job, "text_scale", lambda *_: 0.1)
+    monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
+    monkeypatch.setattr(advice, "FEWEST_TOKENS", 200)
+    monkeypatch.setattr(outlook, "text_scale", lambda *_: 0.1)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
+    assert "`expected` in the lines below: the training loss that runs of this size reach" in printed
     metrics = records(run)
     config = run.job.config
     depth = Depth(config.num_hidden_layers, config.num_attention_heads)

@@ -1,0 +1,207 @@
+"""What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
+
+import math
+import shlex
+from collections.abc import Sequence
+
+import torch
+
+from common.arithmetic import ceil_div
+from common.wording import counted
+from dataset.corpus import Corpus, ValidationBatches
+from dataset.leaks_at_start import leak_notices
+from dataset.tokenizing.vocabulary import note_on_spelt_tokens
+from model.config import parameter_count
+from trainer.advice import CurveWatch, Forecast, SizeOfRun, note_on_expected, pretraining_notices
+from trainer.budget import laws
+from trainer.budget.text import parts_of, text_scale
+from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import notes_on_precision
+from trainer.machine.ranks import Ranks
+from trainer.pretrain.compressors import compressed
+from trainer.pretrain.first_model import FirstModel
+from trainer.pretrain.flops import flops_per_token, mean_context
+from trainer.pretrain.memory import training_bytes
+from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
+from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
+from trainer.reporting.next_commands import NextCommand
+from trainer.reporting.records import ANSWERS
+from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update
+
+CHARTS = (
+    LOSS,
+    Chart("Validation: bits per byte", ("bits_per_byte",)),
+    *SPEED,
+    Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
+    Chart("Expert load: largest share in a layer", ("expert_load_max",)),
+    SKIPPED,
+    Chart("Expert load: mean over the layers", ("expert_load/*",)),
+)
+
+
+def pretraining_outlook(
+    settings: PretrainSettings,
+    first_model: FirstModel,
+    corpus: Corpus,
+    validation: ValidationBatches | None,
+    *,
+    asked: PretrainSettings,
+    epoch: int,
+    length: Length,
+    dtype: torch.dtype,
+    device_type: str,
+    ranks: Ranks,
+    free: float | None,
+    notices: Sequence[str],
+    answers: bool,
+) -> Outlook:
+    """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
+    next. free: bytes of memory. notices: lines that are known already. answers: the run trains the answers of conversations.
+    """
+    model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
+    # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
+    first = corpus.plan(0)
+    plan = corpus.plan(epoch)
+    epochs = length.epochs
+    if settings.max_updates and corpus.planned is None:
+        epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
+    n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
+    # As if each row were one document, which is the most that it can cost: this decides on compiling.
+    flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
+    trained = first.row_targets(0, first.n_rows)
+    parameters = sum(p.numel() for p in model.parameters())
+
+    lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.cut_off_report(plan)]
+    if ranks.is_main:
+        lines += leak_notices(corpus)
+    for bad_lines in corpus.bad_lines:
+        lines += bad_lines.report()
+    lines += [
+        f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
+        f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
+        f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
+        f"data: {counted(len(corpus.store), 'conversation' if answers else 'document')}, "
+        f"{counted(plan.row_targets(0, plan.n_rows), 'token')} to train in {counted(plan.n_rows, 'row')} of {plan.T} "
+        f"({plan.fill:.1%} full)",
+    ]
+
+    # As the flags count them, rounded up: the last micro-batch may have fewer rows.
+    rows_of_flags = settings.usual_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
+    of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
+    run = SizeOfRun(
+        parameters=parameters,
+        tokens=n_rows * first.T * first.fill,
+        rows=rows_of_update(settings, ranks),
+        row_tokens=first.T * first.fill,
+        T=first.T,
+        micro_batches=math.ceil(n_rows / of_all_ranks),
+        ranks=ranks,
+        device_type=device_type,
+        has_validation=bool(corpus.val_store),
+        memory=training_bytes(
+            config,
+            min(settings.batch_size, first.n_rows),
+            first.T,
+            half=dtype.itemsize,
+            compiled=settings.use_compile != "0",
+            recomputes=settings.gradient_checkpointing,
+            device_type=device_type,
+            sharing=ranks.sharing,
+        ),
+        free=free if settings.shard == "none" else None,
+    )
+    said = [*first_model.notices, *notices]
+    # The chat template writes special tokens, and a message that spells one stays text.
+    if settings.parse_special_tokens is None and ranks.is_main and not answers:
+        said += note_on_spelt_tokens(corpus.stores, tokenizer)
+    if first_model.encoder.eos_id is None:
+        said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
+    said += pretraining_notices(asked, run)
+
+    data_fields: dict[str, object] = {}
+    bytes_per_token = 0.0
+    if ranks.is_main:
+        data_fields["sources"] = corpus.sources_of_epoch(epoch)
+    if ranks.is_main and answers:
+        # Whoever shows a sample of the run must ask as it did.
+        data_fields["trained"] = ANSWERS
+    elif ranks.is_main:
+        # To count the bytes of a large corpus takes a while.
+        data_fields["bytes_per_token"] = bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
+        if validation is not None:
+            assert corpus.val_documents is not None
+            data_fields["compressors"] = compressed(validation.store, corpus.val_documents, tokenizer)
+
+    # Known are fresh dense models on documents; a run of seconds has no curve.
+    forecast = None
+    is_known = settings.from_weight == "none" and not config.use_moe and not answers
+    if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
+        forecast = Forecast(
+            parameters=parameter_count(config),
+            depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
+            unique=parts_of(corpus) or trained,
+            T=first.T,
+            text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
+            muon=settings.optimizer == "muon",
+        )
+        said.append(note_on_expected(parameters, run.tokens))
+    return Outlook(
+        plan=plan,
+        lines=lines,
+        notices=said,
+        model_fields={**config.to_diff_dict(), "parameters": parameters},
+        n_documents=len(corpus.store),
+        data_fields=data_fields,
+        # For the share of the product rate in the log: what a trained token of this corpus really needs.
+        flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
+        flops=flops,
+        epochs=epochs,
+        # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
+        shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
+        # Nobody knows how many bytes of an answer's text are left to predict.
+        charts=[chart for chart in CHARTS if not (answers and "bits_per_byte" in chart.fields)],
+        next_commands=next_commands(settings.tokenizer_path, answers),
+        watch=CurveWatch(forecast, settings.learning_rate, settings.names_of_rates()),
+    )
+
+
+def make_fast(
+    settings: PretrainSettings,
+    outlook: Outlook,
+    first_model: FirstModel,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+) -> int:
+    """Compile the model where that pays; `outlook` says what could not be done. Returns how many rows a micro-batch of the compiled
+    code has on a GPU; 0: any number."""
+    # A plan has looked at it already.
+    said = [] if settings.has_budget else notes_on_precision(device, dtype, outlook.flops)
+    rows = ranks.rows_of(settings.batch_size)
+    if device.type == "cuda":
+        # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
+        rows = min(settings.batch_size, ceil_div(outlook.plan.n_rows, ranks.micro_batches_at_once))
+    model, shape = first_model.model, (rows, outlook.plan.T)
+    width = model.config.hidden_size
+    compile_blocks(model, settings.use_compile, device, said.append, shape, outlook.flops, dtype, width=width)
+    outlook.notices = [*outlook.notices, *said]
+    return rows if device.type == "cuda" and model.compiled_backend is not None else 0
+
+
+def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
+    """What a user may want to do with the finished run. answers: see pretraining_outlook."""
+    weight = "--weight {stem}.pth"
+    # The scripts take the repository's own tokenizer unless they are given another.
+    if tokenizer_path != DEFAULT_TOKENIZER:
+        weight += f" --tokenizer_path {shlex.quote(str(tokenizer_path))}"
+    generate = f"python {{top}}scripts/generate.py {weight}"
+    commands = [
+        NextCommand("chat", f"{generate} --chat") if answers else NextCommand("continue texts, chat", generate),
+        NextCommand("the same on a page in your browser", f"python {{top}}scripts/play.py {weight}"),
+    ]
+    if not answers:
+        measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
+        commands.append(NextCommand("measure", measure))
+    export = f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"
+    return [*commands, NextCommand("export to Hugging Face", export)]
