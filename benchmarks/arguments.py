@@ -6,7 +6,7 @@ What only torch knows, the number of threads and the device, is None here and fi
 import argparse
 from typing import Any
 
-from common.flags import HelpWithDefaults, Parser, not_negative, positive, seed
+from common.flags import Parser, not_negative, positive, seed
 from common.paths import ROOT
 from trainer.budget.settings import duration
 
@@ -36,6 +36,17 @@ GPU_SECTIONS = (
 # sections that run where nothing else is asked for: they fit nine minutes
 USUAL_SECTIONS = tuple(range(8))
 BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
+
+
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds each flag's default to its help, unless the help tells it in words or there is none."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told_in_words = "default" in (action.help or "")
+        has_none = action.default is None or action.default == []
+        if told_in_words or has_none:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def new_parser(name: str, description: str) -> Parser:

@@ -177,19 +177,6 @@ def read_object(path: str | Path, most_bytes: int) -> dict[str, object]:
     return content
 
 
-def let_files_be_open(count: int) -> None:
-    """Raise this process's limit of open files to `count`, as far as the system allows. Windows has no such limit."""
-    try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def is_link_of(path: Path, original: Path) -> bool:
     """Whether `path` is a hard link of the file `original`, or a folder of links of all files in the folder `original`."""
     if original.is_dir():

@@ -145,17 +145,6 @@ def end_with_line(message: str) -> NoReturn:
     sys.exit(2)
 
 
-class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds each flag's default to its help, unless the help tells it in words or there is none."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        told_in_words = "default" in (action.help or "")
-        has_none = action.default is None or action.default == []
-        if told_in_words or has_none:
-            return action.help
-        return super()._get_help_string(action)
-
-
 class Parser(argparse.ArgumentParser):
     """One line and exit code 2 for a wrong flag, flags that are written out, and a bare form for booleans.
 

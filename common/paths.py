@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def similar_file(path: str | Path) -> str:
     """The end of a line on a path that is not there: what lies beside it under nearly the same name, if anything does."""
     path = Path(path)
+    if path.exists():
+        return ""
     try:
         names = {name.replace("-", "_"): name for name in os.listdir(path.parent)}
     except OSError:

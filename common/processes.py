@@ -76,15 +76,6 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def is_gone(pid: int) -> bool:
-    """Linux: whether a process has ended, also where nobody has asked for its exit code yet."""
-    try:
-        state = fields_behind_name(str(pid))[0]
-    except OSError:
-        return True
-    return state in ("Z", "X")
-
-
 def fields_behind_name(pid: str) -> list[str]:
     """Of /proc/PID/stat, from the third field on, which is the state. The second one is a name that may hold anything.
 

@@ -17,7 +17,6 @@ Nothing here imports torch or transformers, so that `--help` answers at once.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.errors import UserError
-from common.flags import EMPTY_TEXT, SWITCH, HelpWithDefaults, Parser, boolean
-from common.settings_files import Entry, read_entries
+from common.flags import SWITCH, Parser
+from common.settings_files import read_plain
 
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
 # Of what a file calls a setting, in an error line
@@ -126,22 +125,21 @@ def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequenc
 # ------------------------------------------------------------------------------------------- the command line
 
 
-class SettingsHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
-    """Each flag's default behind its help, and the lines of a description as they are."""
-
-
 class SettingsParser(Parser):
     """The command line of a Settings class."""
 
     def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
-        super().__init__(prog, description, SettingsHelp)
+        super().__init__(prog, description, argparse.RawDescriptionHelpFormatter)
         self.kind = kind
         self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
-        self.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+        # The flags that must be given. All others would be ten lines that nobody reads.
+        self.required = [one.name for one in fields(kind) if default_of_field(one) is MISSING]
+        must = "".join(f"--{name} {name.upper()} " for name in self.required)
+        self.usage = f"{prog} {must}[--flag value ...]"
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
         # The bases stand in the order in which Python looks things up, the last group of the help first.
         for group in reversed(kind.groups()):
             self._add_group(group)
-        self.usage = self._short_usage()
         if any(one.metadata["first"] for one in fields(kind)):
             self._put_first()
 
@@ -153,19 +151,12 @@ class SettingsParser(Parser):
             if "choices" not in options:
                 options.setdefault("metavar", one.name.upper())
             default = default_of_field(one)
-            if default is MISSING:
-                options["required"] = True
-            else:
-                options["default"] = default
-            flags.add_argument(f"--{one.name}", *one.metadata["aliases"], dest=one.name, **options)
-
-    def _short_usage(self) -> str:
-        """The flags that must be given. All others would be ten lines that nobody reads."""
-        words = [self.prog]
-        for action in self._actions:
-            if action.required:
-                words += [action.option_strings[0], action.dest.upper()]
-        return " ".join([*words, "[--flag value ...]"])
+            if default is not MISSING and default is not None and default != [] and "default" not in options["help"]:
+                options["help"] += f" (default: {default})".replace("%", "%%")
+            # A flag that is not given is no part of what is parsed: the field knows its default.
+            flags.add_argument(
+                f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
+            )
 
     def _put_first(self) -> None:
         """Show the flags that matter first at the top, and --help and --config at the end."""
@@ -184,100 +175,60 @@ class SettingsParser(Parser):
         others.remove(top)
         self._action_groups = [positionals, top, *others, options]
 
-    def get_settings(self, argv: Sequence[str] | None = None) -> Settings:
-        """The settings of a command line, and of the --config file that it names."""
-        argv = list(sys.argv[1:] if argv is None else argv)
+    def read(self, argv: Sequence[str] | None = None) -> tuple[Any, frozenset[str]]:
+        """(the settings of a command line, the names of those that a flag or its --config file says).
+
+        argv None: of this process.
+        """
+        said = vars(self.parse_args(argv))
         try:
-            config = self._config_of(argv)
-            if config is not None:
-                self._take_defaults_of(config)
-            values = vars(self.parse_args(argv))
-            del values["config"]
-            return self.kind(**values)
+            if "config" in said:
+                said = {**self._settings_in(Path(said.pop("config"))), **said}
+            missing = [f"--{name}" for name in self.required if name not in said]
+            if missing:
+                self.error(f"the following arguments are required: {', '.join(missing)}")
+            return self.kind(**said), frozenset(said)
         except OSError as error:
             # Settings may look for the files that they name. What is wrong comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
         except ValueError as error:
             self.error(str(error))
 
-    def given(self, argv: Sequence[str] | None = None) -> frozenset[str]:
-        """The names of the settings that are said by a flag or by the --config file. Errors: ValueError, UserError."""
-        argv = list(sys.argv[1:] if argv is None else argv)
-        actions = self._actions_by_key()
-        # argparse takes nothing that begins with two dashes for a value.
-        said = {argument.partition("=")[0].removeprefix("--") for argument in argv if argument.startswith("--")}
-        config = self._config_of(argv)
-        if config is not None:
-            for name, entry in read_entries(config).items():
-                if entry is not None and entry != []:
-                    said.add(name)
-        return frozenset(actions[name].dest for name in said if name in actions)
-
-    def _config_of(self, argv: list[str]) -> Path | None:
-        """The file behind --config. Errors: ValueError."""
-        # A parser that knows this flag alone: whatever is wrong with the others is told once the file is read.
-        before = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-        before.add_argument("--config")
-        try:
-            found, _ = before.parse_known_args(argv)
-        except argparse.ArgumentError:
-            # --config without a file: the whole parser says so.
-            return None
-        if found.config is None or {"-h", "--help"} & set(argv):
-            return None
-        if not found.config:
-            raise ValueError(f"argument --config: {EMPTY_TEXT}")
-        return Path(found.config)
-
-    def _take_defaults_of(self, path: Path) -> None:
-        """Make the values in a settings file the defaults, so that flags win over them. Errors: UserError."""
-        actions = self._actions_by_key()
-        for name, entry in read_entries(path).items():
-            if name not in actions:
-                raise UserError(f"{path}: {name[:LONGEST_NAME]} is no setting of this command{self.nearest([name])}")
+    def _settings_in(self, path: Path) -> dict[str, Any]:
+        """{setting: its value} in a YAML or JSON file. Errors: UserError, one line that names the file."""
+        entries = read_plain(path, "argument --config:")
+        if not isinstance(entries, dict):
+            raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
+        actions = {option.removeprefix("--"): action for action in self._actions for option in action.option_strings}
+        values: dict[str, Any] = {}
+        for name, entry in entries.items():
+            if name not in actions or name in ("config", "help"):
+                raise UserError(
+                    f"{path}: {str(name)[:LONGEST_NAME]} is no setting of this command{self.nearest([str(name)])}"
+                )
             if entry is None or entry == []:
                 continue
+            items = entry if isinstance(entry, list) else [entry]
+            if not all(isinstance(item, str | bool) for item in items):
+                raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
+            texts = [str(item) for item in items]
             action = actions[name]
+            if action.nargs != "+":
+                # A flag whose one text holds several values, as 25,50,100
+                texts = [",".join(texts)]
             try:
-                value = self._value_of(action, entry)
-                self.refuse_empty(action, value)
-            except (ValueError, argparse.ArgumentError) as error:
+                # argparse's own steps for a value on the command line; it offers no public function for them.
+                found = [self._get_value(action, text) for text in texts]
+                for value in found:
+                    self._check_value(action, value)
+                self.refuse_empty(action, found)
+            except argparse.ArgumentError as error:
                 raise UserError(f"{path}: {error}") from None
-            action.default = value
-            action.required = False
-
-    def _actions_by_key(self) -> dict[str, argparse.Action]:
-        """{what a settings file may call it: flag}"""
-        actions: dict[str, argparse.Action] = {}
-        for action in self._actions:
-            if action.dest in ("config", "help"):
-                continue
-            for option in action.option_strings:
-                actions[option.removeprefix("--")] = action
-        return actions
-
-    def _value_of(self, action: argparse.Action, entry: Entry) -> Any:
-        """What a flag makes of an entry of a settings file. Errors: argparse.ArgumentError."""
-        items = entry if isinstance(entry, list) else [entry]
-        if action.type is not boolean and any(isinstance(item, bool) for item in items):
-            told = "true and false mean nothing here; put a text such as no or off in quotes"
-            raise argparse.ArgumentError(action, told)
-        texts = [str(item) for item in items]
-        if action.nargs == "+":
-            return [self._checked(action, text) for text in texts]
-        # A flag whose one text holds several values, as 25,50,100
-        return self._checked(action, ",".join(texts))
-
-    def _checked(self, action: argparse.Action, text: str) -> Any:
-        """Errors: argparse.ArgumentError, with the message that the flag gives."""
-        # argparse's own steps for a value on the command line; it offers no public function for them.
-        value = self._get_value(action, text)
-        self._check_value(action, value)
-        return value
+            values[action.dest] = found if action.nargs == "+" else found[0]
+        return values
 
 
 def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str] | None = None) -> SettingsT:
     """The settings of a command line; argv None: of this process."""
-    settings = SettingsParser(kind, prog, description).get_settings(argv)
-    assert isinstance(settings, kind)
+    settings: SettingsT = SettingsParser(kind, prog, description).read(argv)[0]
     return settings

@@ -22,7 +22,7 @@ import numpy as np
 
 from common.arrays import Array
 from common.errors import DataError
-from common.settings_files import parse_text, read_text
+from common.settings_files import read_plain
 from common.wording import as_written
 from dataset.packing import chunks
 
@@ -274,7 +274,7 @@ class Curve:
 
 def read_mixture(path: Path) -> list[Source]:
     """The sources of a --mixture file. Errors: UserError for what is no YAML, DataError for one that says no mixture."""
-    content = parse_text(read_text(path, "--mixture"), path, "--mixture")
+    content = read_plain(path, "--mixture")
     if not isinstance(content, Mapping) or not isinstance(content.get("sources"), list):
         raise DataError(f"--mixture {path}: a list `sources:` is wanted, each with path and share (docs/data.md)")
     refuse_unknown(content, ("sources",), f"--mixture {path}")

@@ -155,7 +155,7 @@ def test_make_chat_can_fine_tune_anew():
 def test_the_command_of_make_pretrain_with_a_budget():
     """The plan has everything to choose but the text and the prompts of the samples."""
     flags = flags_of_make("pretrain", "BUDGET=10m", "ARGS=--seed 7")
-    assert pretrain_settings.given_settings(flags) == {"budget", "data_path", "sample_prompts", "seed"}
+    assert pretrain_settings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 ENTRY_SCRIPTS = (

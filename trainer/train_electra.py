@@ -26,7 +26,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.electra.settings import parse_args
 
-    parse_args()
+    SETTINGS = parse_args()
 
 from common.command_clock import count_from_here
 from model.electra.sizes import SIZES
@@ -39,14 +39,14 @@ from trainer.machine.command_line import run_cli
 from trainer.machine.cpu_ranks import Divisible, divide
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
-    # Another program that calls this function may have computed something before, and then cannot be copied.
-    is_own_command = argv is None
-    if not is_own_command:
-        count_from_here()
-    argv = sys.argv[1:] if argv is None else argv
-    settings = parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
+    count_from_here()
+    return run(parse_args(argv), argv)
+
+
+def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:
+    """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
     division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
     return launch(train, "trainer/train_electra.py", settings, argv, division=division)
 
@@ -70,4 +70,4 @@ def train(settings: ElectraSettings, surroundings: Surroundings) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run, SETTINGS, sys.argv[1:], is_own_command=True))

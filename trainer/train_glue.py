@@ -25,7 +25,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.glue.settings import parse_args
 
-    parse_args()
+    SETTINGS = parse_args()
 
 from trainer.glue.command import seeds, set_up, show_table, write_for_task
 from trainer.glue.job import one_run
@@ -36,9 +36,8 @@ from trainer.machine.collectives import on_main
 from trainer.machine.command_line import run_cli
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+def main(argv: Sequence[str]) -> int:
+    """The command as a function, for notebooks and other programs: fine-tune with these flags. Returns the exit code."""
     return launch(train, "trainer/train_glue.py", parse_args(argv), argv)
 
 
@@ -57,4 +56,4 @@ def train(settings: GlueSettings, surroundings: Surroundings) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(launch, train, "trainer/train_glue.py", SETTINGS, sys.argv[1:]))

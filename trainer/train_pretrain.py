@@ -9,8 +9,8 @@ Python. `--help` lists the flags; docs/design.md explains the words (step, updat
 
 The way from here to the weights:
 
-    main                    here
-      run_command           trainer/pretrain/command.py    one process or several
+    read                    trainer/pretrain/settings.py   the flags
+    run_command             trainer/pretrain/command.py    one process or several
         launch              trainer/launch.py              ranks, device, stop signals
           train             trainer/pretrain/command.py    the plan of a --budget, then these two:
             PretrainJob     trainer/pretrain/job.py        what is trained: data, model, loss, rate
@@ -20,6 +20,7 @@ The way from here to the weights:
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -30,9 +31,9 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.pretrain.settings import parse_args
+    from trainer.pretrain.settings import read
 
-    parse_args()
+    SETTINGS, GIVEN = read()
 
 from transformers import PreTrainedTokenizerBase
 
@@ -49,20 +50,16 @@ from trainer.optim.schedules import get_lr
 from trainer.pretrain import first_model
 from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, given_settings, parse_args
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, read
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
-    # Another program that calls this function may have computed something before, and then cannot be copied.
-    is_own_command = argv is None
-    if not is_own_command:
-        count_from_here()
-    argv = sys.argv[1:] if argv is None else argv
-    return run_command(PretrainJob, parse_args(argv), given_settings(argv), argv, is_own_command)
+def main(argv: Sequence[str]) -> int:
+    """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
+    count_from_here()
+    return run_command(PretrainJob, *read(argv), argv)
 
 
 def init_model(
@@ -81,4 +78,4 @@ def init_model(
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run_command, PretrainJob, SETTINGS, GIVEN, sys.argv[1:], is_own_command=True))

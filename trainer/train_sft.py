@@ -13,7 +13,8 @@ from pretraining).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -24,9 +25,9 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.sft.settings import parse_args
+    from trainer.sft.settings import read
 
-    parse_args()
+    SETTINGS, GIVEN = read()
 
 import os
 
@@ -36,18 +37,18 @@ from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
 from trainer.sft.defaults import fitted_to_text
 from trainer.sft.job import SftJob
-from trainer.sft.settings import given_settings, parse_args
+from trainer.sft.settings import SftSettings, read
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the trainer with the given flags (default: the command line's). Returns the exit code."""
-    # Another program that calls this function may have computed something before, and then cannot be copied.
-    is_own_command = argv is None
-    if not is_own_command:
-        count_from_here()
-    argv = sys.argv[1:] if argv is None else argv
-    given = given_settings(argv)
-    settings, note = fitted_to_text(parse_args(argv), given)
+def main(argv: Sequence[str]) -> int:
+    """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
+    count_from_here()
+    return fine_tune(*read(argv), argv)
+
+
+def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:
+    """As `run_command`, with defaults that follow the amount of text."""
+    settings, note = fitted_to_text(settings, given)
     # Of torchrun's processes one tells it.
     if note and os.environ.get("RANK", "0") == "0":
         announce(note)
@@ -55,4 +56,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(fine_tune, SETTINGS, GIVEN, sys.argv[1:], is_own_command=True))

@@ -33,7 +33,7 @@ def refusal(command: str, *flags: str) -> str:
         patch.setattr("builtins.print", lambda text, **_: lines.append(text))
         try:
             parser = build()
-            read = parser.get_settings if isinstance(parser, SettingsParser) else parser.parse_args
+            read = parser.read if isinstance(parser, SettingsParser) else parser.parse_args
             read([*required, *flags])
         except SystemExit as stop:
             assert stop.code == 2

@@ -280,6 +280,6 @@ def parser() -> SettingsParser:
 
 def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
     """The settings of a command line; None: of this process."""
-    settings = parser().get_settings(argv)
+    settings = parser().read(argv)[0]
     assert isinstance(settings, GlueSettings)
     return settings

@@ -23,11 +23,12 @@ def run_command(
     settings: PretrainSettings,
     given: Collection[str],
     argv: Sequence[str],
-    is_own_command: bool,
+    is_own_command: bool = False,
 ) -> int:
     """Train what the flags say. Returns the exit code.
 
-    given: the settings that the user has said. is_own_command: this process was started for it.
+    given: the settings that the user has said. argv: the flags as they were typed. is_own_command: this process was started
+    for it. Another program may have computed something before, and then cannot be divided by copying it.
     """
     if settings.batch_size == AUTO_ROWS:
         # It is left open, as if nothing had been said of it.

@@ -346,11 +346,11 @@ def parser() -> SettingsParser:
     return SettingsParser(PretrainSettings, PROG, DESCRIPTION)
 
 
-def given_settings(argv: Sequence[str] | None = None) -> frozenset[str]:
-    """The names of the settings that a command line says, by flags or by its --config; None: of this process."""
-    return parser().given(argv)
+def read(argv: Sequence[str] | None = None) -> tuple[PretrainSettings, frozenset[str]]:
+    """(the settings of a command line, the names of those that a flag or --config says); None: of this process."""
+    return parser().read(argv)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> PretrainSettings:
     """The settings of a command line; None: of this process."""
-    return parse(PretrainSettings, PROG, DESCRIPTION, argv)
+    return read(argv)[0]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.settings import Settings, SettingsParser, parse, setting, switch, with_default
+from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import OFF, DocumentSettings
 from trainer.budget.settings import BudgetSettings
@@ -116,11 +116,11 @@ def parser() -> SettingsParser:
     return SettingsParser(SftSettings, PROG, DESCRIPTION)
 
 
-def given_settings(argv: Sequence[str] | None = None) -> frozenset[str]:
-    """The names of the settings that a command line says, by flags or by its --config; None: of this process."""
-    return parser().given(argv)
+def read(argv: Sequence[str] | None = None) -> tuple[SftSettings, frozenset[str]]:
+    """(the settings of a command line, the names of those that a flag or --config says); None: of this process."""
+    return parser().read(argv)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> SftSettings:
     """The settings of a command line; None: of this process."""
-    return parse(SftSettings, PROG, DESCRIPTION, argv)
+    return read(argv)[0]
