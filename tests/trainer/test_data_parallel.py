@@ -30,7 +30,7 @@ from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
-from trainer.optim.muon import Muon, alone
+from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
@@ -294,10 +294,10 @@ def shared_muon(ranks):
     three matrices, and one of a single one."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
-    for orthogonalise in (alone, SharedOrthogonalise(ranks)):
+    for how in (orthogonalise, SharedOrthogonalise(ranks)):
         generator = torch.Generator().manual_seed(0)
         matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        muon = Muon(matrices, lr=0.1, orthogonalise=orthogonalise)
+        muon = Muon(matrices, lr=0.1, orthogonalise=how)
         for _ in range(3):
             for matrix in matrices:
                 matrix.grad = torch.randn(matrix.shape, generator=generator)
