@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.notices import announce
-from common.settings_files import write_settings
+from common.settings_files import read_plain, write_settings
 from trainer.budget.command import text_of
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.launch import make_folder
@@ -129,6 +129,8 @@ def may_be_meant(width: int, use_moe: bool, settings: PretrainSettings, given: C
 
 def read_plan(path: Path, settings: PretrainSettings) -> PretrainSettings:
     """Errors: UserError for another file."""
+    # A damaged file is told as what it is; the parser would speak of --config.
+    read_plain(path, "the plan of a run:")
     before = type(settings).read(path)
     if not before.max_updates or not before.has_budget:
         raise UserError(f"{path} is not the plan of a run: remove it, or start without --from_resume")

@@ -160,6 +160,10 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
         UserError, match=r"--num_hidden_layers is 7, and .*pretrain_16.plan.yaml is the plan of a run with"
     ):
         planned(tmp_path, text, num_hidden_layers=7, from_resume=1)
+    # It is no file of --config, which the user has not given.
+    (tmp_path / "pretrain_16.plan.yaml").write_text("batch_size: [")
+    with pytest.raises(UserError, match=r"^the plan of a run: \S*pretrain_16.plan.yaml is no YAML"):
+        planned(tmp_path, text, from_resume=1)
 
 
 def test_a_plan_belongs_to_the_run_of_its_weight_name(text, tmp_path, capfd):
