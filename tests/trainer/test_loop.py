@@ -151,7 +151,7 @@ def test_rank_0_decides_whether_a_finished_run_writes_its_weights_again(tmp_path
     said = []
 
     def say_that_all_is_done(of):
-        ending.say_that_all_is_done(of.job, of.progress, of.epochs, of.engine, of.reporter)
+        ending.say_that_all_is_done(of.job, of.progress, of.epochs, of.reporter)
 
     def by_main(ranks, work):
         said.append(work())
