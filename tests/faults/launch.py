@@ -2,12 +2,12 @@
 
 import json
 import os
+import runpy
 
 from tests.faults import hooks
-from trainer.machine.command_line import run_cli
-from trainer.train_pretrain import main
+from trainer import train_pretrain
 
 if __name__ == "__main__":
     for name, arguments in json.loads(os.environ["FAULT_HOOKS"]).items():
         getattr(hooks, name)(**arguments)
-    run_cli(main)
+    runpy.run_path(train_pretrain.__file__, run_name="__main__")
