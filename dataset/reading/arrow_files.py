@@ -20,7 +20,6 @@ ArrowType = Any
 ArrowSchema = Any
 ArrowScalar = Any
 ParquetMetadata = Any
-ArrowFile = Any
 IpcOptions = Any
 
 # A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import sys
@@ -82,7 +83,7 @@ def run(request, hooks, trainer):
         sys.argv = [f"{request['trainer']}.py", *request["arguments"]]
         for name, arguments in request["hooks"].items():
             getattr(hooks, name)(**arguments)
-        code = leave(trainer.run_cli, trainer.main)
+        code = leave(runpy.run_path, trainer.__file__, None, "__main__")
     finally:
         os._exit(code)
 

@@ -210,8 +210,6 @@ SHORT_RUN_TOKENS = 6e6
 # What the loss in such rows is of that in rows of 512: 0.980 after 1.3 M tokens, 0.982 after 1.7 M, 0.985 after 1.9 M, 0.991 after
 # 10 M.
 LOSS_OF_SHORT_ROWS = 0.985
-# All lengths of rows that were measured
-MEASURED_ROWS = (SHORT_ROW, 512)
 
 
 def row_scale(T: int) -> float:
