@@ -18,14 +18,17 @@ def read_prompts(arguments: list[str]) -> list[str]:
     # A text may be too long for the name of a file.
     with contextlib.suppress(OSError):
         is_file = path is not None and (path.suffix == ".txt" or path.is_file())
-    try:
-        if path is not None and is_file:
+    if path is not None and is_file:
+        try:
             prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        for prompt in prompts:
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({reason})") from None
+        if not prompts:
+            raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
+    for prompt in prompts:
+        try:
             prompt.encode()
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"--sample_prompts {ascii(arguments[0])[1:-1][:80]}: no UTF-8 text ({reason})") from None
-    if path is not None and not prompts:
-        raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
+        except UnicodeEncodeError:
+            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8") from None
     return prompts

@@ -294,15 +294,13 @@ LONGER = [pytest.param(document, marks=pytest.mark.slow) for document in ("docs/
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, document):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")
-    from scripts import detect, evaluate, export_gguf, generate, inspect_data, play, report
-    from tests.trainer.electra.electra_folder import write_run
+    from scripts import evaluate, export_gguf, generate, inspect_data, play, report
     from tests.trainer.reporting.test_html_report import metrics_file
 
     (tmp_path / "out").mkdir()
     for name in ("pretrain_512", "a_512", "b_512", "full_sft_256"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
         write(tmp_path / "out", name)
-    write_run(tmp_path / "out" / "electra_small", length=24)
     data = {
         "valid": {"text": "the cat sat"},
         "chats": {
@@ -322,7 +320,7 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
     commands = [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("python scripts/")]
     assert len(commands) >= 8
-    scripts = (generate, play, export_hf, export_gguf, evaluate, report, inspect_data, detect)
+    scripts = (generate, play, export_hf, export_gguf, evaluate, report, inspect_data)
     modules = {f"scripts/{script.__name__.split('.')[1]}.py": script for script in scripts}
     extra = {generate: ["--max_new_tokens", "4", "--device", "cpu"], evaluate: ["--device", "cpu"]}
     extra[play] = ["--device", "cpu", "--port", "0"]

@@ -4,6 +4,7 @@ import json
 
 from scripts import evaluate, generate, play
 from scripts.arguments import play_parser
+from scripts.generate import Sampling
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 
 PAIR = {"sentence_good": "the cat sat on the mat", "sentence_bad": "the cat sat the on mat"}
@@ -32,11 +33,16 @@ def test_evaluate(weight, tmp_path):
 
 
 def test_play(weight, tmp_path):
-    """A model is shown when it has written its first tokens."""
+    request = {"text": "the cat", "seed": 1, "sampling": Sampling(8, 0.8, 0.9)}
+    flags = ["--port", "0", "--weight", weight, "--out_dir", str(tmp_path), "--dtype", "float32"]
+
+    def text_written(*more):
+        pieces = []
+        with play.open_server(play_parser().parse_args([*flags, *more])) as server:
+            server.models[0].write(request, pieces.append)
+        return "".join(piece["text"] for piece in pieces)
+
     with simulated_cuda() as cuda:
-        server = play.open_server(
-            play_parser().parse_args(["--port", "0", "--weight", weight, "--out_dir", str(tmp_path)])
-        )
-        server.end()
+        there = text_written()
     assert cuda.mode.asked > 0
-    assert [model.name for model in server.models] == ["pretrain_32"]
+    assert there == text_written("--device", "cpu") != ""

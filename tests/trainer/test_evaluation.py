@@ -19,7 +19,7 @@ from trainer.evaluation import evaluate, sums_over_batches
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
-from trainer.pretrain import job
+from trainer.pretrain import first_model
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +111,14 @@ def test_of_two_signals_during_an_evaluation_the_larger_number_counts(monkeypatc
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
-    config_from_flags = job.config_from_flags
+    config_from_flags = first_model.config_from_flags
 
     def with_dropout(*args):
         config = config_from_flags(*args)
         config.dropout = 0.1
         return config
 
-    with mock.patch.object(job, "config_from_flags", with_dropout):
+    with mock.patch.object(first_model, "config_from_flags", with_dropout):
         plain = train(data_path=data, out_dir=tmp_path / "plain")
         watched = train(
             data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"

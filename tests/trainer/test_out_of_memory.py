@@ -387,6 +387,8 @@ def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkey
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16" in said and "choose a smaller model" in said
 
+
+def test_a_huge_batch_counts_with_the_rows_that_there_are(data, out, capsys):
     """An epoch of a few rows is one micro-batch, whatever --batch_size is."""
     run = train(data_path=data, out_dir=out, batch_size=100_000_000, accumulation_steps=1)
     assert run.progress.update == 1

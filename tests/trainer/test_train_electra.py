@@ -220,7 +220,6 @@ def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
 
 def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys):
     train(**data, out_dir=tmp_path, max_steps=6)
-    assert "dropout" not in job.ElectraJob.may_change
     assert train(**data, out_dir=tmp_path, max_steps=8, from_resume=1).progress.update == 8
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
@@ -231,6 +230,12 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, dropout=0.2)
     with pytest.raises(UserError, match="another architecture: position_init"):
         train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, position_init="sinusoidal")
+    data_flags = r"\(--data_path, --text_field, --skip_bad_lines, --deduplicate\)"
+    with pytest.raises(UserError, match=f"another data {data_flags}: .*; use the same one, or start without"):
+        train(**{**data, "data_path": other_data(tmp_path / "other.jsonl")}, out_dir=tmp_path, from_resume=1)
+    with pytest.raises(UserError, match=r"another tokenizer \(--vocab_path or --model_path\): "):
+        vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
+        train(**{**data, "vocab_path": vocabulary}, out_dir=tmp_path, from_resume=1)
 
 
 def test_a_fresh_run_keeps_the_one_before(data, tmp_path):

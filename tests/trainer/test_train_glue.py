@@ -405,6 +405,29 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
 
 
+def test_a_run_of_another_optimiser_data_or_tokenizer_is_refused_at_a_resume(tmp_path, capsys):
+    """Each line names the flags that may mend it."""
+    place, out = make_place(tmp_path / "place"), tmp_path / "out"
+    plain = Engine.update
+
+    def stop(engine, *arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(engine, *arguments)
+
+    with mock.patch.object(Engine, "update", stop):
+        assert train_glue.main(arguments(place, out)) == 128 + signal.SIGTERM
+    error = complaint(capsys, place, out, layer_decay=0.7, from_resume=1)
+    assert "made with another optimizer (--layer_decay, --adam_bias_correction): " in error
+    train_file = place / "glue" / "CoLA" / "train.tsv"
+    train_file.write_text(train_file.read_text().replace("h", "i"))
+    error = complaint(capsys, place, out, from_resume=1)
+    assert "made with another data (--data_dir, --train_file, --max_seq_len): " in error
+    words = (*WORDS[:-2], WORDS[-1], WORDS[-2])
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(place / "tiny")
+    error = complaint(capsys, place, out, from_resume=1)
+    assert "made with another tokenizer (--model_path): " in error
+
+
 def test_another_batch_size_after_a_resume_leads_to_the_same_end(place, tmp_path):
     """20 examples, 8 epochs, 40 updates of 4; stopped at 31. Reference: (rows left) / (rows without warm-up)."""
     options = {"epochs": 8, "log_interval": 1, "save_interval": 5}

@@ -18,7 +18,7 @@ from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine
-from trainer.pretrain import job
+from trainer.pretrain import outlook
 from trainer.pretrain import settings as pretrain_settings
 from trainer.pretrain.first_model import find_weight
 from trainer.pretrain.job import PretrainJob
@@ -387,7 +387,7 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
 
 
 def test_an_overflow_of_float16_is_told_as_one_and_does_not_end_the_run(data, tmp_path, capsys):
-    """Two updates overflow at the first scale and its half. No document is named, and --max_bad_updates 1 is not reached."""
+    """Two updates overflow at the first scale, 2^11, and its half. No document is named, and --max_bad_updates 1 is not reached."""
     update, asked = Engine.update, []
 
     def overflowing(engine, *arguments):
@@ -404,7 +404,7 @@ def test_an_overflow_of_float16_is_told_as_one_and_does_not_end_the_run(data, tm
         "step 1: float16: the gradients overflowed at their scale, which is halved: update 1 is not applied (1 so far)"
     )
     assert run.progress.skipped == 2
-    assert run.engine.scaler.get_scale() == 2.0**14
+    assert run.engine.scaler.get_scale() == 2.0**9
 
 
 # -------------------------------------------------------------------------------------------------------- W&B
@@ -466,7 +466,7 @@ def test_launch_from_elsewhere_by_torchrun(data, tmp_path, where):
 
 def test_the_rule_for_compiling_is_told_the_width(data, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
+    monkeypatch.setattr(outlook, "compile_blocks", lambda *_, width: seen.append(width))
     train(data_path=data, out_dir=tmp_path, max_updates=1)
     assert seen == [16]
 

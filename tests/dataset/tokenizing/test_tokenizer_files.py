@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, pipeline
 
@@ -141,13 +140,13 @@ def test_pipeline_prints_what_the_cards_snippet_prints(export_folder, capsys):
     card = (export_folder / "README.md").read_text()
     (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     capsys.readouterr()
-    exec(re.sub("sampling = dict.*", "sampling = dict(do_sample=False, max_new_tokens=8)", snippet), {})
+    assert "max_new_tokens=64" in snippet
+    exec(snippet.replace("max_new_tokens=64", "max_new_tokens=8, do_sample=False"), {})
     printed = capsys.readouterr().out.removesuffix("\n")
-    generator = pipeline("text-generation", model=str(export_folder), device="cpu", dtype=torch.float32)
+    generator = pipeline("text-generation", model=str(export_folder), device="cpu")
     (answer,) = generator("The harbour", max_new_tokens=8, do_sample=False)
     assert answer["generated_text"] == printed
     assert printed.startswith("The harbour")
-    assert "The tokenizer puts `<|im_start|>` before a text" in card
 
 
 def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
@@ -184,4 +183,4 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
             assert private.encode() not in content, (file.name, private)
     card = (home / "hf" / "README.md").read_text()
     assert "wiki.jsonl:0.7" in card and "code.jsonl" in card and "more.jsonl" in card and "valid.jsonl" in card
-    assert "| `--learning_rate` | `0.0005` |" in card and "thing" in card
+    assert "| `--learning_rate` | `0.0005` |" in card

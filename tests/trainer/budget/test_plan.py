@@ -264,7 +264,7 @@ def test_a_width_that_the_user_says_has_heads_too(width):
 def test_a_width_without_even_heads_is_told_in_a_line():
     with pytest.raises(ValueError, match="--hidden_size 201 is odd, .*give an even width"):
         sizes({"vocab_size": 6400, "hidden_size": 201})
-    with pytest.raises(ValueError, match="head_dim=67 is odd"):
+    with pytest.raises(ValueError, match="head_dim=67 is not even"):
         sizes({"vocab_size": 6400, "hidden_size": 201, "num_attention_heads": 3})
 
 

@@ -14,13 +14,9 @@ from torch.overrides import TorchFunctionMode
 from common.errors import UserError
 from common.files import HashingWriter, atomic_file
 from tests.helpers import tiny_model
-from trainer.electra.job import ElectraJob
-from trainer.glue.job import GlueJob
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.job import PretrainJob
 from trainer.saving import checkpoint
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
-from trainer.saving.resume import difference
 from trainer.saving.weights import save_weights, write_tensors
 
 
@@ -350,36 +346,6 @@ def test_none_none_good_and_good(tmp_path):
     (tmp_path / "resume" / "update_00000001.pt.sha256").unlink()
     with pytest.raises(UserError, match="none of its 1 checkpoints is intact"):
         checkpoints.newest(lambda text: None)
-
-
-@pytest.mark.parametrize(
-    ("job", "data_flags", "tokenizer_flags", "optimizer_flags"),
-    [
-        (PretrainJob, " (--data_path, --text_field, --skip_bad_lines, --deduplicate)", " (--tokenizer_path)", ""),
-        (
-            ElectraJob,
-            " (--data_path, --text_field, --skip_bad_lines, --deduplicate)",
-            " (--vocab_path or --model_path)",
-            "",
-        ),
-        (
-            GlueJob,
-            " (--data_dir, --train_file, --max_seq_len)",
-            " (--model_path)",
-            " (--layer_decay, --adam_bias_correction)",
-        ),
-    ],
-)
-def test_a_resume_names_the_flags_of_its_job_that_may_mend_a_difference(
-    job, data_flags, tokenizer_flags, optimizer_flags
-):
-    told = [difference(what, "a", "b", job.mended_by.get(what, "")) for what in ("data", "tokenizer", "optimizer")]
-    end = ": a there, b in this run; use the same one, or start without --from_resume"
-    assert told == [
-        f"made with another data{data_flags}{end}",
-        f"made with another tokenizer{tokenizer_flags}{end}",
-        f"made with another optimizer{optimizer_flags}{end}",
-    ]
 
 
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):

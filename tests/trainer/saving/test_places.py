@@ -29,7 +29,7 @@ def complaint(monkeypatch, **changes):
     def too_late(*arguments, **named):
         raise AssertionError("the data is opened already")
 
-    monkeypatch.setattr(job, "open_corpus", too_late)
+    monkeypatch.setattr(job, "open_data", too_late)
     with pytest.raises(UserError) as error:
         train_pretrain.main(flags(**changes))
     assert "\n" not in str(error.value)
@@ -48,6 +48,12 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, data, monkeyp
     os.mkfifo(tmp_path / "pretrain_16.metrics.jsonl")
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
     assert "pretrain_16.metrics.jsonl is no regular file" in line
+
+
+def test_a_file_in_the_place_of_the_checkpoints(tmp_path, data, monkeypatch):
+    (tmp_path / "pretrain_16_resume").write_text("mine")
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert line.startswith(f"{tmp_path / 'pretrain_16_resume'}: nothing can be written there")
 
 
 def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
