@@ -1,7 +1,7 @@
 """The whole of pretraining on one page: read text, pack it into rows, train a MiniMind on them, save it.
 
     python trainer/tour.py                                         # two minutes on two CPU cores, on text that Python brings along
-    python trainer/tour.py --data_path my.jsonl --hidden_size 256  # one JSON object {"text": "..."} a line
+    python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} a line
 
 Read this file first. trainer/train_pretrain.py does the same in the same order, and with the same flags gets the same losses and
 the same weights, to the last bit (tests/trainer/test_tour.py). It adds what a run of hours needs: other input formats, several
@@ -11,6 +11,7 @@ Shapes: B rows of a micro-batch, T positions of a row, V entries of the vocabula
 """
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -51,7 +52,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.01)
     parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
-    parser.add_argument("--log_interval", type=int, default=50, help="micro-batches between two log lines")
+    parser.add_argument("--max_updates", type=int, default=150, help="updates of a pass at most; 0: the whole text")
+    parser.add_argument("--log_interval", type=int, default=10, help="micro-batches between two log lines")
     parser.add_argument("--seed", type=int, default=42, help="of the weights and of the order of the rows")
     return parser.parse_args(argv)
 
@@ -142,14 +144,15 @@ def train(args: argparse.Namespace) -> Path:
     for epoch in range(args.epochs):
         # Which documents share which row, and the order of the rows: drawn anew for each epoch, from the seed.
         plan = EpochPlan(data, args.max_seq_len, args.seed, epoch)
-        n_steps = math.ceil(plan.n_rows / args.batch_size)
+        n_rows = min(plan.n_rows, args.max_updates * rows_of_update) if args.max_updates else plan.n_rows
+        n_steps = math.ceil(n_rows / args.batch_size)
         step = 0
         loss_sum = 0.0
         targets_since_line = 0
         started = time.perf_counter()
-        for update_rows in slices(0, plan.n_rows, rows_of_update):
+        for update_rows in slices(0, n_rows, rows_of_update):
             # MiniMind's cosine: from 1.1 times the learning rate down to 0.1 times, over the rows of the run.
-            done = (epoch + update_rows.start / plan.n_rows) / args.epochs
+            done = (epoch + update_rows.start / n_rows) / args.epochs
             rate = args.learning_rate * (0.1 + 0.5 * (1 + math.cos(math.pi * done)))
             # The loss of an update is the mean over all of its targets. Each micro-batch adds its sum, divided by the number of the
             # whole update: however the rows are cut into micro-batches, the gradient is the same.
@@ -206,4 +209,6 @@ def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, promp
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    # Ctrl-C ends it without a traceback, and without a save: train_pretrain.py saves, and goes on from there.
+    with contextlib.suppress(KeyboardInterrupt):
+        train(parse_args())

@@ -23,8 +23,8 @@ def nul_in_text() -> BadLine:
     return BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
 
 
-# A line that converts a file; {} is its name.
-CONVERT = "python -c \"import sys; open('converted', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
+# A command that converts a file; the new one has its ending, by which its kind is known.
+CONVERT = "python -c \"import sys; open('converted{}', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
 # The fault of what is text in the usual encoding of Chinese Windows.
 GBK = "GBK"
 
@@ -42,7 +42,7 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
 def refuse_utf16(beginning: bytes, path: Path) -> None:
     """Errors: DataError for a file that begins as text in UTF-16 does. beginning: its first bytes, decompressed."""
     if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
-        raise DataError(f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format('utf-16', path)}")
+        raise DataError(f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format(path.suffix, 'utf-16', path)}")
 
 
 def line_at(raw: bytes, place: int) -> int:
@@ -64,7 +64,7 @@ class Fault:
         """What ends a run that does not skip bad lines."""
         advice = "mend the line, or pass --skip_bad_lines"
         if self.kind == GBK:
-            advice = f"convert the file: {CONVERT.format('gb18030', self.path)}"
+            advice = f"convert the file: {CONVERT.format(Path(self.path).suffix, 'gb18030', self.path)}"
         return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}", self.kind)
 
 

@@ -11,11 +11,18 @@ from tests.helpers import ROOT, command_line, write_corpus
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
-@pytest.mark.parametrize("use_moe", [0, 1])
-def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, tmp_path):
+@pytest.mark.parametrize(("use_moe", "epochs", "max_updates"), [(0, 2, 0), (1, 2, 0), (0, 1, 3)])
+def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, epochs, max_updates, tmp_path):
     """Two epochs whose last update is short, of two micro-batches, whose last one is short too."""
     same = {"hidden_size": 32, "num_hidden_layers": 2, "use_moe": use_moe, "max_seq_len": 24, "batch_size": 3}
-    same |= {"accumulation_steps": 2, "epochs": 2, "log_interval": 3, "learning_rate": 0.02, "grad_clip": 0.5}
+    same |= {
+        "accumulation_steps": 2,
+        "epochs": epochs,
+        "max_updates": max_updates,
+        "log_interval": 3,
+        "learning_rate": 0.02,
+        "grad_clip": 0.5,
+    }
     same |= {"data_path": write_corpus(tmp_path / "data.jsonl"), "out_dir": tmp_path}
     shared = [f"--{name}={value}" for name, value in same.items()]
     tour = command_line(shared, script=ROOT / "trainer" / "tour.py")
@@ -24,7 +31,7 @@ def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, tmp_path):
 
     line = re.compile(r"Epoch:\S+ loss:\S+ lr:\S+")
     lines = line.findall(tour.stdout)
-    assert len(lines) > 8
+    assert len(lines) > 2
     assert lines == line.findall(trainer.stdout + trainer.stderr)
     moe = "_moe" if use_moe else ""
     ours, theirs = (torch.load(tmp_path / f"{name}_32{moe}.pth", weights_only=True) for name in ("tour", "pretrain"))

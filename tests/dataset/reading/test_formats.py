@@ -123,7 +123,7 @@ def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
         texts_of(file)
     command = shlex.split(str(caught.value).partition("convert the file: ")[2])
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
-    assert (tmp_path / "converted").read_bytes() == content_in(stem, "utf-8")
+    assert (tmp_path / f"converted{suffix}").read_bytes() == content_in(stem, "utf-8")
     file.write_bytes(content_in(stem, "utf-8").replace(CHINESE.encode(), "un été à la mer".encode("latin-1")))
     with pytest.raises(DataError, match="not UTF-8: byte 0x[0-9a-f]{2}[^;]*; mend the line"):
         texts_of(file)
