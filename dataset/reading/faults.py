@@ -42,7 +42,9 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
 def refuse_utf16(beginning: bytes, path: Path) -> None:
     """Errors: DataError for a file that begins as text in UTF-16 does. beginning: its first bytes, decompressed."""
     if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
-        raise DataError(f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format(path.suffix, 'utf-16', path)}")
+        raise DataError(
+            f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format(path.suffix, 'utf-16', path)}"
+        )
 
 
 def line_at(raw: bytes, place: int) -> int:
