@@ -137,14 +137,14 @@ def two_ranks(place, folder):
 def compiled_runs(place, folder):
     """Whether the layers of each run were compiled."""
     compiled = []
-    make_fast = GlueJob.make_fast
+    make_fast = GlueJob._make_fast
 
-    def seen(job, outlook):
-        said = make_fast(job, outlook)
+    def seen(job, epochs):
+        said = make_fast(job, epochs)
         compiled.append(bool(compiled_shape(job.model)))
         return said
 
-    with mock.patch.object(GlueJob, "make_fast", seen):
+    with mock.patch.object(GlueJob, "_make_fast", seen):
         for shard in ("full", "none"):
             new_port(f"compiled {shard}")
             out = folder / f"compiled_{shard}"
