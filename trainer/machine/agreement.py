@@ -71,12 +71,18 @@ def compare_with_main(
     """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
     if ranks.world_size == 1:
         return
-    of_main = [facts]
+    # The entries of an architecture in its place: a line names those that differ, not all of them.
+    own: dict[str, object] = {}
+    for name, value in facts.items():
+        own |= (
+            {f"{name} {entry}": below for entry, below in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    of_main = [own]
     dist.broadcast_object_list(of_main, src=0)
     main = of_main[0]
-    differing = [name for name in sorted({*facts, *main}) if facts.get(name) != main.get(name)]
+    differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
     said = ""
     if differing:
-        told = ", ".join(f"{name} {facts.get(name)} (rank 0: {main.get(name)})" for name in differing)
+        told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
         said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: {advice}"
     end_all(ranks, first_said(ranks, said))
