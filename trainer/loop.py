@@ -18,7 +18,7 @@ from common.errors import DataError, SaidByAnotherRank
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from trainer.due import Intervals
+from trainer.due import Intervals, SaveClock
 from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
@@ -34,7 +34,7 @@ from trainer.job import (
     Update,
 )
 from trainer.machine.collectives import end_all, on_main, until_all_are_ready
-from trainer.machine.collector import QuietCollector
+from trainer.machine.compiling import QuietCollector
 from trainer.machine.measure import peak_memory, product_rate
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.signals import name_of
@@ -44,7 +44,6 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.saving.save_clock import SaveClock
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.

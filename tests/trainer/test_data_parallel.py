@@ -22,6 +22,7 @@ from tests.helpers import ROOT, flags, new_port, run_ranks, tiny_model, train, w
 from tests.updates import KINDS, gradients, reference_gradients, relative_difference
 from trainer import engine as engine_module
 from trainer import launch, train_pretrain
+from trainer.due import SaveClock
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
@@ -35,7 +36,6 @@ from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.checkpoint import Checkpoints
-from trainer.saving.save_clock import SaveClock
 
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 TIMEOUT_S = 4

@@ -24,8 +24,14 @@ from trainer.engine import Engine
 from trainer.glue.job import GlueJob
 from trainer.loop import Trainer
 from trainer.machine.command_line import run_cli
-from trainer.machine.limits import is_out_of_memory, what_the_machine_lacks
-from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
+from trainer.machine.out_of_memory import (
+    gigabytes,
+    is_out_of_memory,
+    plain_advice,
+    same_update,
+    told_in_a_line,
+    what_the_machine_lacks,
+)
 from trainer.pretrain import first_model, memory
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified

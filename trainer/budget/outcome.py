@@ -82,7 +82,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
-        # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
+        # A run on CUDA saves by minutes, see trainer/due.py.
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
         evaluations = costs.evaluations(config, plan.cut, plan.seconds)

@@ -39,11 +39,10 @@ from common.errors import ProcessLostError, SaidByAnotherRank, UserError
 from common.notices import announce
 from common.processes import end_with
 from common.wording import counted
-from trainer.machine.cgroups import processor_limit
 from trainer.machine.collectives import on_main
 from trainer.machine.command_line import line_of
 from trainer.machine.devices import pick_device
-from trainer.machine.measure import total_memory
+from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import Ranks, network_of, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon

@@ -133,14 +133,6 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
             parse_args(["--cpu_processes", wrong])
 
 
-def test_ranks_that_share_a_micro_batch():
-    """Against a launcher's: rows of a rank, and the micro-batches that are computed at once."""
-    shared = Ranks(1, 1, 4, sharing=4)
-    assert (shared.rows_of(32), shared.micro_batches_at_once) == (8, 1)
-    launched = Ranks(1, 1, 4)
-    assert (launched.rows_of(32), launched.micro_batches_at_once) == (32, 4)
-
-
 def test_nobody_goes_on_before_all_have_come(monkeypatch):
     """In each round every rank writes a number and reads those of all behind the first wait; the second one lets it write again."""
     world_size, rounds = 3, 300
