@@ -96,8 +96,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Where it ends: see `finished`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The last update, as it was told to the user
-        self.said_end = job.length.max_updates
+        # The user was told that the clock of a budget has moved the end.
+        self.has_told_end = False
         # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
@@ -376,8 +376,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.has_other_rows = line is not None
         if line:
             self.reporter.say(line)
-        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
-            self.said_end = end
+        planned = self.length.max_updates
+        # Once: on a machine that others use the end moves back and forth.
+        if not self.has_told_end and abs(end - planned) > WORTH_SAYING * planned:
+            self.has_told_end = True
             self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:

@@ -26,7 +26,7 @@ COMPILE_SECONDS = 40
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12. This is a rule
 # that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in
-# trainer/budget/speed.py is what a whole micro-batch reaches of the rate that was measured on the machine.
+# trainer/budget/costs.py is what a whole micro-batch reaches of the rate that was measured on the machine.
 WIDE_ON_CPU = 320
 # Others never compile by themselves.
 COMPILED_DEVICES = tuple(PRODUCT_RATE)

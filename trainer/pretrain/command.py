@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from trainer.budget.kept_plan import check_out_dir, refuse_forgotten_budget
-from trainer.budget.planner import advice_on_planning, plan_run
+from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
@@ -51,7 +51,7 @@ def train(
             on_main(surroundings.ranks, partial(check_out_dir, settings))
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
-        with told_in_a_line(surroundings.device, advice_on_planning):
+        with told_in_a_line(surroundings.device, lambda: ADVICE_ON_MEMORY):
             planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
             return 0
