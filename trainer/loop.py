@@ -380,7 +380,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Once: on a machine that others use the end moves back and forth.
         if not self.has_told_end and abs(end - planned) > WORTH_SAYING * planned:
             self.has_told_end = True
-            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
+            self.reporter.say(
+                f"--budget: by the speed of the updates so far there is time for {int(end):,} of them; the end follows the clock"
+            )
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
         """(what is known by now of how updates ended, whether the run is to be saved after this one).

@@ -21,7 +21,7 @@ from trainer.machine.command_line import launch_line, line_of, run_cli
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.random_state import rng_state, seed_everything, set_rng_state
-from trainer.machine.ranks import Ranks, init_distributed_mode, ranks_of_launcher
+from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
 from trainer.machine.signals import StopSignals
 
 CPU = torch.device("cpu")
@@ -31,11 +31,6 @@ CPU = torch.device("cpu")
 def no_launcher(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_one_process_makes_no_group():
-    assert init_distributed_mode("cpu") == (Ranks(0, 0, 1), CPU)
-    assert not torch.distributed.is_initialized()
 
 
 def test_ddp_without_a_launcher_says_how_to_launch():
