@@ -113,8 +113,9 @@ def pretraining_outlook(
     )
     said = [*first_model.notices, *notices]
     # The chat template writes special tokens, and a message that spells one stays text.
-    if settings.parse_special_tokens is None and ranks.is_main and not answers:
-        said += note_on_spelt_tokens(corpus.stores, tokenizer)
+    by_weights = settings.parse_special_tokens is False and settings.from_weight != "none"
+    if (settings.parse_special_tokens is None or by_weights) and ranks.is_main and not answers:
+        said += note_on_spelt_tokens(corpus.stores, tokenizer, by_weights)
     if first_model.encoder.eos_id is None:
         said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
     said += pretraining_notices(asked, run)
