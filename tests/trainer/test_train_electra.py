@@ -4,7 +4,6 @@ an uninterrupted run."""
 import copy
 import json
 import math
-import re
 import shutil
 from functools import partial
 
@@ -16,12 +15,10 @@ from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaske
 
 from common.errors import UserError
 from dataset.electra.electra_dataset import Batch
-from model.electra.model_electra import ElectraPretrainer
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, command_line, run_ranks, trainers_that_fit
+from tests.helpers import ROOT, command_line, trainers_that_fit
 from tests.model.electra.test_model_electra import batch, random_examples, tiny
 from trainer import train_electra
-from trainer.electra import job
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
@@ -110,32 +107,6 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
 
 
-def test_a_log_line_tells_updates_beside_tokens(data, tmp_path, capsys):
-    """Two micro-batches an update: the steps of a line are micro-batches, and its rate is that of the updates."""
-    train(**data, out_dir=tmp_path, accumulation_steps=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:[")]
-    metrics = (tmp_path / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
-    recorded = [json.loads(line)["updates_per_second"] for line in metrics if "updates_per_second" in line]
-    rates = [re.search(r" updates/s:(\S+) tokens/s:\d", line).group(1) for line in lines]
-    assert rates == [f"{rate:.4g}" for rate in recorded]
-
-
-def test_it_learns(data, tmp_path):
-    """The generator learns fifteen words; the discriminator beats calling everything an original."""
-    train(
-        **data,
-        out_dir=tmp_path,
-        max_steps=150,
-        batch_size=16,
-        learning_rate=3e-3,
-        dropout=0,
-        log_interval=30,
-        save_interval=1000,
-    )
-    first, *_, last = log_lines(tmp_path)
-    assert last["mlm_loss"] < first["mlm_loss"] - 0.8 and last["disc_loss"] < first["disc_loss"]
-
-
 def test_init_std_and_position_init(data, tmp_path):
     still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
     run = train(**data, **still, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
@@ -201,8 +172,7 @@ def interrupted(after, **changes):
         train_electra.main(flags(**changes))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("after, batch_size", [(5, 4), (8, 4), (11, 16), (8, 24)])
+@pytest.mark.parametrize("after, batch_size, dtype", [(5, 4, "float32"), (11, 16, "bfloat16"), (8, 24, "float32")])
 def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
     """Dropout, masks, draws and order included, also behind the end of an epoch (of 162 examples): the same weights and
     log lines as without the interruption. A worker loads for the resumed run."""
@@ -261,16 +231,6 @@ def other_data(path):
     return path
 
 
-def test_a_fresh_run_without_a_vocabulary_keeps_that_of_the_one_before(data, tmp_path):
-    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
-    train(**own)
-    folder = tmp_path / "electra_small"
-    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
-    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
-    assert (folder / "vocabulary" / "vocab.txt").read_bytes() != before
-    assert (folder / "electra_small_resume_old1" / "vocabulary" / "vocab.txt").read_bytes() == before
-
-
 def test_a_run_that_comes_back_reads_with_its_own_vocabulary(data, tmp_path):
     """And not with that of the later run, which stands beside its checkpoints."""
     own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
@@ -282,68 +242,6 @@ def test_a_run_that_comes_back_reads_with_its_own_vocabulary(data, tmp_path):
     (folder / "electra_small_resume_old1").rename(folder / "electra_small_resume")
     assert train(**{**own, "max_steps": 3}, from_resume=1).progress.update == 3
     assert (folder / "vocabulary" / "vocab.txt").read_bytes() == before
-
-
-def test_a_vocabulary_without_a_checkpoint_is_not_taken(data, tmp_path):
-    """A run that ended before its first save leaves one, and a resume starts afresh, with its own data."""
-    interrupted(0, data_path=data["data_path"], out_dir=tmp_path)
-    vocabulary = tmp_path / "electra_small" / "vocabulary" / "vocab.txt"
-    assert vocabulary.exists()
-    train(data_path=other_data(tmp_path / "other.jsonl"), out_dir=tmp_path, max_steps=2, from_resume=1)
-    assert "zebra" in vocabulary.read_text().split("\n")
-
-
-def test_an_update_that_is_not_finite_is_skipped(data, tmp_path, capsys):
-    """NaN in the discriminator: counted and named, not applied; nothing else ends the run."""
-    forward = ElectraPretrainer.forward
-    calls = 0
-
-    def poisoned(self, *batch, **named):
-        nonlocal calls
-        calls += 1
-        found = forward(self, *batch, **named)
-        nan = torch.tensor(math.nan) if calls == 3 else 0.0
-        return found._replace(disc=found.disc + nan, disc_logits=found.disc_logits + nan)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ElectraPretrainer, "forward", poisoned)
-        run = train(**data, out_dir=tmp_path, max_steps=5)
-    assert run.progress.skipped == 1 and "update 3 is not applied" in capsys.readouterr().out
-    assert all(p.isfinite().all() for p in run.engine.parameters)
-
-
-def test_the_rule_for_compiling_is_told_the_width(data, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
-    train(**data, out_dir=tmp_path, max_steps=1)
-    assert seen == [SMALL["hidden_size"]]
-
-
-def test_notices(data, tmp_path, capsys):
-    train(**data, out_dir=tmp_path, max_steps=2, warmup_steps=50)
-    assert "the rate is never above" in capsys.readouterr().out
-    train(**data, out_dir=tmp_path, max_steps=2, lr_schedule="one_cycle", muon_lr=0.1)
-    out = capsys.readouterr().out
-    assert "--warmup_steps 2 has no effect" in out and "--muon_lr 0.1 has no effect" in out
-
-
-def test_a_file_that_is_named_twice_is_said(data, tmp_path, capsys):
-    argv = flags(**data, out_dir=tmp_path, max_steps=1)
-    argv.insert(argv.index("--data_path") + 2, str(data["data_path"]))
-    assert train_electra.main(argv) == 0
-    assert f"--data_path names {data['data_path']} 2 times" in capsys.readouterr().out
-
-
-def test_copies_are_left_out_and_counted(data, tmp_path, capsys):
-    """Reference: a run on the file without them, bit for bit."""
-    lines = data["data_path"].read_text().splitlines(keepends=True)
-    twice = tmp_path / "twice.jsonl"
-    twice.write_text("".join([*lines, *lines[:4]]))
-    options = {"vocab_path": data["vocab_path"], "max_steps": 3}
-    run = train(**options, data_path=twice, out_dir=tmp_path / "twice", deduplicate="exact")
-    assert f"4 of {len(lines) + 4} documents" in capsys.readouterr().out
-    reference = train(**options, data_path=data["data_path"], out_dir=tmp_path / "once")
-    assert equal(weights(run), weights(reference))
 
 
 # ------------------------------------------------------------------------------------------- one update
@@ -374,36 +272,12 @@ def one_update(parts, ranks=None, seed=0):
     return torch.cat([p.detach().flatten() for p in model.parameters()]), engine.collect()
 
 
-def _one_update_of_a_rank():
-    from trainer.machine.ranks import init_distributed_mode
-
-    ranks, _ = init_distributed_mode("cpu", 60)
-    return one_update(2, ranks)
-
-
 def test_an_update_does_not_depend_on_micro_batches():
     """Example rows differ in length and in masked positions: 1x8, 2x4 and 4x2 train alike."""
     whole, _ = one_update(1)
     for parts in (2, 4):
         cut, _ = one_update(parts)
         assert torch.allclose(whole, cut, atol=2e-6)
-
-
-# tests/trainer/test_data_parallel.py is the quick one for ranks: the engine is that of all trainers.
-@pytest.mark.slow
-def test_an_update_does_not_depend_on_ranks():
-    """Two ranks of 2x2 rows train as one of 1x8."""
-    whole, sums = one_update(1)
-    (a, sums_a), (b, _) = run_ranks(_with_port)
-    assert torch.equal(a, b) and torch.allclose(whole, a, atol=2e-6)
-    assert sums_a == pytest.approx(sums, rel=1e-4)
-
-
-def _with_port():
-    from tests.helpers import new_port
-
-    new_port("electra")
-    return _one_update_of_a_rank()
 
 
 def test_two_processes_train_what_one_does(data, tmp_path, monkeypatch):

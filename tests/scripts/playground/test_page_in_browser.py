@@ -142,15 +142,6 @@ class Page:
         assert [entry["message"] for entry in self.driver.get_log("browser")] == []
 
 
-def test_a_link_of_another_page_leads_here(browser, small):
-    """It comes from another site, without an Origin; so does a reload of what it led to."""
-    browser.get(f"data:text/html,<a href='{small.address}'>go</a>")
-    browser.find_element("css selector", "a").click()
-    until(lambda: browser.title == "MiniMind: play")
-    browser.refresh()
-    until(lambda: browser.find_elements("css selector", ".card"))
-
-
 def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
     """Both models, each what it writes without the page; the time of the first token is printed."""
     page = Page(browser, small)
@@ -174,23 +165,6 @@ def request_of(page, text, tokens):
     values = {name: json.loads(page.one(f"#{name}").get_property("value")) for name in ("temperature", "top_p", "seed")}
     body = {"model": 0, "text": text, "max_new_tokens": tokens, **values}
     return parse_request(json.dumps(body).encode(), n_models=1)
-
-
-def test_pointing_at_a_piece_shows_what_else_could_have_stood_there(browser, small):
-    from selenium.webdriver import ActionChains
-
-    page = Page(browser, small)
-    page.write("the cat")
-    piece = page.all(".piece")[3]
-    ActionChains(browser).move_to_element(piece).perform()
-    until(lambda: page.one("#hint").is_displayed())
-    rows = page.one("#hint").text.splitlines()
-    assert len(page.all("#hint .bar")) >= 6 and any("%" in row for row in rows)
-    assert page.all("#hint .bar.drawn")
-    box = page.one("#hint").rect
-    width, height = page.run("return [innerWidth, innerHeight]")
-    assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    assert box["y"] >= 0 and box["y"] + box["height"] <= height
 
 
 def test_everything_works_by_keyboard(browser, small):
@@ -377,11 +351,3 @@ def contrast(first, second):
             parts.append(share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4)
         lights.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
     return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-def test_an_error_is_told_in_words(browser, small):
-    page = Page(browser, small)
-    page.write("word " * 6000)
-    assert "4,096 fit; make it shorter" in page.one(".card .bad").text
-    page.write("the cat", tokens=2)
-    assert not page.all(".card .bad")

@@ -20,7 +20,9 @@ def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_
     train(data_path=data, out_dir=tmp_path, **shape)
     # As a user calls it, who says nothing of the model.
     nothing_said = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"))
-    plain = flags(**nothing_said, data_path=chats.write_chats(tmp_path / "c.jsonl", 8), max_seq_len=64, out_dir=tmp_path)
+    plain = flags(
+        **nothing_said, data_path=chats.write_chats(tmp_path / "c.jsonl", 8), max_seq_len=64, out_dir=tmp_path
+    )
 
     def words_named() -> list[str]:
         with pytest.raises(UserError, match="--from_weight pretrain: .*pretrain_512.pth; there is ") as missing:
