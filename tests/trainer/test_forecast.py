@@ -10,7 +10,7 @@ from trainer import advice
 from trainer.advice import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, CurveWatch, Forecast
 from trainer.budget.laws import Depth, expected_loss, row_scale
 from trainer.pretrain import outlook
-from trainer.reporting.log_lines import bar_line
+from trainer.reporting.lines import bar_line
 
 # Three layers of two heads
 DEPTH = Depth(3, 2)

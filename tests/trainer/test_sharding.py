@@ -29,8 +29,7 @@ from trainer.machine.collectives import loss_of_a_rank
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
-from trainer.sharding import Shards, build_on_main, group_size_of
-from trainer.tensor_parts import gathered, is_sharded, own_part, whole_of
+from trainer.sharding import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
 
 CPU = torch.device("cpu")
 # {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without

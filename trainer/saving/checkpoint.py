@@ -55,7 +55,7 @@ from trainer.machine.collectives import first_said, on_main
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.saving.places import RECORDS, appears
 from trainer.saving.weights import write_tensors
-from trainer.tensor_parts import is_sharded, part_of
+from trainer.sharding import is_sharded, part_of
 
 # Of a digest file: 64 digits and the name of a file.
 MOST_DIGEST_BYTES = 4096

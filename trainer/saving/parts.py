@@ -30,7 +30,7 @@ from model.weight_files import check_kind
 from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_file_of_parts, is_plain, remove_checkpoint, remove_replaced
 from trainer.saving.places import appears
 from trainer.saving.weights import write_tensors
-from trainer.tensor_parts import TensorPart, rows_of_ranks
+from trainer.sharding import TensorPart, rows_of_ranks
 
 # {name of a tensor: [(file, first row)]}
 Places = dict[str, list[tuple[str, int]]]

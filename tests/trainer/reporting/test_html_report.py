@@ -17,10 +17,10 @@ from common.errors import UserError
 from common.paths import ROOT
 from scripts import report
 from tests.helpers import records, train
+from trainer.advice import NextCommand, filled
 from trainer.pretrain.outlook import CHARTS as PRETRAINING
 from trainer.reporting.charts import thin
 from trainer.reporting.html_report import EARLIER, write_report
-from trainer.reporting.next_commands import NextCommand, filled
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords
 
 START = {
