@@ -54,6 +54,20 @@ class Records:
         self.trained: list[dict[str, Any]] = []
         self.columns: dict[str, tuple[array, array]] = {}
 
+    def read_on(self, path: Path, position: int = 0) -> int:
+        """Take over the lines of a metrics file from a position on; returns the position behind the last whole one. Errors: OSError."""
+        # As bytes: a full disk may have cut a character, and costs its line alone.
+        with open(path, "rb") as file:
+            file.seek(position)
+            # A longer line comes in pieces, none of which is a JSON object.
+            while piece := file.readline(MOST_LINE_BYTES):
+                if not piece.endswith(b"\n") and len(piece) < MOST_LINE_BYTES:
+                    # It is being written.
+                    break
+                self.take(piece)
+                position += len(piece)
+        return position
+
     def take(self, line: str | bytes) -> None:
         """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
         try:
@@ -116,11 +130,7 @@ class RunRecords(Records):
         self.name = self.path.name.removesuffix(METRICS_SUFFIX)
         try:
             refuse_irregular(self.path)
-            # As bytes: a full disk may have cut a character, and costs its line alone.
-            with open(self.path, "rb") as file:
-                # A longer line comes in pieces, none of which is a JSON object.
-                while piece := file.readline(MOST_LINE_BYTES):
-                    self.take(piece)
+            self.read_on(self.path)
         except OSError as error:
             raise UserError(
                 f"{self.path}: no metrics can be read from there ({error.strerror}); name a run's .metrics.jsonl"

@@ -2,13 +2,11 @@
 
 import io
 import json
-import shutil
 from unittest import mock
 
 import pytest
 
 from tests.helpers import losses, records, train
-from trainer.engine import Engine
 from trainer.reporting.reporter import Stopwatch, finite, flat_numbers
 
 
@@ -83,23 +81,6 @@ def test_metrics_are_json_that_every_reader_takes():
         "f": 3,
     }
     assert flat_numbers(kept) == {"b/0": 1.0, "f": 3}
-
-
-def test_metrics_survive_the_deletion_of_their_folder(data, tmp_path, capsys):
-    """Reference: the metrics of the same run undisturbed."""
-    undisturbed = train(data_path=data, out_dir=tmp_path / "whole")
-    update, out_dir = Engine.update, tmp_path / "deleted"
-
-    def deleting(self, *args, **options):
-        if engine_updates.pop(0) == 3:
-            shutil.rmtree(out_dir)
-        return update(self, *args, **options)
-
-    engine_updates = list(range(100))
-    with mock.patch.object(Engine, "update", deleting):
-        run = train(data_path=data, out_dir=out_dir)
-    assert losses(run) == losses(undisturbed) and len(records(run, "settings")) == 1
-    assert capsys.readouterr().out.count("was deleted") == 1
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
