@@ -83,14 +83,6 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
     assert result["counts"] == {"pairs": 40} and result["metrics"]["accuracy"]["interval"] == "Wilson"
 
 
-def test_a_tie_is_not_right(weight, tmp_path):
-    """Of BLiMP's 67,000 pairs seven are two equal sentences."""
-    pairs = [{"sentence_good": "the cat sat", "sentence_bad": "the cat sat", "UID": f"kind{i}"} for i in range(2)]
-    result, values = run("pairs", weight, jsonl(tmp_path / "p.jsonl", pairs), tmp_path / "p", "--group_by", "UID")
-    assert values == {"accuracy": 0, "accuracy/kind0": 0, "accuracy/kind1": 0}
-    assert result["counts"] == {"pairs": 2}
-
-
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])
 def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_length, stride):
     """Every token is predicted once, after the same context as in a plain loop over strided windows."""
@@ -188,18 +180,6 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     with pytest.raises(ValueError, match=message) as error:
         run(task, weight, str(tmp_path / "d.jsonl"), tmp_path / "r")
     assert "\n" not in str(error.value)
-
-
-def test_a_text_that_cannot_be_encoded_is_named_or_passed_over(weight, tmp_path, capsys):
-    """Reference: the figures without it. The tokenizer allows no cut between letters without a gap."""
-    texts = ["the cat sat", "a" * 3_000_000, "on a mat"]
-    data = jsonl(tmp_path / "d.jsonl", [{"text": text} for text in texts])
-    with pytest.raises(ValueError, match=r"d\.jsonl:2: .*allows no cut.*; mend the line, or pass --skip_bad_lines"):
-        run("perplexity", weight, data, tmp_path / "r")
-    _, values = run("perplexity", weight, data, tmp_path / "r", "--skip_bad_lines", "1")
-    assert "too long: 1" in capsys.readouterr().err
-    rest = jsonl(tmp_path / "rest.jsonl", [{"text": text} for text in (texts[0], texts[2])])
-    assert run("perplexity", weight, rest, tmp_path / "s")[1] == values
 
 
 @pytest.mark.slow

@@ -159,15 +159,6 @@ def answers_at_the_prompt(monkeypatch, lines):
     monkeypatch.setattr(builtins, "input", answer)
 
 
-def test_ctrl_c_at_the_prompt_keeps_the_conversation(weight, monkeypatch, capsys):
-    heard = []
-    monkeypatch.setattr(generate, "chat_ids", lambda _, messages, length: heard.append(messages) or [1, 2, 3])
-    answers_at_the_prompt(monkeypatch, ["first", KeyboardInterrupt(), "second", EOFError()])
-    shown = run(weight, "--chat", capsys=capsys).out
-    assert [message["content"] for message in heard[1]][0::2] == ["first", "second"]
-    assert "Ctrl-D ends the session" in shown
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -252,24 +243,6 @@ def other_tokenizer(folder):
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     shutil.copy(ROOT / "model" / "tokenizer_config.json", folder)
     return folder
-
-
-def test_a_weight_that_names_no_tokenizer_gets_a_line(tmp_path, capsys):
-    """Of the public code, which has another tokenizer."""
-    data = write_corpus(tmp_path / "data.jsonl", 20)
-    train(data_path=data, out_dir=tmp_path)
-    weight = tmp_path / "pretrain_16.pth"
-    fields = json.loads(weight.with_suffix(".json").read_text())
-    del fields["vocabulary_sha256"]
-    weight.with_suffix(".json").write_text(json.dumps(fields))
-    words = ["--weight", str(weight), "--device", "cpu", "--max_new_tokens", "2", "hi"]
-    capsys.readouterr()
-    generate.main(words)
-    assert "does not say which tokenizer" in capsys.readouterr().err
-    train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
-    assert "does not say which tokenizer" in capsys.readouterr().out
-    generate.main([*words, "--tokenizer_path", str(ROOT / "model")])
-    assert "does not say which tokenizer" not in capsys.readouterr().err
 
 
 def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):

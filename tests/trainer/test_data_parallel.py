@@ -5,7 +5,6 @@ One start of the two processes serves the whole file: importing torch takes long
 
 import json
 import os
-import threading
 from dataclasses import replace
 from unittest import mock
 
@@ -39,15 +38,12 @@ def rank(folder):
     new_port("run")
     with mock.patch.object(launch, "init_distributed_mode", wraps=init_distributed_mode) as joined:
         result = {"run": whole_run(folder), "joined": joined.call_count, "left": not dist.is_initialized()}
-    new_port("thread")
-    result["thread"] = run_in_a_thread(folder)
     new_port("engine")
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
-        result["missing"] = missing_gradients(ranks)
         result["shared"] = shared_sums(ranks)
         result["muon"] = shared_muon(ranks)
     finally:
@@ -66,25 +62,6 @@ def whole_run(folder):
         "parameters": [p.detach() for p in run.engine.parameters],
         "file": run.reporter.file and run.reporter.file.name,
     }
-
-
-def run_in_a_thread(folder):
-    """The run as Ray Train starts it: in a thread, and in a process group that there is already. (Its parameters, whether the
-    group is still there)"""
-    dist.init_process_group("gloo")
-    ended = []
-
-    def work():
-        run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/thread", batch_size=2, use_moe=1, **RUN)
-        ended.append([p.detach() for p in run.engine.parameters])
-
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        return {"parameters": ended[0], "group": dist.is_initialized() and dist.get_world_size()}
-    finally:
-        dist.destroy_process_group()
 
 
 def evaluation(folder, ranks):
@@ -123,45 +100,6 @@ def poisoned_rank(ranks):
         moved = any(not torch.equal(p, q) for p, q in zip(engine.parameters, before, strict=True))
         seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
     return seen
-
-
-def missing_gradients(ranks):
-    """Whether gradients, messages and weights are those of one all-reduce for each of them, bit for bit, in four updates. Rank 1
-    has a gradient less in the second one, no rank has it in the third; one parameter is not trained. The model has had another
-    reducer before."""
-    generator = torch.Generator().manual_seed(ranks.rank)
-    model = torch.nn.ParameterList(
-        torch.randn(shape, generator=generator) for shape in [(3,), (70, 5), (129,), (64,), (5,)]
-    )
-    model[4].requires_grad_(False)
-    trained = list(model)[:4]
-    DistributedReducer(model)
-    reducer = DistributedReducer(model, bucket_bytes=600)
-    weights = [[p.detach().clone()] for p in model]
-    dist.broadcast_object_list(weights, src=0)
-    found = [all(torch.equal(p, q) for p, (q,) in zip(model, weights, strict=True))]
-    for missing in ((), (1,), (0, 1), ()):
-        gradients = [torch.randn(p.shape, generator=generator) for p in trained]
-        if ranks.rank in missing:
-            gradients[2].zero_()
-
-        def compute(gradients=gradients, missing=missing):
-            used = [n for n in range(4) if n != 2 or ranks.rank not in missing]
-            loss = sum((trained[n] * gradients[n]).sum() for n in used)
-            return loss, loss.detach()
-
-        for p in trained:
-            if p.grad is not None:
-                p.grad.zero_()
-        loss, _ = reducer.forward(compute, last=True)
-        loss.backward()
-        message = reducer.finish(torch.arange(3.0) + ranks.rank)
-        expected = torch.arange(3.0) + ranks.rank
-        for tensor in (*gradients, expected):
-            dist.all_reduce(tensor)
-        found += [torch.equal(p.grad, g) for p, g in zip(trained, gradients, strict=True)]
-        found += [torch.equal(message, expected), model[4].grad is None]
-    return found
 
 
 def shared_sums(ranks):
@@ -268,11 +206,6 @@ def test_ranks_hold_the_same_parameters_bitwise(both):
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
-def test_a_missing_gradient_counts_as_zero(both):
-    for result in both:
-        assert len(result["missing"]) == 1 + 4 * 6 and all(result["missing"])
-
-
 def three_ranks():
     """Whether the bits of the gradients of an update are the same in a new process group's first update and in later ones."""
     from tests.trainer.test_engine import batch_of
@@ -342,13 +275,6 @@ def test_only_rank_0_writes(both):
 
 def test_process_group_is_left_at_the_end(both):
     assert all(result["left"] and result["joined"] == 1 for result in both)
-
-
-def test_a_thread_in_a_process_group_of_another_program_trains_the_same_and_leaves_the_group(both):
-    for result in both:
-        assert result["thread"]["group"] == 2
-        for ours, theirs in zip(result["thread"]["parameters"], result["run"]["parameters"], strict=True):
-            assert torch.equal(ours, theirs)
 
 
 def test_evaluation_is_identical_on_one_and_two_ranks(both, folder):

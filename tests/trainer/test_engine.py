@@ -61,9 +61,8 @@ def test_gradients_do_not_depend_on_the_micro_batches(kind):
         assert relative_difference(ours, cuts[0]) < 1e-6
 
 
-@pytest.mark.parametrize("fields", [{}, {"use_moe": True}, {"generation": "minimind3"}])
-def test_overfitting_one_batch(fields):
-    model = tiny_model(**fields)
+def test_overfitting_one_batch():
+    model = tiny_model(use_moe=True)
     engine = make_engine(model)
     batch, totals = batch_of()
     for _ in range(150):
@@ -93,34 +92,6 @@ def test_clipping_equals_torch():
 
 
 # ---------------------------------------------------------------------------------------------- precision
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_residual_stream_stays_fp32_under_the_engines_autocast(dtype):
-    model = tiny_model(use_moe=True, num_hidden_layers=3)
-    streams, products = [], []
-    for layer in model.model.layers:
-        layer.register_forward_hook(lambda _, __, output: streams.append(output[0].dtype))
-        layer.self_attn.q_proj.register_forward_hook(lambda _, __, output: products.append(output.dtype))
-    make_engine(model, dtype=dtype).micro_batch(*batch_of())
-    assert streams == [torch.float32] * 3 and products == [dtype] * 3
-
-
-@pytest.mark.parametrize("kind", ["dense packed", "moe packed"])
-def test_no_value_is_read_back_to_the_host(kind, monkeypatch):
-    """Every way from a tensor to a Python number is closed while micro-batches and an update run."""
-    engine = make_engine(tiny_model(**KINDS[kind][0]))
-    batch, totals = batch_of(kind)
-    assert engine.fused
-    with monkeypatch.context() as closed:
-        for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__"):
-            closed.setattr(
-                torch.Tensor, name, lambda self, *a, _name=name: pytest.fail(f"Tensor.{_name} waits for the device")
-            )
-        for _ in range(2):
-            engine.micro_batch(batch, totals)
-            engine.update(1e-3)
-    assert engine.poll()[-1].skipped == 0
 
 
 # ----------------------------------------------------------------------------- what is not finite
@@ -208,17 +179,6 @@ def test_fp16_overflow_counts_in_a_row_from_a_scale_of_1_on():
     assert [outcome.overflow for outcome in outcomes] == [1, 1, 1, 0, 0]
     assert [outcome.skipped for outcome in outcomes] == [1, 2, 3, 4, 5]
     assert [outcome.skipped_in_a_row for outcome in outcomes] == [0, 0, 0, 1, 2]
-
-
-def test_fp16_scaler_and_counts_survive_a_state_dict():
-    model, now = tiny_model(), {"now": "gradient"}
-    engine = make_engine(model, dtype=torch.float16, losses=poisoned(model, now))
-    engine.micro_batch(*batch_of())
-    engine.update(1e-3)
-    other = make_engine(tiny_model(), dtype=torch.float16)
-    other.load_state_dict(engine.state_dict())
-    assert other.scaler.state_dict() == engine.scaler.state_dict()
-    assert other.poll()[-1][:2] == engine.poll()[-1][:2] == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("asked", STOP_REQUESTS)

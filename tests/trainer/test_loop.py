@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DataError
 from dataset.loader_workers import LoaderError
-from dataset.store.check import DigestCheck
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
@@ -111,17 +109,3 @@ def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
     assert counts_of_skipped(tmp_path) == (1.0, 1)
     assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
-
-
-def test_where_the_loader_fails_nothing_is_saved_of_damaged_data(tmp_path, monkeypatch, failing_loader):
-    """The check has not come to its end by then. It is waited for, as before any other save."""
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-
-    def raise_if_damaged(check, wait_s=0.0):
-        if wait_s:
-            raise DataError("tokens.bin is damaged")
-
-    monkeypatch.setattr(DigestCheck, "raise_if_damaged", raise_if_damaged)
-    with pytest.raises(DataError, match="damaged"):
-        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    assert not list(tmp_path.rglob("update_*.pt"))

@@ -10,13 +10,8 @@ import pytest
 import torch
 
 from tests.helpers import ROOT, flags, train, write_corpus
-from tests.trainer.glue.glue_helpers import arguments, make_place
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
-from tests.trainer.test_train_electra import flags as electra_flags
-from trainer import train_electra, train_glue, train_pretrain
-from trainer.electra.job import ElectraJob
-from trainer.engine import Engine
-from trainer.glue.job import GlueJob
+from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 from trainer.machine.limits import is_out_of_memory
 from trainer.machine.out_of_memory import same_update, told_in_a_line
@@ -177,27 +172,6 @@ def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_p
     assert resumed.progress.update == whole.progress.update
     for name, weight in whole.engine.model.state_dict().items():
         torch.testing.assert_close(resumed.engine.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_electra_ends_with_a_line(electra_data, kind, out, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(ElectraJob, "loss", fails(FAILURES[kind]))
-    said = line_of(train_electra.main, electra_flags(out_dir=out, **electra_data), capsys)
-    assert "try --batch_size 2 --accumulation_steps 2, which leaves the updates as they are" in said
-    assert "--max_seq_len" in said
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("glue"))
-
-
-@pytest.mark.parametrize("stage", ["update", "scores"])
-def test_fine_tuning_ends_with_a_line(place, stage, out, monkeypatch, capsys):
-    owner, name = {"update": (Engine, "micro_batch"), "scores": (GlueJob, "evaluation")}[stage]
-    monkeypatch.setattr(owner, name, fails(ON_CUDA))
-    said = line_of(train_glue.main, arguments(place, out), capsys)
-    assert "--batch_size" in said and "--max_seq_len" in said
 
 
 # -------------------------------------------------------------------------------------------- a real limit

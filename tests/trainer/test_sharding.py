@@ -5,9 +5,6 @@ One start of the processes serves many tests: importing torch takes longer than 
 
 import gc
 import json
-import time
-from dataclasses import replace
-from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 
@@ -23,9 +20,7 @@ from tests.faults.harness import digest
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.trainer.test_train_electra import train as electra
 from tests.updates import gradients, reference_gradients, relative_difference
-from trainer import train_pretrain
 from trainer.engine import Engine
-from trainer.machine.collectives import loss_of_a_rank
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
@@ -121,7 +116,6 @@ def of_two_ranks(ranks):
             engines[kind, group_size] = engine
             found[f"{kind} {group_size}"] = {"norms": norms, "state": state_of(engine)}
     found["own"] = own_share(engines["adamw", 2])
-    found["poison"] = poisoned(ranks)
     found["built"] = built(ranks)
     found["carried over"] = carried_over(engines["muon", 1], engines["muon", 2], ranks)
     return found
@@ -134,28 +128,6 @@ def own_share(engine):
         tensors += [kept["exp_avg"], kept["exp_avg_sq"]]
     assert all(is_sharded(tensor) for tensor in tensors)
     return sum(own_part(tensor).numel() for tensor in tensors) / sum(tensor.numel() for tensor in tensors)
-
-
-def poisoned(ranks):
-    """A NaN gradient and an infinite loss on rank 1: (updates skipped, whether the weights moved, scale), one after the other."""
-    from tests.trainer.test_engine import batch_of
-    from tests.trainer.test_engine import poisoned as poisoned_loss
-
-    model, now = tiny_model(), {"now": ""}
-    shards = Shards(model, 2, ranks, CPU)
-    engine = Engine(
-        model, build_optimizer(model, 1e-3), poisoned_loss(model, now), device=CPU, dtype=torch.float16, ranks=ranks,
-        shards=shards,
-    )  # fmt: skip
-    seen = []
-    for what in ("", "gradient", "loss", ""):
-        now["now"] = what if ranks.rank == 1 else ""
-        before = [own_part(p).detach().clone() for p in engine.parameters]
-        engine.micro_batch(*batch_of(), last=True)
-        engine.update(1e-3)
-        moved = any(not torch.equal(own_part(p), q) for p, q in zip(engine.parameters, before, strict=True))
-        seen.append([engine.poll()[-1].skipped, moved, engine.scaler.get_scale()])
-    return seen
 
 
 def built(ranks):
@@ -244,13 +216,6 @@ def test_each_rank_has_half_of_weights_and_moments(both):
         assert result["own"] <= 1.02 / 2
 
 
-def test_what_one_rank_breaks_no_rank_applies(both):
-    for result in both:
-        assert [skipped for skipped, _, _ in result["poison"]] == [0, 1, 2, 2]
-        assert [moved for _, moved, _ in result["poison"]] == [True, False, False, True]
-        assert [scale for _, _, scale in result["poison"]] == [2048, 1024, 1024, 1024]
-
-
 def test_rank_0_alone_makes_the_weights(both):
     """The others get them, with ties and buffers."""
     assert [result["built"]["had content"] for result in both] == [True, False]
@@ -333,72 +298,6 @@ def references_of(kind, world_size, prepare):
     return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 
-def timeouts_of_groups(group_size):
-    """(seconds, ranks) of each process group that shards the model, and what a silent rank leads to."""
-
-    def work(ranks):
-        model = tiny_model()
-        Shards(model, group_size, replace(ranks, timeout=timedelta(seconds=3)), CPU)
-        mesh = model.model.norm.weight.device_mesh
-        groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
-        found = []
-        for group in groups:
-            timeout = group._get_backend(CPU).options._timeout
-            found.append((timeout.total_seconds(), dist.get_process_group_ranks(group)))
-        said = ""
-        try:
-            if ranks.rank != 3:
-                whole_of(model.model.norm.weight)
-        except RuntimeError as error:
-            said = loss_of_a_rank(error)
-        # Ranks of another group do not wait for it.
-        store = dist.distributed_c10d._get_default_store()
-        store.add("done", 1)
-        while store.add("done", 0) < ranks.world_size:
-            time.sleep(0.01)
-        return {"groups": found, "said": said}
-
-    return in_group("timeouts", work)
-
-
-@pytest.mark.slow
-def test_groups_that_hold_the_same_wait_no_longer_than_dist_timeout():
-    """Rank 3 is silent, for which rank 2 waits in their group."""
-    results = run_ranks(timeouts_of_groups, 2, world_size=4)
-    assert [result["groups"] for result in results] == [
-        [(3.0, [0, 2]), (3.0, [0, 1])],
-        [(3.0, [1, 3]), (3.0, [0, 1])],
-        [(3.0, [0, 2]), (3.0, [2, 3])],
-        [(3.0, [1, 3]), (3.0, [2, 3])],
-    ]
-    assert "silent for longer than --dist_timeout" in results[2]["said"]
-    assert [results[rank]["said"] for rank in (0, 1, 3)] == [""] * 3
-
-
-def one_model_after_another():
-    """The process groups that there are before any sharded model, and after each of three."""
-
-    def work(ranks):
-        groups = dist.distributed_c10d._world.pg_map
-        found = [len(groups)]
-        for _ in range(3):
-            engine, _ = trained_engine(ranks, 2)
-            Shards.close()
-            engine.shards.leave_groups()
-            del engine
-            gc.collect()
-            found.append(len(groups))
-        return found
-
-    return in_group("one after another", work)
-
-
-@pytest.mark.slow
-def test_a_sharded_model_leaves_no_process_groups():
-    """As the seeds of train_glue.py; in two groups of two ranks."""
-    assert run_ranks(one_model_after_another, world_size=4) == [[1, 1, 1, 1]] * 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "group_sizes"), [(3, (3,)), (4, (2,))])
 def test_gradients_of_several_ranks(world_size, group_sizes):
@@ -459,14 +358,6 @@ def test_how_many_ranks_have_a_model_together(shard, world_size, group_size):
 def test_groups_that_do_not_come_out_even(shard, world_size):
     with pytest.raises(UserError, match=f"--shard {shard}: {world_size} ranks? cannot be divided"):
         group_size_of(shard, Ranks(world_size=world_size))
-
-
-@pytest.mark.parametrize("other", [["--batch_size", "auto"], ["--budget", "10m"]])
-def test_what_needs_the_whole_model_is_refused(other, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train_pretrain.main(["--shard", "full", *other])
-    assert stopped.value.code == 2
-    assert "--shard" in capsys.readouterr().err
 
 
 def test_one_process_has_nothing_to_shard(tmp_path, capsys):

@@ -4,8 +4,6 @@ an uninterrupted run."""
 import copy
 import json
 import math
-import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,18 +12,14 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaskedLM
 
 from common.errors import UserError
-from dataset.electra.electra_dataset import Batch
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, command_line, trainers_that_fit
-from tests.model.electra.test_model_electra import batch, random_examples, tiny
 from trainer import train_electra
-from trainer.electra.loss import N_SUMS, electra_loss, metrics
+from trainer.electra.loss import metrics
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
-from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_adamw, parameter_groups, without_bias_correction
+from trainer.optim.build import without_bias_correction
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reducer import DistributedReducer
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,
@@ -208,21 +202,6 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
         train(**{**data, "vocab_path": vocabulary}, out_dir=tmp_path, from_resume=1)
 
 
-def test_a_fresh_run_keeps_the_one_before(data, tmp_path):
-    train(**data, out_dir=tmp_path, max_steps=4)
-    folder = tmp_path / "electra_small"
-    before = (folder / "discriminator" / "model.safetensors").read_bytes()
-    train(**data, out_dir=tmp_path, max_steps=4, seed=3)
-    aside = folder / "electra_small_resume_old1"
-    assert (aside / "discriminator" / "model.safetensors").read_bytes() == before
-    assert (folder / "discriminator" / "model.safetensors").read_bytes() != before
-    assert (aside / "percent_50").is_dir()  # moved away: it is not of the run that is there now
-    shutil.rmtree(folder / "electra_small_resume")
-    aside.rename(folder / "electra_small_resume")
-    train(**data, out_dir=tmp_path, max_steps=5, from_resume=1)
-    assert len(log_lines(tmp_path)) == 5 and (folder / "percent_50").is_dir()
-
-
 def other_data(path):
     """A corpus with words that those of `data` do not have."""
     write_lines(path, n_documents=3, seed=9)
@@ -231,87 +210,7 @@ def other_data(path):
     return path
 
 
-def test_a_run_that_comes_back_reads_with_its_own_vocabulary(data, tmp_path):
-    """And not with that of the later run, which stands beside its checkpoints."""
-    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
-    train(**own)
-    folder = tmp_path / "electra_small"
-    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
-    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
-    shutil.rmtree(folder / "electra_small_resume")
-    (folder / "electra_small_resume_old1").rename(folder / "electra_small_resume")
-    assert train(**{**own, "max_steps": 3}, from_resume=1).progress.update == 3
-    assert (folder / "vocabulary" / "vocab.txt").read_bytes() == before
-
-
 # ------------------------------------------------------------------------------------------- one update
-
-
-def one_update(parts, ranks=None, seed=0):
-    """Parameters after one update of a fixed batch that is cut into `parts` micro-batches (no dropout, tokens drawn by
-    the greedy generator so that the cut does not matter)."""
-    from dataset.electra.electra_dataset import Totals
-    from model.electra.masking import IGNORE
-
-    ids, lengths, masked = random_examples(R=8, seed=1)
-    model = tiny(seed)
-    optimizer = build_adamw(parameter_groups(model, 0.01), 1e-3, eps=1e-6)
-    engine = Engine(model, optimizer, partial(electra_loss, model), device=torch.device("cpu"), dtype=torch.float32,
-                    ranks=ranks or Ranks(), n_sums=N_SUMS)  # fmt: skip
-    if engine.reducer is not None:
-        engine.reducer = DistributedReducer(model, bucket_bytes=5000)
-    totals = Totals(int(lengths.sum()), int((masked.labels != IGNORE).sum()))
-    whole = Batch(*batch(ids, lengths, masked))
-    share = 8 // parts // engine.ranks.world_size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
-        for i in range(parts):
-            at = (i * engine.ranks.world_size + engine.ranks.rank) * share
-            engine.micro_batch(Batch(*(x[at : at + share] for x in whole)), totals, last=i == parts - 1)
-    engine.update(1e-3)
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), engine.collect()
-
-
-def test_an_update_does_not_depend_on_micro_batches():
-    """Example rows differ in length and in masked positions: 1x8, 2x4 and 4x2 train alike."""
-    whole, _ = one_update(1)
-    for parts in (2, 4):
-        cut, _ = one_update(parts)
-        assert torch.allclose(whole, cut, atol=2e-6)
-
-
-def test_two_processes_train_what_one_does(data, tmp_path, monkeypatch):
-    """With the greedy generator, since each process draws other numbers: rows, steps and losses of every update."""
-    monkeypatch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
-    n_threads = torch.get_num_threads()
-    lines = []
-    for processes in (1, 2):
-        train(**data, out_dir=tmp_path / str(processes), dropout=0.0, cpu_processes=processes)
-        lines.append(log_lines(tmp_path / str(processes)))
-    torch.set_num_threads(n_threads)
-    assert len(lines[0]) == len(lines[1]) == SMALL["max_steps"]
-    for one, two in zip(*lines, strict=True):
-        assert (one["step"], one["tokens"], one["lr"]) == (two["step"], two["tokens"], two["lr"])
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
-
-
-def test_every_parameter_is_trained_and_norms_and_biases_are_not_decayed():
-    model = tiny()
-    groups = parameter_groups(model, 0.01)
-    listed = [id(p) for group in groups for p in group["params"]]
-    assert sorted(listed) == sorted(id(p) for p in model.parameters()) and len(set(listed)) == len(listed)
-    names = {id(p): name for name, p in model.named_parameters()}
-    undecayed = {names[id(p)].rsplit(".", 1)[1] for p in groups[1]["params"]}
-    assert undecayed == {"weight", "bias"} and all(
-        "LayerNorm" in names[id(p)] for p in groups[1]["params"] if names[id(p)].endswith("weight")
-    )
-    assert all(not names[id(p)].endswith("bias") and "LayerNorm" not in names[id(p)] for p in groups[0]["params"])
-    ids, lengths, masked = random_examples()
-    found = model(*batch(ids, lengths, masked))
-    (found.mlm + 50 * found.disc).backward()
-    assert all(
-        p.grad is not None and p.grad.abs().sum() > 0 for name, p in model.named_parameters() if "key.bias" not in name
-    )
 
 
 @pytest.mark.parametrize("fused", [True, False])

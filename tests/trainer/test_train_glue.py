@@ -13,11 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
-from transformers import AutoModelForSequenceClassification, BertTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import TASKS
-from model.electra.compiled_encoder import QUICK_ON_CPU
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
@@ -26,7 +25,6 @@ from trainer.engine import Engine
 from trainer.glue.loss import forward, metrics_of
 from trainer.glue.model import init_model
 from trainer.glue.settings import parse_args
-from trainer.machine.compiling import compiler_missing
 
 
 @pytest.fixture(scope="module")
@@ -172,16 +170,6 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
             for run in ("whole", "part")
         )
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_a_model_of_another_task_gets_a_new_head(place, tmp_path, capsys):
-    fine_tune(place, tmp_path, task="mnli", epochs=1)
-    model = tmp_path / "mnli" / "seed_42" / "model"
-    fine_tune(place, tmp_path, epochs=1, model_path=model)
-    head = load_file(tmp_path / "cola" / "seed_42" / "model" / "model.safetensors")["classifier.out_proj.weight"]
-    assert head.shape == (2, 16)
-    error = complaint(capsys, place, tmp_path / "other", do_train=0, model_path=model)
-    assert "has no classification head for CoLA" in error
 
 
 def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
@@ -332,45 +320,6 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
-
-
-def test_the_report_has_the_metrics_of_each_development_file(place, tmp_path):
-    """Reference: eval_results.json."""
-    found = fine_tune(place, tmp_path, task="mnli", epochs=1, evaluate_during_training=1, eval_interval=2, report=1)
-    page = (tmp_path / "mnli" / "seed_42" / "mnli_seed_42.report.html").read_text(encoding="utf-8")
-    cells = re.sub(r"\s*<[^>]*>\s*", "|", page)
-    for name, figures in found["mnli"]["metrics"].items():
-        assert f"|{name}|" in cells.replace("||", "|") and f"{figures['mean']:.4f}" in cells
-
-
-def test_the_vocabulary_may_lie_elsewhere(place, tmp_path):
-    """Reference: the run with the tokenizer in the model's folder."""
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(WORDS) + "\n")
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((place / "tiny" / name).read_bytes())
-    own = fine_tune(place, tmp_path / "a", max_steps=3)
-    found = fine_tune(place, tmp_path / "b", max_steps=3, model_path=bare, vocab_path=vocabulary)
-    assert found["cola"]["metrics"] == own["cola"]["metrics"]
-    # The model is saved with it.
-    assert BertTokenizer.from_pretrained(tmp_path / "b" / "cola" / "seed_42" / "model").vocab_size == len(WORDS)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(compiler_missing(torch.device("cpu")) is not None, reason="no compiler")
-def test_a_compiled_command_trains(place, tmp_path):
-    """The last batch of an epoch has another shape. Reference: the run that is not compiled, without dropout."""
-    options = {"task": "mnli", "epochs": 1, "dropout": 0}
-    plain = fine_tune(place, tmp_path / "plain", **options)
-    compiled = fine_tune(place, tmp_path / "compiled", use_compile=1, **options)
-    assert compiled["mnli"]["metrics"] == plain["mnli"]["metrics"]
-    a, b = (
-        load_file(tmp_path / run / "mnli" / "seed_42" / "model" / "model.safetensors") for run in ("plain", "compiled")
-    )
-    assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
-    assert QUICK_ON_CPU not in (tmp_path / "compiled" / "mnli" / "seed_42" / "model" / "config.json").read_text()
 
 
 def one_of_two(place, out):

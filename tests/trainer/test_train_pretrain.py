@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import sys
 from unittest import mock
 
@@ -16,7 +15,6 @@ from dataset.store import format as store_format
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import train_pretrain
-from trainer.engine import Engine
 from trainer.pretrain.first_model import find_weight
 from trainer.pretrain.job import PretrainJob
 
@@ -107,37 +105,6 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     assert [group["weight_decay"] for group in before.param_groups] == [0.01, 0.0, 0.01]
     assert [group["weight_decay"] for group in after.param_groups] == [0.3, 0.0, 0.3]
     assert after.param_groups[-1]["lr_scale"] == pytest.approx(0.05 / 1e-3)
-
-
-def test_a_stop_in_the_final_samples_gives_them_to_the_next_resume(data, tmp_path, capsys):
-    """Once; the resume after it has nothing to do."""
-    arguments = flags(data_path=data, out_dir=tmp_path, sample_prompts="the cat")
-
-    def stopped(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return "the cat"
-
-    with mock.patch("trainer.sampling.sample", stopped):
-        assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
-    assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
-    assert "nothing to do" not in capsys.readouterr().out
-    assert train_pretrain.main([*arguments, "--from_resume", "1"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
-    assert (tmp_path / "pretrain_16.metrics.jsonl").read_text().count('"prompt": "the cat"') == 1
-
-
-def test_a_finished_run_writes_missing_weights_again(data, tmp_path):
-    run = train(data_path=data, out_dir=tmp_path)
-    (tmp_path / "pretrain_16.pth").unlink()
-    metrics = (tmp_path / "pretrain_16.metrics.jsonl").read_bytes()
-    again = flags(
-        data_path=data, out_dir=tmp_path, from_resume=1, report=1, sample_prompts="the cat", tracker="tensorboard"
-    )
-    assert train_pretrain.main(again) == 0
-    assert (tmp_path / "pretrain_16.metrics.jsonl").read_bytes() == metrics
-    assert not [path for path in tmp_path.iterdir() if "report" in path.name or "tensorboard" in path.name]
-    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
-    assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
 
 
 def test_settings_without_effect_are_named(data, tmp_path, capsys):
@@ -288,52 +255,7 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
-def test_an_overflow_of_float16_is_told_as_one_and_does_not_end_the_run(data, tmp_path, capsys):
-    """Two updates overflow at the first scale, 2^11, and its half. No document is named, and --max_bad_updates 1 is not reached."""
-    update, asked = Engine.update, []
-
-    def overflowing(engine, *arguments):
-        asked.append(None)
-        if len(asked) <= 2:
-            engine.parameters[0].grad.fill_(float("inf"))
-        update(engine, *arguments)
-
-    with mock.patch.object(Engine, "update", overflowing):
-        run = train(data_path=data, out_dir=tmp_path, dtype="float16", max_bad_updates=1)
-    said = [line for line in capsys.readouterr().out.splitlines() if "is not applied" in line]
-    assert len(said) == 2 and not any("document" in line for line in said)
-    assert said[0] == (
-        "step 1: float16: the gradients overflowed at their scale, which is halved: update 1 is not applied (1 so far)"
-    )
-    assert run.progress.skipped == 2
-    assert run.engine.scaler.get_scale() == 2.0**9
-
-
 # -------------------------------------------------------------------------------------------------------- W&B
-
-
-def test_one_tracker_run_with_the_keys_of_the_metrics(data, tmp_path):
-    """Reference: a stand-in for wandb that notes what it is asked for. (Rank 1: tests/trainer/test_data_parallel.py.)"""
-    wandb = mock.MagicMock(**{"init.return_value.id": "abc"})
-    with mock.patch.dict("sys.modules", wandb=wandb):
-        run = train(
-            data_path=data, out_dir=tmp_path, use_wandb="true", wandb_project="P", val_fraction=0.2, eval_interval=0
-        )
-    assert run.tracker_ids == {"wandb": "abc"} and wandb.init.call_count == 1
-    assert wandb.init.call_args.kwargs["project"] == "P"
-    logged = [call.args[0] for call in wandb.log.call_args_list]
-    assert len(logged) == len(records(run)) + 1 and {"loss", "lr", "epoch_Time"} <= set(logged[0])
-    assert "val_loss" in logged[-1] and wandb.finish.called
-
-
-@pytest.mark.slow
-def test_wandb_offline_needs_no_network(data, tmp_path):
-    pytest.importorskip("wandb")
-    proxy = {"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
-    arguments = [*flags(data_path=data, out_dir=tmp_path), "--use_wandb"]
-    ended = command_line(arguments, cwd=tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path), **proxy)
-    assert ended.returncode == 0, ended.stderr
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
 
 
 # ---------------------------------------------------------------------------------- launches, torch.compile

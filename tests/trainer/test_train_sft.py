@@ -146,9 +146,8 @@ def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
         torch.testing.assert_close(packed[name], padded[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("use_moe", [0, 1])
-def test_a_run_goes_on_to_the_last_bit(tmp_path, chats, use_moe):
-    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": use_moe}
+def test_a_run_goes_on_to_the_last_bit(tmp_path, chats):
+    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": 1}
     whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
     train(out_dir=tmp_path / "parts", epochs=1, **options)
     parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
@@ -219,17 +218,6 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
         in capsys.readouterr().out
     )
     assert losses(run)[-1] < 0.5 and records(run, "prompt")[-1]["text"] == "I am a tiny model."
-
-
-def test_a_run_that_changes_next_to_nothing_says_so(tmp_path, capsys):
-    """What the user says of the length is kept, with MiniMind's rate."""
-    chats = six_conversations(tmp_path / "chats.jsonl")
-    run = train(data_path=chats, out_dir=tmp_path, batch_size=None, accumulation_steps=None, epochs=2)
-    assert (run.settings.learning_rate, run.settings.optimizer, run.settings.batch_size) == (1e-5, "adamw", 16)
-    shown = capsys.readouterr().out
-    assert "will change next to nothing: 2 updates at a rate of 1e-05" in shown
-    train(data_path=chats, out_dir=tmp_path, epochs=2, learning_rate=1e-2)
-    assert "next to nothing" not in capsys.readouterr().out
 
 
 def test_much_text_keeps_the_settings_of_minimind(tmp_path):

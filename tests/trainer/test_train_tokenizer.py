@@ -8,7 +8,6 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
@@ -67,12 +66,6 @@ def byte_symbol(byte: int) -> str:
     return chr(byte) if byte in printable else chr(256 + [b for b in range(256) if b not in printable].index(byte))
 
 
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_round_trip_of_odd_texts(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    assert tokenizer.decode(tokenizer(text, split_special_tokens=True).input_ids, skip_special_tokens=True) == text
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(
@@ -125,26 +118,6 @@ def test_chat_template_text(tokenizer):
         "<|im_start|>tool\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n晴。<|im_end|>\n"
     )
-
-
-def test_chat_template_thinking_switch(tokenizer):
-    def prompt(**kw):
-        return tokenizer.apply_chat_template(CHAT[1:2], tokenize=False, add_generation_prompt=True, **kw).split(
-            "assistant\n"
-        )[1]
-
-    assert prompt() == ""
-    assert prompt(enable_thinking=True) == "<think>\n"
-    assert prompt(enable_thinking=False) == "<think>\n\n</think>\n\n"
-
-
-def test_chat_template_marks_what_the_assistant_says(tokenizer):
-    """Reference: the assistant turns of the conversation, their <|im_end|> included."""
-    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
-    said = [i for i, mask in zip(out["input_ids"], out["assistant_masks"], strict=True) if mask]
-    text = tokenizer.decode(said)
-    assert text.startswith("<think>\nLook it up.") and text.endswith("</tool_call><|im_end|>晴。<|im_end|>")
-    assert "sunny" not in text
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -200,17 +173,6 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     assert not (tmp_path / "o").exists()
 
 
-def test_skip_bad_lines_reports_them(tmp_path, capsys):
-    """Reference: the same file without its bad line."""
-    good = [json.dumps({"text": "abc abd abe " * 20}), json.dumps({"text": "xyz " * 20})]
-    for name, lines in (("clean", good), ("dirty", [good[0], '{"text": null}', good[1]])):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        arguments = ["--data_path", str(tmp_path / f"{name}.jsonl"), "--vocab_size", "274", "--skip_bad_lines"]
-        assert main([*arguments, "--out_dir", str(tmp_path / name)]) == 0
-    assert "dirty.jsonl:2" in capsys.readouterr().err
-    assert (tmp_path / "clean/tokenizer.json").read_bytes() == (tmp_path / "dirty/tokenizer.json").read_bytes()
-
-
 def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
     """Nothing in trainer/ shadows a dependency."""
     command = [
@@ -240,14 +202,3 @@ def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     ours, *public = [float(line.split("|")[2]) for line in table.splitlines()[2:]]
     assert ours > 1.05 * max(public)
     assert ours >= least
-
-
-def test_compare_counts_bytes_per_token(corpus):
-    """Reference: a count by hand."""
-    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    ratio = sum(len(t.encode()) for t in texts) / sum(
-        len(tokenizer.encode(t, add_special_tokens=False).ids) for t in texts
-    )
-    assert f"| {ratio:.3f} |" in compare([str(MODEL)], [TextSource(str(corpus), "text")])

@@ -14,8 +14,7 @@ from common.wording import printable
 from scripts.play import PlayedModel, parse_request
 from tests.scripts.playground.chromium import chromium, needs_chromium, requested, set_window, until
 from tests.scripts.playground.pages import HOSTILE, played_model, serving
-from tests.trainer.reporting.test_html_report import START, metrics_file
-from trainer.reporting.charts import Chart
+from tests.trainer.reporting.test_html_report import metrics_file
 
 # Half a minute in all
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -246,35 +245,6 @@ def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
         page.write(HOSTILE[0])
         page.write(HOSTILE[1])
         page.check_that_nothing_was_obeyed(server)
-
-
-def test_hostile_files_are_shown(browser, tmp_path):
-    for number, text in enumerate(HOSTILE):
-        path = metrics_file(tmp_path / f"run{number}.metrics.jsonl", n=3)
-        lines = path.read_text(encoding="utf-8").splitlines()[1:]
-        start = {**START, "charts": [Chart(text, ("loss", "lr", text)).as_record()]}
-        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, text: 1.0})]
-        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, "prompt": text, "text": text * 2})]
-        path.write_text("\n".join([json.dumps(start), *lines, '{"half']), encoding="utf-8")
-        # The latest six are looked at.
-        os.utime(path, (number, number))
-    if os.name != "nt":
-        metrics_file(tmp_path / "<img src=x onerror=alert(1)>\u202e.metrics.jsonl")
-    with serving([], tmp_path) as server:
-        page = Page(browser, server)
-        until(lambda: len(page.all(".run")) >= 30)
-        boxes = page.all(".run input")
-        for begin in range(0, len(boxes), 6):
-            for box in boxes:
-                wanted = box in boxes[begin : begin + 6]
-                if box.is_selected() != wanted:
-                    page.run("arguments[0].click()", box)
-            wanted = page.run(
-                "return [...document.querySelectorAll('.run:has(:checked)')].map(r => r.dataset.id).join()"
-            )
-            until(lambda wanted=wanted: page.one("#run-charts").get_attribute("data-shown") == wanted)
-            assert page.all("figure") and page.all("#run-samples pre")
-            page.check_that_nothing_was_obeyed(server)
 
 
 def test_a_run_that_trains_is_followed(browser, tmp_path):

@@ -62,12 +62,6 @@ def test_the_update_keeps_its_rows(tmp_path, argv, rows_of_epoch, wanted):
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
 
 
-def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(tmp_path):
-    experts = MiniMindConfig(generation="minimind3", use_moe=True)
-    settings, _ = settled(tmp_path, config=experts)
-    assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
-
-
 @pytest.mark.parametrize(
     ("argv", "fit", "tried", "wanted"),
     [

@@ -4,14 +4,13 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 
 import contextlib
 import json
-import shutil
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
-from common.errors import DataError, UserError
+from common.errors import UserError
 from tests.helpers import flags, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.clock import Clock, Course, clock_of_plan
@@ -148,23 +147,6 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
     share = [longer.job.corpus.planned.plan.source_targets(20 * 4 + 20 * 12, len(rows))]
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
-
-
-def test_what_a_resume_has_left_must_be_there_and_no_more_than_that(sources, tmp_path):
-    """From row 0 so large updates would ask for too much. Only those that are left have them."""
-    options = {"data_path": schedule(sources, ":x2"), "max_updates": 40}
-    with stopped_after(20):
-        run(**options, out_dir=tmp_path / "few")
-    shutil.copytree(tmp_path / "few", tmp_path / "many")
-    with pytest.raises(DataError, match="too little text for 40 updates: .* where 2 may be") as caught:
-        run(**options, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
-    fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
-    assert 20 < fits < 40
-    fewer = run(**{**options, "max_updates": fits}, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
-    assert fewer.progress.update == fits and all(told.passes <= 2 for told in fewer.job.corpus.planned.told())
-    with stopped_after(32):
-        run(**options, out_dir=tmp_path / "many", from_resume=1)
-    assert run(**options, out_dir=tmp_path / "many", from_resume=1, batch_size=6).progress.update == 40
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])

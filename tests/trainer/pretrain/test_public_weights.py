@@ -189,42 +189,12 @@ def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, me
     assert not list(tmp_path.glob("pretrain*"))
 
 
-def test_another_tokenizer_is_taken_where_the_user_names_one(data, copied, tmp_path, capsys):
-    """It needs no more entries than the model has embeddings. Another vocabulary than the folder's own is told."""
-    write_tokenizer(tmp_path / "other", entries=310)
-    named = {"data_path": data, "out_dir": tmp_path, "from_weight": copied, "tokenizer_path": tmp_path / "other"}
-    run = train(**named, **UNSAID)
-    assert run.job.first_model.encoder.vocab_size == 310
-    line = f"warning: {copied} has a tokenizer of its own, with another vocabulary than --tokenizer_path"
-    assert capsys.readouterr().out.count(line) == 1
-    for path in copied.glob("tokenizer*"):
-        path.unlink()
-    train(**named, **UNSAID)
-    assert "tokenizer of its own" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="has 6,400 entries and the model embeddings for 320"):
-        train(**{**named, "tokenizer_path": ROOT / "model"}, **UNSAID)
-
-
 def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
     """Nothing is fetched."""
     with pytest.raises(
         UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither such a folder nor .* hf download"
     ):
         train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
-
-
-def test_a_folder_with_the_name_of_a_weight_does_not_stand_in_its_way(data, public, tmp_path, monkeypatch):
-    """trainer/ has a folder pretrain, and the weight is called so too. A folder of a model is named by ./"""
-    monkeypatch.chdir(tmp_path)
-    train(data_path=data, out_dir=tmp_path)
-    (tmp_path / "pretrain").mkdir()
-    named = {"data_path": data, "out_dir": tmp_path, "from_weight": "pretrain"}
-    assert train(**named).job.config.hidden_size == 16
-    with pytest.raises(UserError, match="--from_weight pretrain: the folder holds no model, .* is not there"):
-        train(**{**named, "out_dir": tmp_path / "other"})
-    shutil.copytree(public["qwen3"], tmp_path / "pretrain", dirs_exist_ok=True)
-    assert train(**named).job.config.hidden_size == 16
-    assert train(**{**named, "from_weight": "./pretrain"}, **UNSAID).job.config.hidden_size == 32
 
 
 def test_the_flags_of_the_model_are_the_settings_that_its_config_has():
@@ -268,17 +238,6 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     assert "the run goes on from its checkpoint, which began with" in capsys.readouterr().out
     assert same_weights(tmp_path / "whole", tmp_path / "without")
     assert whole.progress.update > 2
-
-
-def test_a_resume_notices_that_the_folder_rotates_otherwise(data, copied, tmp_path):
-    """YaRN shows in no tensor, and the training computes with it."""
-    arguments = flags(data_path=data, epochs=2, **UNSAID, out_dir=tmp_path / "run", from_weight=copied)
-    stopped_after(2, arguments)
-    yarn = {"rope_type": "yarn", "rope_theta": 50_000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    change_config(copied, rope_parameters={**yarn, "original_max_position_embeddings": 128, "attention_factor": 1.0})
-    told = "another architecture: inference_rope_scaling False, .* there, inference_rope_scaling True, yarn_factor 4.0"
-    with pytest.raises(UserError, match=told):
-        train_pretrain.main([*arguments, "--from_resume", "1"])
 
 
 def same_weights(first, second):

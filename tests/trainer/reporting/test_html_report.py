@@ -20,7 +20,7 @@ from tests.helpers import records, train
 from trainer.advice import NextCommand, filled
 from trainer.pretrain.outlook import CHARTS as PRETRAINING
 from trainer.reporting.charts import thin
-from trainer.reporting.html_report import EARLIER, write_report
+from trainer.reporting.html_report import write_report
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords
 
 START = {
@@ -119,17 +119,6 @@ def test_runs_side_by_side(tmp_path, capsys):
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
     assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
     assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
-
-
-def test_samples_are_limited_and_shown_as_text(tmp_path):
-    """The last evaluation's and 20 earlier ones'; control characters as pictures."""
-    path = metrics_file(tmp_path / "a.metrics.jsonl")
-    for update in range(100, 1100):
-        text = f"p text {update}\x00\x1b[2J"
-        add(path, {"step": update, "update": update, "tokens": update, "prompt": "p", "text": text})
-    page = page_of(path)
-    assert page.count("<pre><b>p</b>") == 1 and page.count("after update") == EARLIER
-    assert page.index("text 1099␀␛[2J") < page.index("Earlier ones") and "\x00" not in page and "\x1b" not in page
 
 
 @pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
