@@ -30,7 +30,6 @@ import ipaddress
 import json
 import os
 import re
-import select
 import socket
 import threading
 import time
@@ -500,9 +499,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _tell(self, record: dict[str, Any]) -> None:
         """A line of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        # A browser sends nothing more after its request, so what there is to read is the end.
-        if self.server.is_ending.is_set() or (readable and not self.connection.recv(1, socket.MSG_PEEK)):
+        if self.server.is_ending.is_set():
             raise ConnectionError
         self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
