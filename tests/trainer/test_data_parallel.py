@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from tests.helpers import ROOT, flags, new_port, records, run_ranks, tiny_model, train, write_corpus
-from tests.updates import KINDS, gradients, reference_gradients, relative_difference
+from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch, train_pretrain
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
@@ -29,6 +29,7 @@ from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.save_clock import SaveClock
 
+KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
 RUN = {"epochs": 2, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 4}
 

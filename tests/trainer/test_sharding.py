@@ -4,21 +4,16 @@ One start of the processes serves many tests: importing torch takes longer than 
 """
 
 import gc
-import json
 from functools import cache, partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForPreTraining, ElectraForMaskedLM
 
 from common.errors import UserError
 from model.checkpointing import recompute_layers
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.faults.harness import digest
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
-from tests.trainer.test_train_electra import train as electra
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks, init_distributed_mode
@@ -26,6 +21,8 @@ from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
 from trainer.sharding import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
 
+# To start two to four processes takes longer than a quick test may.
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 # {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without
 # rows.
@@ -298,7 +295,6 @@ def references_of(kind, world_size, prepare):
     return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "group_sizes"), [(3, (3,)), (4, (2,))])
 def test_gradients_of_several_ranks(world_size, group_sizes):
     """References: the formula, and one rank with all micro-batches. Tensors that ranks cannot divide evenly, groups that hold
@@ -306,42 +302,6 @@ def test_gradients_of_several_ranks(world_size, group_sizes):
     for result in run_ranks(several_ranks, group_sizes, world_size=world_size, timeout_s=500):
         for what, differences in result.items():
             assert max(differences) < (1e-3 if "muon" in what else 1e-6), what
-
-
-def electra_losses(folder, name, **changes):
-    """Of a run on two ranks: the losses on rank 0."""
-    new_port(name)
-    place = f"{folder}/{name}"
-    run = electra(
-        data_path=f"{folder}/data.jsonl", vocab_path=f"{folder}/vocab.txt", out_dir=place, batch_size=2, **changes
-    )
-    lines = []
-    if run.ranks.is_main:
-        lines = Path(place, "electra_small", "electra_small.metrics.jsonl").read_text().splitlines()
-    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
-
-
-def electra_runs(folder):
-    """The losses of an ELECTRA, sharded and not."""
-    found = {}
-    for shard in ("full", "none"):
-        found[shard] = electra_losses(folder, shard, shard=shard)
-    return found
-
-
-@pytest.mark.slow
-def test_electra_has_the_losses_of_whole_models(tmp_path):
-    """Generator and discriminator with their shared embeddings, and what transformers loads in the end."""
-    write_lines(tmp_path / "data.jsonl")
-    write_vocab(tmp_path / "vocab.txt")
-    found, _ = run_ranks(electra_runs, str(tmp_path))
-    assert len(found["none"]) > 10
-    assert found["full"] == pytest.approx(found["none"], rel=1e-5)
-    for name in ("discriminator", "generator"):
-        saved = [AutoModelForPreTraining, ElectraForMaskedLM][name == "generator"]
-        model, whole = [saved.from_pretrained(tmp_path / kind / "electra_small" / name) for kind in ("full", "none")]
-        for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ flags
