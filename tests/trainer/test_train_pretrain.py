@@ -91,7 +91,7 @@ def test_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
     run = train(data_path=data, out_dir=tmp_path, save_interval=save_interval)
     state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
     assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
-    newest = run.checkpoints.paths()[0]
+    newest = run.saver.checkpoints.paths()[0]
     assert newest.name == f"update_{run.progress.update:08d}.pt"
 
 
