@@ -1,6 +1,8 @@
 """Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import user_errors
 from common.files import atomic_folder
+from common.flags import seed
 from common.paths import ROOT
+from common.settings_files import read_plain
 from common.wording import counted
 from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
@@ -27,15 +31,15 @@ from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.advice import common_warnings, is_changed, warnings_of
-from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
+from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
-from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
+from trainer.electra.settings import ElectraSettings, ElectraTraining, batch_size_of, warmup_of
 from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
 from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import first_rank_first, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
@@ -66,25 +70,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         *SPEED,
         SKIPPED,
     )
-    MAY_CHANGE = (
-        "learning_rate",
-        "muon_lr",
-        "embed_lr",
-        "lr_schedule",
-        "batch_size",
-        "accumulation_steps",
-        "rows_per_update",
-        "grad_clip",
-        "weight_decay",
-        "max_steps",
-        "gen_weight",
-        "disc_weight",
-        "sampling",
-        "gen_smooth",
-        "disc_smooth",
-        "warmup_steps",
-        "adam_epsilon",
-    )
+    # What a resume may change, unless the identity below says otherwise
+    MAY_CHANGE = tuple(one.name for one in fields(ElectraTraining) if one.name != "from_resume")
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -99,7 +86,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
-        self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
+        self.loss_weights = (settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -110,11 +97,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             # Networks that an earlier run has saved on its way
             replaced=["percent_*", "checkpoint-*[0-9]"],
         )
-        # The same seed on all ranks, so that all begin with the same weights.
-        seed_everything(settings.seed)
         with user_errors():
             # From here on no other run may write these files.
             claim(self.ranks, self.files.stem)
+            if settings.seed is None:
+                settings.seed = on_main(self.ranks, self._draw_seed)
+            # The same seed on all ranks, so that all begin with the same weights.
+            seed_everything(settings.seed)
             # Before the vocabulary is made, which takes a while.
             check_library(settings.deduplicate)
             embedded = ROOT / "dataset" / "python_docs.jsonl"
@@ -136,7 +125,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 T, unknown = settings.max_seq_len, self.tokenizer.unk_token_id
                 self.examples = Examples(self.store, T, self.encoder.sep_id, settings.seed, unknown, documents)
                 if self.held_out is not None:
-                    self.validation = Validation(self.held_out, settings, self.tokenizer, self.model, self.loss_weights)
+                    self.validation = Validation(self.held_out, settings, self.tokenizer)
         row_layout = [
             "max_seq_len",
             "seed",
@@ -189,6 +178,15 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             counts_updates=True,
         )
 
+    def _draw_seed(self) -> int:
+        """Of --seed None: a random one, and at a resume that of the run."""
+        saved = Path(f"{self.files.stem}.settings.yaml")
+        if self.settings.from_resume and saved.exists():
+            settings = read_plain(saved, "--seed None:")
+            assert isinstance(settings, dict)
+            return seed(settings["seed"])
+        return secrets.randbelow(2**32)
+
     def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
         """The text to train, and what is held out of it."""
         settings = self.settings
@@ -235,7 +233,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
     ) -> tuple[dict[str, float], int]:
         assert self.validation is not None
-        return self.validation(engine, signals)
+        return self.validation(engine, self.model, signals)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -299,7 +297,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
         if self.held_out is not None and self.validation is not None:
-            lines += [self.validation.described, *self.held_out.notices]
+            n_documents = counted(len(self.held_out.val_documents), "document")
+            lines.append(f"validation: {n_documents}, {counted(self.validation.plan.n_rows, 'example')}")
+            lines += self.held_out.notices
         shards = self.engine.shards
         told = [self.precision_notice, shards.described if shards is not None else None]
         of_rank = flops / self.ranks.world_size
@@ -329,18 +329,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings = self.settings
         # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
         own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
-        no_data = "no validation data"
-        evaluates = self.validation is not None
         one_cycle = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
         of_files = bool(settings.model_path or settings.discriminator_config)
         cases = [
             ("warmup_steps", one_cycle, "--lr_schedule one_cycle has its own"),
             ("init_std", of_files and is_changed(settings, "init_std"), "the networks come from files"),
             ("position_init", of_files and is_changed(settings, "position_init"), "the networks come from files"),
-            ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
             ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
-            ("eval_interval", is_changed(settings, "eval_interval") and not evaluates, no_data),
-            ("eval_batch_size", is_changed(settings, "eval_batch_size") and not evaluates, no_data),
         ]
         lines = warnings_of(settings, cases)
         highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
