@@ -15,16 +15,12 @@ from common.flags import seed
 from common.paths import ROOT
 from common.settings_files import read_plain
 from common.wording import counted
-from dataset.corpus import notices_of_paths
+from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
-from dataset.sources import sum_of_targets
-from dataset.store.check import DigestCheck
-from dataset.store.deduplicate import check_library, notice_of, open_sources
-from dataset.store.format import TokenStore
-from dataset.store.token_store import StoreOptions
+from dataset.shares import Source
+from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
@@ -49,6 +45,20 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.next_commands import NextCommand
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
+
+# Flags that are options of a Corpus
+CORPUS_FLAGS = (
+    "max_seq_len",
+    "seed",
+    "val_path",
+    "val_fraction",
+    "allow_val_overlap",
+    "deduplicate",
+    "cache_dir",
+    "text_field",
+    "text_suffixes",
+    "skip_bad_lines",
+)
 
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
@@ -110,7 +120,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
-            self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
+            self.corpus = first_rank_first(self.ranks, self._open_corpus)
+            self.store = self.corpus.store
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to cut a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -121,11 +132,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.validation: Validation | None = None
             # They read all tokens.
             with until_all_are_ready(self.ranks):
-                documents = None if self.held_out is None else self.held_out.documents
                 T, unknown = settings.max_seq_len, self.tokenizer.unk_token_id
+                documents = self.corpus.documents
                 self.examples = Examples(self.store, T, self.encoder.sep_id, settings.seed, unknown, documents)
-                if self.held_out is not None:
-                    self.validation = Validation(self.held_out, settings, self.tokenizer)
+                if self.corpus.val_store is not None:
+                    self.validation = Validation(self.corpus, settings, self.tokenizer)
         row_layout = [
             "max_seq_len",
             "seed",
@@ -163,8 +174,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         if self.ranks.local_rank == 0:
-            own = self.held_out.val_store if settings.val_path and self.held_out is not None else None
-            self.digest_check = DigestCheck([self.store, *([own] if isinstance(own, TokenStore) else [])])
+            self.digest_check = self.corpus.digest_check()
         # {updates: percent} of --save_percents; the end is always one. And the updates of --save_steps.
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
@@ -187,33 +197,16 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             return seed(settings["seed"])
         return secrets.randbelow(2**32)
 
-    def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
-        """The text to train, and what is held out of it."""
+    def _open_corpus(self) -> Corpus:
+        """The text to train, and what is held out of it. Its plans are those of a language model, and are not used."""
         settings = self.settings
-        store_options: StoreOptions = {
-            "progress": self.ranks.is_main,
-            "cache_dir": settings.cache_dir,
-            "text_field": settings.text_field,
-            "text_suffixes": settings.text_suffixes,
-            "skip_bad_lines": settings.skip_bad_lines,
-        }
-        (store,) = open_sources([self.data_path], self.encoder, settings.deduplicate, **store_options)
-        (store,) = with_last_part([store], self.encoder, settings.val_fraction)
+        options = {name: getattr(settings, name) for name in CORPUS_FLAGS}
+        corpus = Corpus([Source(self.data_path)], self.encoder, progress=self.ranks.is_main, **options)
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
-        check_known(store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
-        held_out = hold_out(
-            store,
-            self.encoder,
-            settings.val_path,
-            settings.val_fraction,
-            settings.allow_val_overlap,
-            lambda store, documents: sum_of_targets(store, documents) > 0,
-            "no document with text",
-            **store_options,
-        )
-        return store, held_out
+        check_known(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+        return corpus
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -284,11 +277,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # Networks from files have sizes of their own.
         size = "" if settings.model_path or settings.discriminator_config else f" {settings.size}"
         one_segment = float((self.examples.second == 0).mean())
-        copies = notice_of(self.store)
         lines = [
-            *notices_of_paths(settings.data_path or [], settings.text_suffixes),
-            *([copies] if copies else []),
-            *self.store.bad_lines.report(),
+            *self.corpus.notices,
+            *(line for bad_lines in self.corpus.bad_lines for line in bad_lines.report()),
             f"model: ELECTRA{size}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
@@ -296,10 +287,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
-        if self.held_out is not None and self.validation is not None:
-            n_documents = counted(len(self.held_out.val_documents), "document")
-            lines.append(f"validation: {n_documents}, {counted(self.validation.plan.n_rows, 'example')}")
-            lines += self.held_out.notices
+        if self.validation is not None:
+            lines.append(self.validation.described)
         shards = self.engine.shards
         told = [self.precision_notice, shards.described if shards is not None else None]
         of_rank = flops / self.ranks.world_size

@@ -6,8 +6,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.arithmetic import ceil_div
+from common.wording import counted
+from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
-from dataset.held_out import HeldOut
 from model.electra.model_electra import ElectraPretrainer
 from trainer.electra.loss import N_SUMS, metrics, sums_of
 from trainer.electra.settings import ElectraSettings
@@ -24,14 +25,16 @@ LABELS = ("original", "replaced")
 class Validation:
     """The examples of held-out documents in the order of the data, and their figures on fixed masks and draws."""
 
-    def __init__(self, held_out: HeldOut, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
-        store = held_out.val_store
+    def __init__(self, corpus: Corpus, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        store, documents = corpus.val_store, corpus.val_documents
+        assert store is not None and documents is not None
         T, share, style = settings.max_seq_len, settings.mask_share, settings.mask_style
-        examples = Examples(store, T, tokenizer.sep_token_id, SEED, tokenizer.unk_token_id, held_out.val_documents)
+        examples = Examples(store, T, tokenizer.sep_token_id, SEED, tokenizer.unk_token_id, documents)
         self.plan = ElectraPlan(examples, share, SEED, 0, shuffle=False)
         self.assembler = ElectraAssembler(store, tokenizer, T, share, style, SEED)
         self.batch_size = settings.eval_batch_size
         self.weights = (settings.gen_weight, settings.disc_weight)
+        self.described = f"validation: {counted(len(documents), 'document')}, {counted(self.plan.n_rows, 'example')}"
 
     @torch.no_grad()
     def __call__(
