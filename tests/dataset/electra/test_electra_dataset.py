@@ -105,19 +105,19 @@ def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
 
 
 def test_the_random_choices_have_their_shares(tmp_path):
-    """One-segment examples, random targets and overflowing first segments, counted over 20,000 short lines."""
+    """One-segment examples, random targets and overflowing first segments, counted over 30,000 short lines."""
     tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
     with open(tmp_path / "data.jsonl", "w") as file:
         for _ in range(20):
-            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 5000)}) + "\n")
+            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 1500)}) + "\n")
     encoder = LineEncoder(tokenizer)
     store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
     examples = Examples(store, 128, encoder.sep_id, seed=3)
     full = examples.lengths >= 127
-    assert np.mean(~full) == pytest.approx(0.05, abs=0.015)
-    assert np.mean(examples.second[full] == 0) == pytest.approx(0.1, abs=0.02)
+    assert np.mean(~full) == pytest.approx(0.05, abs=0.02)
+    assert np.mean(examples.second[full] == 0) == pytest.approx(0.1, abs=0.03)
     pairs = examples.first[full & (examples.second > 0)]
-    assert np.mean(pairs >= 62) == pytest.approx(0.5, abs=0.03)
+    assert np.mean(pairs >= 62) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
