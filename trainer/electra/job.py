@@ -45,20 +45,6 @@ from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
 
-# Flags that are options of a Corpus
-CORPUS_FLAGS = (
-    "max_seq_len",
-    "seed",
-    "val_path",
-    "val_fraction",
-    "allow_val_overlap",
-    "deduplicate",
-    "cache_dir",
-    "text_field",
-    "text_suffixes",
-    "skip_bad_lines",
-)
-
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
@@ -199,8 +185,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def _open_corpus(self) -> Corpus:
         """The text to train, and what is held out of it. Its plans are those of a language model, and are not used."""
         settings = self.settings
-        options = {name: getattr(settings, name) for name in CORPUS_FLAGS}
-        corpus = Corpus([Source(self.data_path)], self.encoder, progress=self.ranks.is_main, **options)
+        corpus = Corpus(
+            [Source(self.data_path)],
+            self.encoder,
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=settings.allow_val_overlap,
+            deduplicate=settings.deduplicate,
+            cache_dir=settings.cache_dir,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            skip_bad_lines=settings.skip_bad_lines,
+            progress=self.ranks.is_main,
+        )
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
