@@ -33,11 +33,10 @@ from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
-from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.footprint import flops_per_token, training_bytes
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.pretrain.memory import training_bytes
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sample_prompts import read_prompts
+from trainer.sampling import read_prompts
 
 # Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
 # adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
