@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,7 +133,6 @@ def test_the_rates_are_those_of_the_laws(text, tmp_path):
     [
         ({"budget_tokens": None, "budget": "1m", "lr_schedule": "cosine"}, "--lr_schedule cosine"),
         ({"from_weight": "pretrain"}, "add --learning_rate"),
-        ({"optimizer": "sgd"}, "the rates of a plan are known for adamw and muon alone"),
         ({"epochs": 2}, "--epochs and a budget"),
         ({"max_updates": 2}, "--max_updates and a budget"),
     ],
@@ -140,6 +140,15 @@ def test_the_rates_are_those_of_the_laws(text, tmp_path):
 def test_what_a_budget_cannot_keep_to_is_refused(text, tmp_path, changes, said):
     with pytest.raises(UserError, match=said):
         planned(tmp_path, text, **changes)
+
+
+def test_an_optimiser_without_laws_is_refused():
+    """It would be planned as AdamW."""
+    settings = SimpleNamespace(
+        optimizer="sgd", budget="1h", epochs=1, max_updates=0, lr_schedule="wsd", from_weight="none"
+    )
+    with pytest.raises(UserError, match="--optimizer sgd: the rates of a plan are known for adamw and muon alone"):
+        planner.refuse_contradictions(settings, {"optimizer"})
 
 
 def test_the_plan_of_a_run_is_kept(text, tmp_path):
