@@ -29,7 +29,7 @@ class LossLaw(NamedTuple):
     data_power: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Of a run of this size that ends well, on text like that which the constants were measured on."""
+        """The loss of a run of this size that ends well, on text like that which the constants were measured on."""
         of_size = self.size_factor / parameters**self.size_power
         of_data = self.data_factor / tokens**self.data_power
         return self.floor + of_size + of_data
@@ -54,7 +54,7 @@ TOKENS_OF_THREE_LAYERS = 22e6
 
 
 class Depth(NamedTuple):
-    """Of a model: its layers, and the query heads of each."""
+    """The layers of a model, and the query heads of each."""
 
     layers: int
     heads: int
@@ -73,10 +73,10 @@ class Depth(NamedTuple):
 # The relative range that is told with an expected loss. Of the text that was measured: a fit that leaves out all runs of one length
 # meets these within 4 %.
 LOSS_ERROR = 0.04
-# Of any other text, where what xz says of prose was right to about so much, and of other sizes and lengths, where fits that are
+# The same for any other text, where what xz says of prose was right to about so much, and of other sizes and lengths, where fits that are
 # nearly as good differ by as much (docs/experiments.md).
 LOSS_ERROR_ELSEWHERE = 0.10
-# Of a model or a run below a million on such a text: 5.187 was expected and 4.192 measured.
+# The same for a model or a run below a million on such a text: 5.187 was expected and 4.192 measured.
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
 # Those that a plan has rates for
@@ -95,7 +95,7 @@ WORTH_OF_REPEATS = 15.4
 # Further passes over little text were worth less and less, and a model that reads it too often learns it by heart: its validation
 # loss rises. So plans read no text more often, and where that is all, they end before their budget does.
 MOST_PASSES = 8
-# Of a run that goes on from weights: so often few answers are read until they are known to the word
+# Passes of a run that goes on from weights: so often few answers are read until they are known to the word
 MOST_PASSES_BY_HEART = 40
 # The largest model for a token of different text that was measured, with so many passes (docs/experiments.md, "Little text").
 PARAMETERS_OF_A_TOKEN = 24
@@ -128,7 +128,7 @@ def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:
 
 
 def different_tokens(unique: float | Sequence[Part]) -> float:
-    """Of all sources together."""
+    """Tokens of different text in all sources together."""
     return unique if isinstance(unique, (int, float)) else sum(part.unique for part in unique)
 
 
@@ -163,12 +163,12 @@ def batch_tokens(tokens: float) -> float:
     return 0.58 * tokens**0.571
 
 
-# Of Muon's updates, and of AdamW's for the norms and the embeddings beside them: the best of sweeps with 1.2 and 1.6 M parameters
+# Rates of Muon's updates, and of AdamW's for the norms and the embeddings beside them: the best of sweeps with 1.2 and 1.6 M parameters
 # and updates of 2,000 tokens (docs/experiments.md, "Learning per token"). Other widths and batches take the same ones.
 MUON_RATE = 0.01
 SIDE_RATE = 8e-3
 EMBED_RATE = 32e-3
-# Of text that is read once; more of it changes little there.
+# for text that is read once; more decay changes little there
 WEIGHT_DECAY = 0.01
 # Decay times updates of text that is read two to four times, by a model with no more parameters than there are different tokens.
 # More passes want much more of it, and larger models too: without, the validation loss rises while the model learns the text by
@@ -179,7 +179,7 @@ PASSES_WITH_THIS_DECAY = 4.5
 POWER_OF_PASSES = 3
 POWER_OF_SIZE = 0.5
 MOST_WEIGHT_DECAY = 1.0
-# Of the run, over which the rate falls to zero at its end. 40 % is as good, and the whole run half a percent worse; a clock can
+# Share of the run over which the rate falls to zero at its end. 40 % is as good, and the whole run half a percent worse; a clock can
 # move the beginning of such a fall.
 DECAY_SHARE = 0.65
 # 5 are as good, 100 are worse in short runs.
@@ -187,7 +187,7 @@ WARMUP_UPDATES = 20
 
 
 def muon_weight_decay(passes: float, updates: int, parameters_of_a_token: float) -> float:
-    """Of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates.
+    """The decay of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates.
 
     parameters_of_a_token: how many the model has for each token of different text.
     """
@@ -204,7 +204,7 @@ HIGHEST_ADAMW_RATE = 1e-3
 
 
 def adamw_rate(parameters: float, tokens: float) -> float:
-    """Of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law, arXiv 2503.04715), up to HIGHEST_ADAMW_RATE."""
+    """The rate of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law, arXiv 2503.04715), up to HIGHEST_ADAMW_RATE."""
     return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
 
 
@@ -223,7 +223,7 @@ def row_scale(T: int) -> float:
     return LOSS_OF_SHORT_ROWS if T <= SHORT_ROW else 1.0
 
 
-# Of the best size that was measured for ten minutes on a CPU: 2.02 M parameters, 10 M tokens (docs/experiments.md, "Which size for a
+# The best size that was measured for ten minutes on a CPU: 2.02 M parameters, 10 M tokens (docs/experiments.md, "Which size for a
 # time"). The law by itself takes smaller models for as many FLOPs, but they reach less of a CPU's rate.
 TOKENS_OF_A_PARAMETER = 5
 
@@ -294,7 +294,7 @@ def kv_heads_for(heads: int) -> int:
 # So many places of the text are looked at, and so many tokens at each.
 SAMPLES = 8
 SAMPLE_TOKENS = 50_000
-# Of the text of WIKI: the bits per byte that xz makes of such samples, and the bytes of a token.
+# What the text of WIKI has: the bits per byte that xz makes of such samples, and the bytes of a token.
 WIKI_XZ = 2.72
 WIKI_BYTES_PER_TOKEN = 3.16
 
