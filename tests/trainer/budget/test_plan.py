@@ -8,7 +8,6 @@ from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
     FEWEST_UPDATES,
-    ROWS,
     Demands,
     NothingFits,
     best_plan,
@@ -97,14 +96,6 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     plan = best_plan(of_one_width, demands(seconds=None, tokens=24e6, tokens_of_pass=24e6), machine)
     assert plan.parameters <= 24e6 / laws.TOKENS_OF_A_PARAMETER and plan.config.num_hidden_layers > 3
-
-
-def test_the_batch_suits_the_tokens():
-    """Within the grid of ROWS: no neighbour is nearer to the law."""
-    plan = best_plan(ALL, demands(seconds=3600.0), SimulatedMachine())
-    wanted = laws.batch_tokens(plan.tokens) / 512
-    distance = abs(math.log(plan.rows / wanted))
-    assert all(distance <= abs(math.log(rows / wanted)) + 1e-9 for rows in ROWS)
 
 
 def test_what_the_user_has_said_is_kept():
