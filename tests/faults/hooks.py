@@ -17,20 +17,11 @@ from trainer import engine
 from trainer.saving import checkpoint
 
 
-def muon_in_float32():
-    """Run Muon's iterations in float32: in bfloat16 they enlarge other last bits."""
-    from trainer.optim import muon
-
-    muon.DTYPE = torch.float32
-
-
 def ledger(path):
-    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done,
-    and when this process began."""
+    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done."""
     from trainer.saving import resume as resuming
 
     seen, losses = [], []
-    began = time.monotonic()
     updates, resume = loader.Loader.updates, resuming.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
@@ -62,7 +53,7 @@ def ledger(path):
         update(self, *arguments, **named)
         count += 1
         with open(f"{path}.{self.ranks.rank}", "a") as file:
-            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic(), "began": began}
+            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
             file.write(json.dumps({**line, "loss": sum(losses), "pieces": list(seen)}) + "\n")
         seen.clear()
         losses.clear()
@@ -224,16 +215,6 @@ def kill_in_save(at, rank=0):
         print(f"calls in a save: {json.dumps(calls)}", flush=True)
 
     checkpoint.Checkpoints._write = telling_write
-
-
-def fail_in_last_samples():
-    """As where rank 0 has no room for a whole model."""
-    from trainer import sampling
-
-    def fail(*arguments):
-        raise RuntimeError("planted failure")
-
-    sampling.model_as_saved = fail
 
 
 def save_again():
