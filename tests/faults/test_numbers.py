@@ -50,6 +50,16 @@ def test_a_bad_update_on_any_rank_skips_on_all(lab):
     assert "update 3 is not applied (1 so far)" in processes[0].out
 
 
+def test_counts_of_bad_updates_go_on_after_a_resume(lab):
+    """Killed after the skipped update: count and curve are those of a run that was not killed."""
+    poison = {"poison": {"updates": [2]}}
+    lab.run("whole", hooks=poison)
+    lab.run("run", expect=-9, hooks={**poison, "signal_at": {"updates": [5], "name": "SIGKILL"}}, save_interval=2)
+    lab.run("run", from_resume=1)
+    assert lab.result("run") == lab.result("whole")
+    assert lab.metrics("run")[-1]["skipped_updates"] == 1
+
+
 def test_too_many_bad_updates_in_a_row_stop_the_run(lab):
     """Nine in a row are borne, ten are not; the last checkpoint is that of good weights, and it resumes."""
     lab.run("nine", hooks={"poison": {"updates": list(range(4, 13))}})
