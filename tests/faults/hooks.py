@@ -18,21 +18,11 @@ from trainer.saving import checkpoint
 
 
 def ledger(path):
-<<<<<<< HEAD
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done."""
-    from trainer.saving import resume as resuming
-
-    seen, losses = [], []
-    updates, resume = loader.Loader.updates, resuming.resume
-=======
-    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done,
-    and when this process began."""
     from trainer.saving.resume import Saver
 
     seen, losses = [], []
-    began = time.monotonic()
     updates, resume = loader.Loader.updates, Saver.resume
->>>>>>> main
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
     count = 0
