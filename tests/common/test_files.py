@@ -4,9 +4,6 @@ import os
 import time
 
 from common.files import LEFT_BEHIND_AFTER_S, atomic_file
-from trainer.budget.kept_plan import keep_plan, plan_path, read_plan
-from trainer.machine.ranks import ONE_RANK
-from trainer.pretrain.settings import PretrainSettings
 
 
 def leave(path, seconds_ago):
@@ -28,12 +25,3 @@ def test_what_a_kill_left_of_a_file_goes_away_when_it_is_written_again(tmp_path)
         file.write(b"whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "a[1].json.7.tmp"])
     assert (tmp_path / "a[1].json").read_bytes() == b"whole"
-
-
-def test_what_a_kill_left_of_a_plan_goes_away_at_the_next_start(tmp_path):
-    settings = PretrainSettings(out_dir=str(tmp_path), budget_tokens=3000, max_updates=5)
-    stem = tmp_path / "pretrain_16"
-    leave(tmp_path / "pretrain_16.plan.yaml.123.tmp", 10**6)
-    keep_plan(settings, ONE_RANK, stem)
-    assert [path.name for path in tmp_path.iterdir()] == [plan_path(stem).name]
-    assert read_plan(plan_path(stem), settings).max_updates == 5
