@@ -24,7 +24,7 @@ from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.faults.harness import digest
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.trainer.test_train_electra import train as electra
-from tests.updates import ALL_KINDS, gradients, reference_gradients, relative_difference
+from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import train_pretrain
 from trainer.engine import Engine
 from trainer.machine.collectives import loss_of_a_rank
@@ -338,22 +338,17 @@ def test_a_checkpoint_of_a_sharded_run_goes_on_in_one_process(both, folder, tmp_
 # ------------------------------------------------------------------------------------- more ranks, and other ways
 
 
-def several_ranks(group_sizes):
-    """The largest relative differences from the formula and from one rank, by group size and kind; and from whole models after
-    updates of Muon."""
+def several_ranks(group_size):
+    """The largest relative differences from the formula and from one rank, by kind; and from whole models after updates of Muon."""
 
     def work(ranks):
-        found = {}
-        for group_size in group_sizes:
-            for kind in ALL_KINDS:
-                found[f"{group_size} {kind}"] = worst(kind, ranks, group_size)
-            found[f"{group_size} recomputed"] = worst("moe packed", ranks, group_size, recompute_layers)
-            found[f"{group_size} compiled"] = worst("dense packed", ranks, group_size, compiled)
-        (whole, norms), *sharded = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
-        for group_size, (engine, of_group) in zip(group_sizes, sharded, strict=True):
-            found[f"{group_size} muon"] = [max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))]
-            before_and_after = carried_over(whole, engine, ranks, group_size)
-            found[f"{group_size} carried over"] = [float(any(before != after for before, after in before_and_after))]
+        found = {kind: worst(kind, ranks, group_size) for kind in ("minimind3", "moe padded")}
+        found["recomputed"] = worst("moe packed", ranks, group_size, recompute_layers)
+        found["compiled"] = worst("dense packed", ranks, group_size, compiled)
+        (whole, norms), (engine, of_group) = [trained_engine(ranks, size, kind="muon") for size in (1, group_size)]
+        found["muon"] = [max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))]
+        before_and_after = carried_over(whole, engine, ranks, group_size)
+        found["carried over"] = [float(any(before != after for before, after in before_and_after))]
         return found
 
     # The others wait while rank 0 compiles its references.
@@ -446,21 +441,13 @@ def test_a_sharded_model_leaves_no_process_groups():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "group_sizes"), [(2, (2,)), (3, (3,)), (4, (4, 2))])
-def test_gradients_of_several_ranks(world_size, group_sizes):
+@pytest.mark.parametrize(("world_size", "group_size"), [(3, 3), (4, 2)])
+def test_gradients_of_several_ranks(world_size, group_size):
     """References: the formula, and one rank with all micro-batches. Tensors that ranks cannot divide evenly, groups that hold
     the same, layers that are computed again, compiled ones."""
-    for result in run_ranks(several_ranks, group_sizes, world_size=world_size, timeout_s=500):
+    for result in run_ranks(several_ranks, group_size, world_size=world_size, timeout_s=500):
         for what, differences in result.items():
-            print(
-                f"{world_size} ranks, groups of {what}: {', '.join(f'{difference:.1e}' for difference in differences)}"
-            )
             assert max(differences) < (1e-3 if "muon" in what else 1e-6), what
-            if world_size == 2 and len(differences) == 3:
-                _, one_micro_batch, accumulated = differences
-                # Two numbers have the same sum in either order.
-                assert one_micro_batch == 0, what
-                assert accumulated <= 1e-7, what
 
 
 def other_vocabularies(folder):
@@ -488,7 +475,7 @@ def test_an_electra_of_another_vocabulary_is_told(tmp_path):
 
 
 def electra_losses(folder, name, **changes):
-    """Of a run on two ranks: the losses on rank 0, and whether its layers were compiled."""
+    """Of a run on two ranks: the losses on rank 0."""
     new_port(name)
     place = f"{folder}/{name}"
     run = electra(
@@ -497,32 +484,15 @@ def electra_losses(folder, name, **changes):
     lines = []
     if run.ranks.is_main:
         lines = Path(place, "electra_small", "electra_small.metrics.jsonl").read_text().splitlines()
-    return [line["loss"] for line in map(json.loads, lines) if "loss" in line], run.job.model.compiled_shape is not None
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
 
 
 def electra_runs(folder):
     """The losses of an ELECTRA, sharded and not."""
     found = {}
     for shard, optimizer in (("full", "adamw"), ("none", "adamw"), ("full", "muon"), ("none", "muon")):
-        found[f"{shard} {optimizer}"], _ = electra_losses(
-            folder, f"{shard}_{optimizer}", shard=shard, optimizer=optimizer
-        )
+        found[f"{shard} {optimizer}"] = electra_losses(folder, f"{shard}_{optimizer}", shard=shard, optimizer=optimizer)
     return found
-
-
-def compiled_electra_runs(folder):
-    return {shard: electra_losses(folder, shard, shard=shard, use_compile=1) for shard in ("full", "none")}
-
-
-@pytest.mark.slow
-def test_a_compiled_electra_has_the_losses_of_whole_models(tmp_path):
-    """Both are compiled, layer by layer: FSDP2 gathers a layer around its compiled code."""
-    write_lines(tmp_path / "data.jsonl")
-    write_vocab(tmp_path / "vocab.txt")
-    found, _ = run_ranks(compiled_electra_runs, str(tmp_path), timeout_s=500)
-    (sharded, of_sharded), (whole, of_whole) = found["full"], found["none"]
-    assert of_sharded and of_whole and len(whole) > 10
-    assert sharded == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.slow
