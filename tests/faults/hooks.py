@@ -336,34 +336,6 @@ def slow_updates(seconds, rank=None):
     engine.Engine.update = slow
 
 
-def slow_data(seconds):
-    """On rank 1 the first batch of each epoch comes late. On rank 0 what it says of the data takes as long."""
-    from dataset.packing import RowPlan
-    from trainer.pretrain.job import PretrainJob
-
-    rank = int(os.environ["RANK"])
-    asked = set()
-
-    def late(owner, name, key):
-        call = getattr(owner, name)
-
-        def slow(self, *arguments):
-            if key(self) not in asked:
-                asked.add(key(self))
-                print(f"late: {name}", flush=True)
-                time.sleep(seconds)
-            return call(self, *arguments)
-
-        setattr(owner, name, slow)
-
-    if rank == 1:
-        # The plan itself, which is then kept: the number of one that is gone may be another's.
-        late(RowPlan, "recipe", lambda self: self)
-    else:
-        late(PretrainJob, "outlook", lambda self: "outlook")
-        late(PretrainJob, "closing", lambda self: "closing")
-
-
 def slow_evaluation(seconds):
     """Make every validation batch last, and the batches small."""
     from dataset import corpus

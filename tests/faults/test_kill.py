@@ -144,20 +144,6 @@ def test_awkward_stops_a_finished_run_does_nothing(lab, whole):
 
 
 @pytest.mark.slow
-def test_three_resumes_in_each_of_three_epochs(lab):
-    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
-    lab.run("whole", epochs=3)
-    stops = [2, 5, 8, 12, 15, 18, 22, 25, 28]
-    for i, update in enumerate(stops):
-        name = ("SIGTERM", "SIGKILL", "SIGINT")[i % 3]
-        hooks = {**ledger, "signal_at": {"updates": [update], "name": name}}
-        assert lab.start("run", hooks, epochs=3, from_resume=1).wait() in (143, 130, -9)
-    lab.run("run", hooks=ledger, epochs=3, from_resume=1)
-    lab.check_ledger(lab.folder / "ledger", epochs=3)
-    assert lab.result("run") == lab.result("whole")
-
-
-@pytest.mark.slow
 def test_killed_between_save_and_prune(lab, whole):
     """--keep_checkpoints 1, 20 times."""
     kills = 0

@@ -28,19 +28,9 @@ def test_a_bad_update_names_the_documents(lab):
         int(number)
         for number in re.search(r"its documents \(counted from 0\) are ([\d, ]+)", process.out)[1].split(",")
     }
-    documents = dict(enumerate(self_order(lab)))
+    documents = dict(enumerate(lab.documents()))
     pieces, _ = lab.ledger(lab.folder / "ledger")[4]
     assert {documents[number] for number in named} <= set(pieces) and len(named) == min(8, len(pieces))
-
-
-def self_order(lab):
-    """The inputs of the documents in the order of the file, in which the store numbers them."""
-    import json
-
-    from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-
-    texts = [json.loads(line)["text"] for line in lab.corpus.read_text().splitlines()]
-    return [tuple(ids[:-1]) for ids in DocumentEncoder(load_tokenizer(lab.tokenizer)).encode(texts)]
 
 
 def test_a_bad_update_on_any_rank_skips_on_all(lab):

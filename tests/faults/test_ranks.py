@@ -1,21 +1,16 @@
 """Other worker counts, world sizes and launches, lost ranks, compiled models."""
 
 import math
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.faults.harness import ROOT, Lab, make_corpus, rank_environments, start_torchrun
+from tests.faults.harness import Lab, make_corpus, rank_environments, start_torchrun
 from trainer.saving.checkpoint import load_checkpoint
-
-SCRIPT = ROOT / "trainer" / "train_pretrain.py"
 
 
 def test_other_worker_counts_see_the_same_batches(lab, whole):
@@ -183,15 +178,6 @@ def test_restarted_by_torchrun(lab):
     assert left_running(lab) == []
 
 
-@pytest.mark.slow
-def test_a_third_kill_ends_the_job(lab):
-    kills = {"signal_at": {"updates": [3, 5, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
-    code, output, _ = torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
-    ended, killed = time.time(), (lab.folder / "killed.7").stat().st_mtime
-    assert code != 0 and ended - killed < 60, output
-    assert left_running(lab) == []
-
-
 @pytest.mark.parametrize("kind", ["raise", pytest.param("hang", marks=pytest.mark.slow)])
 def test_peer_of_a_rank_that_fails(lab, kind):
     """The other rank is out within --dist_timeout and a little, with an error."""
@@ -207,34 +193,7 @@ def test_peer_of_a_rank_that_fails(lab, kind):
     lab.run_ranks("run", from_resume=1)
 
 
-@pytest.mark.slow
-def test_data_may_come_later_than_ranks_wait_for_a_message(lab):
-    lab.run_ranks("whole")
-    processes = lab.run_ranks("run", hooks={"slow_data": {"seconds": 5}}, dist_timeout=2)
-    assert [process.out.count("late: ") for process in processes] == [2, 2]
-    assert lab.result("run") == lab.result("whole")
-
-
 # ----------------------------------------------------------------------- launches, compiled models
-
-
-@pytest.mark.slow
-def test_launched_from_anywhere(lab):
-    """From /, the repository and trainer/, by python and by torchrun: exit code 0 and the same loss."""
-    losses = {}
-    for cwd in (Path("/"), ROOT, ROOT / "trainer"):
-        script = os.path.relpath(SCRIPT, cwd)
-        for kind, launcher in (
-            ("python", [sys.executable]),
-            ("torchrun", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]),
-        ):
-            name = f"run{len(losses)}"
-            command = [*launcher, script, *lab.flags(name, epochs=1)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-            losses[cwd, kind] = [line["loss"] for line in lab.metrics(name)]
-    assert len(losses) == 6 and len({tuple(found) for found in losses.values()}) == 1
 
 
 @pytest.mark.slow
