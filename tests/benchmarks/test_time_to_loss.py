@@ -2,7 +2,6 @@
 lines of bench.py and of the trainer."""
 
 import json
-import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import torch
 from transformers import Trainer
 
 from benchmarks import time_to_loss
-from benchmarks.arguments import bench_parser
+from benchmarks.arguments import bench_parser, time_to_loss_parser
 from benchmarks.plain_loop import plain_steps, step_context
 from benchmarks.sides import train_hf
 from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
@@ -125,8 +124,7 @@ def start(monkeypatch, tmp_path):
         monkeypatch.setattr(time_to_loss, "trained", instead)
         flags = ["--rival", "hf", "--minutes", "1", "--budget", "90s", "--rates", "5e-4", "1e-3", "--seed", "7"]
         flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path), *more]
-        monkeypatch.setattr(sys, "argv", ["time_to_loss.py", *flags])
-        time_to_loss.main()
+        time_to_loss.main(time_to_loss_parser().parse_args(flags))
         return seen
 
     def measure(words, check):
