@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Unpack
+from typing import Unpack, cast
 
 import numpy as np
 
@@ -13,18 +13,17 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.loader import Assembler, Batch, gather
-from dataset.mixed_plan import Move
-from dataset.packing import EpochPlan, RowPlan
-from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
+from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength, documents_of_sources
+from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_of_targets, text_bytes
 from dataset.quality.leaks import Runs, TrainingText, runs_of
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.sources import ConcatStore, Mixture, MostTargets, Share, all_documents, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
+from dataset.store.joined import ConcatStore
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -32,8 +31,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 SHARE_IS_MISSED = 0.02
 # Kinds of files in a line on what a folder has.
 KINDS_TOLD = 6
-# Rows whose documents are counted at once.
-COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 
@@ -99,14 +96,6 @@ def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
     return ready or group_sources([path for path in data_path if isinstance(path, str)])
 
 
-def missed_share(path: str) -> str:
-    """The line for a source that gives much more or less than its share."""
-    return (
-        f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is "
-        "too little, or in too long documents; give the smallest source a smaller share"
-    )
-
-
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
@@ -170,12 +159,18 @@ class Corpus:
             **store_options,
         )
         self._split(held_out)
-        # After the split: what is held out belongs to no source's share.
-        self._share(groups, length)
+        # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
+        # source's share.
+        self.mixture: Mixture | None = None
+        if groups[0].shares is not None:
+            documents = all_documents(self.store) if self.documents is None else self.documents
+            # One source with a share is not a ConcatStore yet.
+            of_sources = documents_of_sources(documents, ConcatStore(stores).bounds.tolist())
+            self.mixture = Mixture(
+                self.store, groups, of_sources, self._epoch_plan, seed, length, most_targets=self._most_targets
+            )
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
-        # The same of the shares of the sources.
-        self._last_shares: tuple[int, list[Share]] | None = None
 
     def _split(self, held_out: HeldOut | None) -> None:
         """Say which documents are trained and which are evaluated."""
@@ -198,15 +193,6 @@ class Corpus:
         self.notices += held_out.notices
         self.max_token_id = max(self.max_token_id, held_out.max_token_id)
 
-    def _share(self, groups: Sequence[Source], length: RunLength) -> None:
-        """Make what draws documents by the shares of the sources, where these have some."""
-        self.mixture: Mixture | None = None
-        self.planned: PlannedMixture | None = None
-        if is_planned(groups):
-            self.planned = self._plan_run(groups, length)
-        elif groups[0].shares is not None:
-            self.mixture = self._mix(groups)
-
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""
         return sum_of_targets(store, documents) > 0
@@ -217,20 +203,10 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return self.max_seq_len - 1 if is_cut else None
 
-    def _mix(self, groups: Sequence[Source]) -> Mixture:
-        """What draws each epoch's documents from the sources."""
-        shares = [source.shares[0].share for source in groups if source.shares is not None]
-        # One source with a share is not a ConcatStore yet.
-        return Mixture(ConcatStore(self.stores), shares, self.seed, self.documents, max_targets=self._most_targets)
-
-    def _plan_run(self, groups: Sequence[Source], length: RunLength) -> PlannedMixture:
-        """What plans shares that change over the run."""
-        documents = all_documents(self.store) if self.documents is None else self.documents
-        bounds = ConcatStore(self.stores).bounds.tolist()
-        of_sources = documents_of_sources(documents, bounds)
-        return PlannedMixture(
-            self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
-        )
+    @property
+    def is_one_plan(self) -> bool:
+        """Whether the plan of the whole run is one: a share changes over it, or a source may come several times."""
+        return self.mixture is not None and self.mixture.is_of_run
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
@@ -243,11 +219,6 @@ class Corpus:
             long_documents=self.long_documents,
             documents=documents,
         )
-
-    def replan(self, moves: Sequence[Move]) -> None:
-        """The end of the run has moved, which matters where shares change over the run: see Move."""
-        if self.planned is not None:
-            self.planned.replan(moves)
 
     def training_text(self) -> list[TrainingText]:
         """The tokens of each store, and the places of what is held out of it."""
@@ -273,16 +244,15 @@ class Corpus:
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
 
-        Where shares change over the run, the whole run is one epoch.
+        Where `is_one_plan`, the whole run is one epoch.
         """
-        if self.planned is not None:
-            return self.planned.plan
+        if self.mixture is not None and self.mixture.is_of_run:
+            return self.mixture.plan(epoch)
         if self._last_plan is not None and self._last_plan[0] == epoch:
             return self._last_plan[1]
         # Let go of it before the next one is made: two would take twice the memory.
         self._last_plan = None
-        documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
-        plan = self._epoch_plan(documents, epoch)
+        plan = self.mixture.plan(epoch) if self.mixture is not None else self._epoch_plan(self.documents, epoch)
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
             raise DataError(f"{', '.join(self.sources)}: {self.nothing_to_train}{lower}")
@@ -309,134 +279,73 @@ class Corpus:
             "pack": self.pack,
             "long_documents": self.long_documents,
             "val_fraction": self.val_fraction,
-            "shares": [],
         }
-        if self.mixture is not None:
-            layout["shares"] = self.mixture.asked.tolist()
-            # Earlier versions counted all tokens, and drew other documents.
-            layout["shares count"] = "targets"
-        if self.planned is not None:
-            layout |= self.planned.layout()
-        return layout
+        return layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def mixture_report(self, epoch: int) -> list[str]:
-        """Lines that tell each source's share in an epoch."""
-        if self.planned is not None:
-            return self._report_of_run(self.planned)
+        """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
         if self.mixture is None:
             return []
+        of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        for path, share in zip(self.sources, self._shares(epoch), strict=True):
+        for path, source, curve in zip(self.sources, self.sources_of_epoch(epoch), self.mixture.curves, strict=True):
+            share, asked = cast(float, source["share"]), float(curve.area(1.0))
+            course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), "
-                f"{counted(share.documents, 'document')}, {share.used:.1%} of the source"
-            )
-            if abs(share.drawn - share.asked) > SHARE_IS_MISSED:
-                lines.append(missed_share(path))
-        return lines
-
-    def _report_of_run(self, planned: PlannedMixture) -> list[str]:
-        """Lines that tell what a run takes of each source."""
-        told = planned.told()
-        total = max(sum(source.targets for source in told), 1)
-        lines = []
-        for path, source, curve in zip(self.sources, told, planned.curves, strict=True):
-            share = source.targets / total
-            asked = curve.area(1.0)
-            lines.append(
-                f"{path}: {share:.2%} of the trained tokens of the run (asked {asked:.2%}: {curve.text()}), "
-                f"{counted(source.targets, 'token')}, {source.passes:.2f} passes"
+                f"{path}: {share:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
+                f"{counted(cast(int, source['tokens']), 'token')}, {source['passes']:.2f} passes"
             )
             if abs(share - asked) > SHARE_IS_MISSED:
-                lines.append(missed_share(path))
+                lines.append(
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
+                    "little, or in too long documents; give the smallest source a smaller share"
+                )
         return lines
 
-    def _shares(self, epoch: int) -> list[Share]:
-        """What each source with a share gives to an epoch; none without shares."""
-        if self.mixture is None:
-            return []
-        if self._last_shares is None or self._last_shares[0] != epoch:
-            self._last_shares = (epoch, self.mixture.report(self.mixture.epoch_documents(epoch)))
-        return self._last_shares[1]
-
     def sources_of_epoch(self, epoch: int) -> list[dict[str, object]]:
-        """For the record of a run: of each source its paths, its share of the trained tokens, these, and its documents.
+        """For the record of a run: of each source its paths and documents, and what it gives to an epoch, or to the run where
+        that is one plan: the share of the trained tokens, these, and passes over the source.
 
-        Paths without shares are one source. Where shares change over the run, all of it is the epoch.
+        Paths without shares are one source.
         """
-        if self.planned is not None:
-            return self._sources_of_run(self.planned)
-        if self.mixture is None:
-            plan = self.plan(epoch)
-            n_documents = len(self.store) if self.documents is None else len(self.documents)
-            (paths,) = self.paths_of_sources
-            tokens = plan.row_targets(0, plan.n_rows)
-            return [{"paths": paths, "share": 1.0, "tokens": tokens, "documents": n_documents}]
+        plan = self.plan(epoch)
+        documents = [all_documents(self.store) if self.documents is None else self.documents]
+        given = [Given(plan.row_targets(0, plan.n_rows), 1.0)]
+        if self.mixture is not None and isinstance(plan, MixedPlan):
+            documents = [*self.mixture.documents]
+            given = self.mixture.given(plan, plan.n_rows)
+        total = max(sum(source.targets for source in given), 1)
         sources: list[dict[str, object]] = []
-        for paths, share in zip(self.paths_of_sources, self._shares(epoch), strict=True):
-            sources.append(
-                {"paths": paths, "share": share.drawn, "tokens": share.targets, "documents": share.documents}
-            )
-        return sources
-
-    def _sources_of_run(self, planned: PlannedMixture) -> list[dict[str, object]]:
-        """The same where shares change over the run."""
-        told = planned.told()
-        total = max(sum(source.targets for source in told), 1)
-        sources: list[dict[str, object]] = []
-        for paths, source, documents in zip(self.paths_of_sources, told, planned.documents, strict=True):
-            share = source.targets / total
+        for paths, (tokens, passes), of_source in zip(self.paths_of_sources, given, documents, strict=True):
             sources.append(
                 {
                     "paths": paths,
-                    "share": share,
-                    "tokens": source.targets,
-                    "documents": len(documents),
-                    "passes": source.passes,
+                    "share": tokens / total,
+                    "tokens": tokens,
+                    "documents": len(of_source),
+                    "passes": passes,
                 }
             )
         return sources
 
     def parts(self) -> list[tuple[float, int]]:
         """[(share of the trained tokens of the run, tokens that may be trained in a pass)] of each source with a share."""
-        if self.planned is not None:
-            shares = [curve.area(1.0) for curve in self.planned.curves]
-            return list(zip(shares, self.planned.targets, strict=True))
-        if self.mixture is not None:
-            return list(zip(self.mixture.asked.tolist(), self.mixture.targets, strict=True))
-        return []
+        if self.mixture is None:
+            return []
+        return list(zip(self.mixture.shares, self.mixture.targets, strict=True))
 
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
-        if self.planned is not None:
-            # The whole run is the epoch.
-            told = self.planned.told(row if epoch == 0 else None)
-            return [(name, *source) for name, source in zip(self.sources, told, strict=True)]
         if self.mixture is None:
             return []
-        tokens = np.zeros(len(self.sources), dtype=np.int64)
-        for number in range(epoch):
-            tokens += [share.targets for share in self._shares(number)]
-        if row:
-            tokens += self._targets_of_rows(self.mixture, self.plan(epoch), row)
+        # Where the whole run is one plan, it is at its end in epoch 1.
+        before = self.mixture.given_before(epoch)
         trained = []
-        for name, of_source, there in zip(self.sources, tokens.tolist(), self.mixture.targets, strict=True):
-            trained.append((name, of_source, of_source / there))
+        plan = self.plan(epoch) if row else None
+        now = self.mixture.given(plan, row) if isinstance(plan, MixedPlan) else [Given(0, 0.0)] * len(before)
+        for name, one, other in zip(self.sources, before, now, strict=True):
+            trained.append((name, one.targets + other.targets, one.passes + other.passes))
         return trained
-
-    def _targets_of_rows(self, mixture: Mixture, plan: RowPlan, end: int) -> Ints:
-        """Of each source in the first rows of an epoch."""
-        targets = np.zeros(len(mixture.targets), dtype=np.int64)
-        for lo in range(0, end, COUNTED_ROWS):
-            _, document, _, pairs = plan.pieces(range(lo, min(lo + COUNTED_ROWS, end)))
-            source = np.searchsorted(mixture.store.bounds[1:], document, side="right")
-            trained = self._targets_of_pieces(document, pairs)
-            targets += np.bincount(source, weights=trained, minlength=len(targets)).astype(np.int64)
-        return targets
-
-    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
-        """Of pieces of documents in rows, how many targets are trained. pairs: of each piece."""
-        return pairs
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
@@ -446,7 +355,7 @@ class Corpus:
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
         """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""
-        if self.mixture is not None or self.planned is not None or (self.pack and self.long_documents == "split"):
+        if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
         documents = all_documents(self.store) if self.documents is None else self.documents

@@ -10,11 +10,11 @@ import numpy as np
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.packing import chunks
+from dataset.packing import all_documents, chunks, number_type
 from dataset.shares import name_of
-from dataset.sources import ConcatStore, all_documents, split_by_hash
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
+from dataset.store.joined import ConcatStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -42,6 +42,27 @@ class HeldOut:
     max_token_id: int = -1
     # Lines that a user should see.
     notices: list[str] = field(default_factory=list)
+
+
+def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
+    """(training, validation): the document numbers of each side, ascending, 4 bytes each (8 beyond 2^32 documents).
+
+    A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
+    and whatever is added to it, the same documents stay out, and copies of one text stay together.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
+    # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
+    threshold = np.uint64(int(fraction * 2**64))
+    # A first part that is empty, so that a side without documents is an array too.
+    dtype = number_type(len(store))
+    training = [np.empty(0, dtype)]
+    validation = [np.empty(0, dtype)]
+    for lo, hi in chunks(len(store)):
+        held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
+        training.append((np.flatnonzero(~held_out) + lo).astype(dtype))
+        validation.append((np.flatnonzero(held_out) + lo).astype(dtype))
+    return np.concatenate(training), np.concatenate(validation)
 
 
 def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:

@@ -36,7 +36,7 @@ from common.wording import counted, first_to_last, one_line, printable
 from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, sources_of
-from dataset.planned_mixture import RunLength
+from dataset.mixture import RunLength
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, library, near_copies
 from dataset.quality.languages import language_of
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder

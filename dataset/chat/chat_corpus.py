@@ -13,14 +13,13 @@ from dataset.chat.answers import TOKENS_AT_ONCE, Answers
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, ValidationBatches, sources_of
 from dataset.loader import Assembler, Batch
-from dataset.packing import EpochPlan, Recipe, RowPlan
+from dataset.packing import EpochPlan, Recipe, RowPlan, all_documents
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
-from dataset.sources import all_documents
 from dataset.store.interface import Documents, HasTokens, Ints
 
 
@@ -82,10 +81,6 @@ class ChatCorpus(Corpus):
     def _most_targets(self) -> Ints:
         """A share counts what is trained."""
         return self.answer_targets
-
-    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
-        # A conversation is never split, so each piece is all of it.
-        return self.answer_targets[documents]
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset import packing, sources
+from dataset.held_out import split_by_hash
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, gather, make_loader
-from dataset.packing import EpochPlan
-from dataset.sources import ConcatStore, Mixture, split_by_hash, text_bytes
+from dataset.packing import EpochPlan, text_bytes
+from dataset.store.joined import ConcatStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.test_packing import make_store, random_lengths
@@ -382,101 +382,6 @@ def test_joined_stores_read_like_one():
         assert array[pick].dtype == copy.dtype
     plans = [EpochPlan(store, 32, 4, 0) for store in (joined, one)]
     assert equal(assemble(joined, plans[0], range(100)), assemble(one, plans[1], range(100)))
-
-
-def naive_draw(documents, targets, quota, epoch):
-    """The documents whose first target is met on the epoch's way round the circle, target by target."""
-    total = sum(targets)
-    begin_at = [[] for _ in range(total)]
-    at = 0
-    for document, count in zip(documents, targets, strict=True):
-        begin_at[at % total].append(document)
-        at += count
-    met = []
-    for step in range(epoch * quota, (epoch + 1) * quota):
-        met += begin_at[step % total]
-    return sorted(met)
-
-
-@pytest.mark.parametrize("chunk", [3, packing.CHUNK])
-@pytest.mark.parametrize("most", [None, 9])
-@pytest.mark.parametrize("weights", [(7, 2, 1), (1, 1, 1), (1, 3, 16)])
-def test_mixture_draws_what_a_walk_round_each_source_meets(monkeypatch, weights, most, chunk):
-    """Reference: naive_draw over each source's own order; an epoch is as large as the scarcest source allows."""
-    monkeypatch.setattr(packing, "CHUNK", chunk)
-    lengths = [random_lengths(n, seed=n, top=30) for n in (70, 150, 40)]
-    mixture = Mixture(ConcatStore([make_store(of_source) for of_source in lengths]), weights, 3, max_targets=most)
-    targets = [[min(max(n - 1, 0), most or n) for n in of_source] for of_source in lengths]
-    size = min(sum(counts) * sum(weights) / weight for counts, weight in zip(targets, weights, strict=True))
-    orders = []
-    for i, counts in enumerate(targets):
-        draws = np.random.PCG64([3, sources.MIXTURE_STREAM, i]).random_raw(len(counts)).tolist()
-        keys = sorted((draw >> 32, document) for document, draw in enumerate(draws))
-        orders.append([document for _, document in keys])
-    for epoch in range(8):
-        expected = []
-        for i, order in enumerate(orders):
-            quota = min(round(size * weights[i] / sum(weights)), sum(targets[i]))
-            met = naive_draw(order, [targets[i][document] for document in order], quota, epoch)
-            expected += [document + int(mixture.store.bounds[i]) for document in met]
-        assert mixture.epoch_documents(epoch).tolist() == expected
-
-
-@pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (0.05, 0.15, 0.8)])
-def test_mixture_shares_and_order(weights):
-    """Within 1 % of the asked shares, no document twice in an epoch, unseen documents first, deterministic."""
-    store = ConcatStore(three_sources())
-    mixture = Mixture(store, weights, seed=3)
-    times = np.zeros(len(store), dtype=int)
-    for epoch in range(12):
-        documents = mixture.epoch_documents(epoch)
-        assert np.array_equal(documents, Mixture(store, weights, seed=3).epoch_documents(epoch))
-        assert len(np.unique(documents)) == len(documents)
-        report = mixture.report(documents)
-        for share, weight in zip(report, weights, strict=True):
-            assert abs(share.drawn - weight / sum(weights)) < 0.01
-        assert max(share.used for share in report) > 0.99, "one source is used up: the largest such set"
-        assert sum(share.documents for share in report) == len(documents)
-        times[documents] += 1
-        for lo, hi in zip(store.bounds[:-1], store.bounds[1:], strict=True):
-            seen = times[lo:hi][np.diff(store.offsets[lo : hi + 1]) > 1]
-            assert seen.max() - seen.min() <= 1, "no document comes again before all have come"
-    assert not np.array_equal(mixture.epoch_documents(0), Mixture(store, weights, seed=4).epoch_documents(0))
-
-
-def test_mixture_of_the_training_side_draws_no_held_out_document():
-    store = ConcatStore(three_sources())
-    train = np.setdiff1d(np.arange(len(store)), np.arange(0, len(store), 5)).astype(np.uint32)
-    mixture = Mixture(store, (1, 2, 3), 0, documents=train, max_targets=31)
-    documents = mixture.epoch_documents(0)
-    assert np.isin(documents, train).all()
-    targets = np.clip(np.diff(store.offsets[: len(store) + 1]) - 1, 0, 31)
-    source = np.searchsorted(store.bounds, documents, side="right") - 1
-    drawn = np.bincount(source, weights=targets[documents])
-    assert np.abs(drawn / drawn.sum() - np.array([1, 2, 3]) / 6).max() < 0.01
-    plan = EpochPlan(store, 32, 0, 0, documents=documents, long_documents="truncate")
-    assert plan.row_targets(0, plan.n_rows) == targets[documents].sum()
-
-
-def test_shares_are_of_the_targets_that_the_plan_trains():
-    """Reference: the plan's own targets, source by source. Short documents have a first token that none predicts."""
-    generator = np.random.default_rng(0)
-    short, long = make_store(generator.integers(3, 6, 20_000)), make_store(generator.integers(200, 400, 600))
-    store = ConcatStore([short, long])
-    documents = Mixture(store, (0.7, 0.3), seed=1).epoch_documents(0)
-    plan = EpochPlan(store, 64, 0, 0, documents=documents)
-    _, document, _, pairs = plan.pieces(range(plan.n_rows))
-    of_short = pairs[document < len(short)].sum()
-    assert abs(of_short / pairs.sum() - 0.7) < 0.005  # an epoch is cut between documents
-
-
-def test_mixture_faults_are_value_errors():
-    stores = three_sources()
-    for weights in ((1, 2), (1, 0, 1), (1, -1, 1), (1, float("nan"), 1)):
-        with pytest.raises(ValueError, match="weight"):
-            Mixture(ConcatStore(stores), weights, 0)
-    with pytest.raises(ValueError, match="source 2"):
-        Mixture(ConcatStore([stores[0], make_store([0])]), (1, 1), 0)
 
 
 def test_joined_stores_travel_to_workers_without_their_arrays():

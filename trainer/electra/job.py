@@ -15,8 +15,8 @@ from dataset.corpus import notices_of_paths
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.held_out import HeldOut, hold_out, with_last_part
+from dataset.packing import sum_of_targets
 from dataset.reading.file_kinds import expanded
-from dataset.sources import sum_of_targets
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import check_library, notice_of, open_sources
 from dataset.store.format import TokenStore

@@ -10,7 +10,7 @@ from common.notices import announce
 from common.paths import ROOT
 from dataset.corpus import Corpus
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.planned_mixture import RunLength
+from dataset.mixture import RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known

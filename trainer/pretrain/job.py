@@ -201,16 +201,16 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         )
         if settings.max_updates:
             self.length.flag = "--max_updates"
-        if self.corpus.planned is not None:
+        if self.corpus.is_one_plan:
             # All passes over all sources are one plan.
             self.length.epochs = 1
-        if self.length.clock is not None or (self.corpus.planned is not None and not settings.max_updates):
+        if self.length.clock is not None or (self.corpus.is_one_plan and not settings.max_updates):
             # A plan is for one budget, and another number of passes would be another plan from the first row on.
             self.length.flag = ""
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
         self.planned_end = None
-        if self.corpus.planned is not None and settings.max_updates:
+        if self.corpus.is_one_plan and settings.max_updates:
             self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks

@@ -64,7 +64,7 @@ def pretraining_outlook(
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
     epochs = length.epochs
-    if settings.max_updates and corpus.planned is None:
+    if settings.max_updates and not corpus.is_one_plan:
         epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
     n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
     # As if each row were one document, which is the most that it can cost: this decides on compiling.

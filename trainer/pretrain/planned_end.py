@@ -1,10 +1,10 @@
-"""Where a run ends whose shares change over it: the shares end with it. See dataset/mixed_plan.py."""
+"""Where a run ends whose shares change over it: the shares end with it. See dataset/mixture.py."""
 
 from dataclasses import replace
 
 from common.errors import DataError
 from dataset.corpus import Corpus
-from dataset.mixed_plan import Move
+from dataset.mixture import Move
 from trainer.budget.clock import Clock
 from trainer.job import Progress
 from trainer.machine.ranks import Ranks
@@ -22,15 +22,14 @@ class PlannedEnd:
         self.settings = settings
         self.ranks = ranks
         self.clock = clock
-        assert corpus.planned is not None
-        self.corpus = corpus
-        self.planned = corpus.planned
+        assert corpus.mixture is not None
+        self.mixture = corpus.mixture
         self.has_told_shortage = False
 
     def replan(self, progress: Progress) -> str | None:
         """As `Job.replan`."""
         # At its start a run has those of the plan.
-        moves = [*(progress.moves or self.planned.plan.moves)]
+        moves = [*(progress.moves or self.mixture.moves)]
         last = moves[-1]
         place = progress
         if progress.epoch:
@@ -44,8 +43,8 @@ class PlannedEnd:
             moves.append(move)
             progress.epoch, progress.row = place.epoch, place.row
         progress.moves = moves
-        self.corpus.replan(moves)
-        shortage = self.planned.shortage()
+        self.mixture.replan(moves)
+        shortage = self.mixture.shortage()
         line = ""
         if shortage is not None and not self.settings.has_budget and self.clock is None:
             raise DataError(shortage.told(self.settings.max_updates, progress.update))

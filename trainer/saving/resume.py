@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from common.errors import UserError, require
 from common.wording import counted
-from dataset.mixed_plan import Move
+from dataset.mixture import Move
 from dataset.shares import spelt
 from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # Of a checkpoint; raised when an older trainer's cannot be continued.
 FORMAT = 1
-# Entries of a row layout that are told as one, see dataset/corpus.py and dataset/planned_mixture.py.
-SHARES = ("shares", "shares over the run", "repeats")
+# Entries of a row layout that are told as one, see Mixture.layout.
+SHARES = ("shares", "repeats")
 
 
 def state_dict(trainer: "Trainer") -> dict[str, Any]:
@@ -276,10 +276,8 @@ def difference(what: str, before: object, now: object, mended_by: str = "") -> s
 def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
     told = {name: value for name, value in entries.items() if name not in SHARES}
-    if entries.get("shares over the run"):
-        told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
-    elif entries.get("shares"):
-        told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
+    if entries.get("shares"):
+        told["shares"] = ", ".join(map(spelt, entries["shares"], entries["repeats"]))
     return told
 
 

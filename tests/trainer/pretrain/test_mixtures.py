@@ -146,7 +146,7 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
         # More updates than before, behind the end of the schedule.
         longer = run(**{**options, "max_updates": 50}, from_resume=1, batch_size=6)
     assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
-    share = [longer.job.corpus.planned.plan.source_targets(20 * 4 + 20 * 12, len(rows))]
+    share = [longer.job.plan(0).source_targets(20 * 4 + 20 * 12, len(rows))]
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
 
 
@@ -161,7 +161,7 @@ def test_what_a_resume_has_left_must_be_there_and_no_more_than_that(sources, tmp
     fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
     assert 20 < fits < 40
     fewer = run(**{**options, "max_updates": fits}, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
-    assert fewer.progress.update == fits and all(told.passes <= 2 for told in fewer.job.corpus.planned.told())
+    assert fewer.progress.update == fits and all(passes <= 2 for *_, passes in fewer.job.corpus.trained(1, 0))
     with stopped_after(32):
         run(**options, out_dir=tmp_path / "many", from_resume=1)
     assert run(**options, out_dir=tmp_path / "many", from_resume=1, batch_size=6).progress.update == 40
