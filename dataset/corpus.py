@@ -2,20 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Unpack, cast
-
-import numpy as np
 
 from common.arithmetic import ceil_div
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.held_out import HeldOut, hold_out, with_last_part
-from dataset.loader import Assembler, Batch, gather
-from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength, documents_of_sources
+from dataset.held_out import hold_out, with_last_part
+from dataset.loader import Assembler, Batch, OnlySome
+from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength
 from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_of_targets, text_bytes
-from dataset.quality.leaks import Runs, TrainingText, runs_of
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
@@ -35,50 +32,25 @@ KINDS_TOLD = 6
 EVAL_ROWS = 16
 
 
-def notices_of_sources(
-    groups: Sequence[Source],
-    stores: Sequence[TokenStore],
-    text_suffixes: Sequence[str] | None,
-    cache_dir: str | None,
-) -> list[str]:
-    """What a user should know of the files of all sources, and of their stores, a line each."""
-    paths: list[str] = []
-    for source in groups:
-        paths += source.paths
-    lines = notices_of_paths(paths, text_suffixes, cache_dir)
-    for store in stores:
-        line = notice_of(store)
-        if line:
-            lines.append(line)
-    return lines
-
-
 def notices_of_paths(
-    paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
+    paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> list[str]:
     """What a user should know of the files that --data_path names, a line each."""
     # A folder of many files takes a while to walk: once for all lines.
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
-    files = [file for path in paths for file in choices[path].read]
-    lines = repeated_files(files)
+    lines = []
+    # By what a path leads to: a file and a link to it are one.
+    times = Counter(str(file.resolve()) for path in paths for file in choices[path].read)
+    for name, count in times.items():
+        if count > 1:
+            lines.append(
+                f"warning: --data_path names {name} {count} times: its documents are trained as often in an epoch"
+            )
     for path, choice in choices.items():
         if choice.left_out:
             lines.append(
                 f"{path}: {_by_suffix(choice.read)} read, {_by_suffix(choice.left_out)} left out; name files by their own "
                 "paths to read others"
-            )
-    return lines
-
-
-def repeated_files(files: Sequence[Path]) -> list[str]:
-    """A line for each file that is named twice, by itself or within a folder: its documents would be trained twice."""
-    # By what a path leads to: a file and a link to it are one.
-    times = Counter(str(file.resolve()) for file in files)
-    lines = []
-    for file, count in times.items():
-        if count > 1:
-            lines.append(
-                f"warning: --data_path names {file} {count} times: its documents are trained as often in an epoch"
             )
     return lines
 
@@ -111,6 +83,8 @@ class Corpus:
     # What is said where no epoch would have a row, and where nothing of the validation documents is predicted
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
+    # leaves those targets of a batch that are trained; None: all are
+    only: OnlySome | None = None
 
     def __init__(
         self,
@@ -145,9 +119,9 @@ class Corpus:
         self.val_fraction = val_fraction
         # Tokens that a document begins and ends with, and that are none of its text.
         self.added = (int(encoder.bos_id is not None), int(encoder.eos_id is not None))
-        self.notices = notices_of_sources(
-            groups, stores, store_options.get("text_suffixes"), store_options.get("cache_dir")
-        )
+        paths = [path for source in groups for path in source.paths]
+        self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
+        self.notices += [line for line in map(notice_of, stores) if line]
         held_out = hold_out(
             self.store,
             encoder,
@@ -158,40 +132,30 @@ class Corpus:
             self.nothing_to_evaluate,
             **store_options,
         )
-        self._split(held_out)
+        # the documents to train; None: all of the store
+        self.documents: Ints | None = held_out.documents if held_out else None
+        # those of the store that --val_fraction keeps from training; None: it is not given
+        self.kept_back: Ints | None = held_out.kept_back if held_out else None
+        # those to evaluate, and the store that they are in; None: there are none
+        self.val_documents: Ints | None = held_out.val_documents if held_out else None
+        self.val_store: Documents | None = held_out.val_store if held_out else None
+        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
+        self.val_shared: Array | None = held_out.val_shared if held_out else None
+        if held_out:
+            self.notices += held_out.notices
+            self.max_token_id = max(self.max_token_id, held_out.max_token_id)
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
         if groups[0].shares is not None:
             documents = all_documents(self.store) if self.documents is None else self.documents
             # One source with a share is not a ConcatStore yet.
-            of_sources = documents_of_sources(documents, ConcatStore(stores).bounds.tolist())
+            bounds = ConcatStore(stores).bounds.tolist()
             self.mixture = Mixture(
-                self.store, groups, of_sources, self._epoch_plan, seed, length, most_targets=self._most_targets
+                self.store, groups, documents, bounds, self._epoch_plan, seed, length, self._most_targets
             )
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
-
-    def _split(self, held_out: HeldOut | None) -> None:
-        """Say which documents are trained and which are evaluated."""
-        # The documents to train; None: all of the store.
-        self.documents: Ints | None = None
-        # Those of the store that --val_fraction keeps from training; None: it is not given.
-        self.kept_back: Ints | None = None
-        # Those to evaluate, and the store that they are in; None: there are none.
-        self.val_documents: Ints | None = None
-        self.val_store: Documents | None = None
-        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-        self.val_shared: Array | None = None
-        if held_out is None:
-            return
-        self.documents = held_out.documents
-        self.kept_back = held_out.kept_back
-        self.val_documents = held_out.val_documents
-        self.val_store = held_out.val_store
-        self.val_shared = held_out.val_shared
-        self.notices += held_out.notices
-        self.max_token_id = max(self.max_token_id, held_out.max_token_id)
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""
@@ -220,27 +184,6 @@ class Corpus:
             documents=documents,
         )
 
-    def training_text(self) -> list[TrainingText]:
-        """The tokens of each store, and the places of what is held out of it."""
-        texts = []
-        first = 0
-        for store in self.stores:
-            held_out = np.empty(0, np.int64)
-            if self.kept_back is not None:
-                begin, end = np.searchsorted(self.kept_back, [first, first + len(store)])
-                held_out = self.kept_back[begin:end].astype(np.int64) - first
-            texts.append(TrainingText(store, store.offsets[held_out], store.offsets[held_out + 1]))
-            first += len(store)
-        return texts
-
-    def validation_runs(self, documents: Ints, runs_of_document: int) -> Runs:
-        """What stands for some validation documents in a search for leaks. documents: their numbers in val_store."""
-        assert self.val_store is not None
-        before, behind = self.added
-        begins = np.asarray(self.val_store.offsets[documents]) + before
-        ends = np.asarray(self.val_store.offsets[documents + 1]) - behind
-        return runs_of(self.val_store.tokens, begins, ends, runs_of_document)
-
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
 
@@ -261,7 +204,7 @@ class Corpus:
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
         """What makes the batches of a plan; see Assembler."""
-        return Assembler(self.store, pad_id, n_rows)
+        return Assembler(self.store, pad_id, n_rows, self.only)
 
     def digest_check(self) -> DigestCheck:
         """What looks at the tokens of all stores of this run while it trains."""
@@ -369,29 +312,30 @@ class Corpus:
         ]
 
     def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
-        """ValidationBatches over whole documents (long ones in pieces), or None."""
+        """ValidationBatches over whole documents (long ones in pieces; of conversations the end is cut off), or None."""
         if self.val_store is None or self.val_documents is None:
             return None
-        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id)
+        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
 
 
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
-    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted.
+    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted. only: see Corpus.
     """
 
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, long_documents: str = "split"
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: OnlySome | None = None
     ) -> None:
-        self.store = store
-        self.pad_id = pad_id
+        long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(
             store, max_seq_len, seed=0, epoch=0, long_documents=long_documents, documents=documents, shuffle=False
         )
-        self.n_bytes = text_bytes(store, documents)
+        self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
+        self.store = store
+        self.n_bytes = text_bytes(store, documents) if only is None else None
 
     def __len__(self) -> int:
         return ceil_div(self.plan.n_rows, EVAL_ROWS)
@@ -400,5 +344,4 @@ class ValidationBatches:
         if not 0 <= i < len(self):
             # Ends a `for batch in ...`.
             raise IndexError(i)
-        rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
-        return gather(self.store.tokens, self.plan.recipe(rows), self.pad_id, n_rows=EVAL_ROWS)
+        return self.assembler[self.plan.recipe(range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows)))]

@@ -106,43 +106,37 @@ def hold_out(
         paths = [val_path] if isinstance(val_path, str) else list(val_path)
         val_store = open_or_build(paths, encoder, **store_options)
         found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
-        _refuse_empty(found, has_targets, f"--val_path {name_of(paths)}: {nothing}", "name other documents")
-        _look_for_overlap(found, store, name_of(paths), allow_val_overlap)
-        return found
-    if not val_fraction:
+        what, advice = f"--val_path {name_of(paths)}", "name other documents"
+    elif val_fraction:
+        documents, val_documents = split_by_hash(store, val_fraction)
+        if not len(val_documents):
+            raise DataError(
+                f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it"
+            )
+        found = HeldOut(store, val_documents, documents, val_documents)
+        what, advice = f"what --val_fraction {val_fraction} holds out", "raise it"
+    else:
         return None
-    documents, val_documents = split_by_hash(store, val_fraction)
-    if not len(val_documents):
-        raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
-    found = HeldOut(store, val_documents, documents, val_documents)
-    _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
-    return found
-
-
-def _refuse_empty(found: HeldOut, has_targets: HasTargets, what: str, advice: str) -> None:
-    """Errors: DataError where the loss of all validation documents would be the mean of nothing."""
+    # The loss of all validation documents would be the mean of nothing.
     if not has_targets(found.val_store, found.val_documents):
-        raise DataError(f"{what}, so its loss would tell nothing; {advice}")
-
-
-def _look_for_overlap(found: HeldOut, store: Documents, name: str, allowed: bool) -> None:
-    """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
+        raise DataError(f"{what}: {nothing}, so its loss would tell nothing; {advice}")
+    if not val_path:
+        return found
+    # The loss of what is trained too does not tell what the model makes of new text.
     is_shared = are_shared(store, found.val_store)
-    shared = int(is_shared.sum())
-    if not shared:
-        return
-    found.val_shared = is_shared
-    total = len(found.val_store)
-    if shared == total and not allowed:
+    shared, total = int(is_shared.sum()), len(found.val_store)
+    if shared == total and not allow_val_overlap:
         raise DataError(
-            f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
-            "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
-            "--allow_val_overlap 1"
+            f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing about "
+            "new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
         )
-    found.notices.append(
-        f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
-        "training data too, to the letter; the validation loss is too low by what the model remembers of them"
-    )
+    if shared:
+        found.val_shared = is_shared
+        found.notices.append(
+            f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+            "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+        )
+    return found
 
 
 def are_shared(training: Documents, validation: Documents) -> Array:

@@ -49,7 +49,7 @@ KEPT_PLANS = 2
 # How far beyond the end of a run its rows are laid out first: its speed is right to about a row.
 MARGIN = 0.02
 # How often the speed of a stretch is corrected by the rows that it gives: to about a row.
-CORRECTIONS = 8
+CORRECTIONS = 4
 # A progress that no run reaches, and that the moments of rows which never come have.
 NEVER = 1e6
 # Where a number of updates is told that would fit: room for what is only known once the rows are laid out.
@@ -240,8 +240,8 @@ class Mixture:
 
     A share counts trained tokens (targets): a document of n tokens has n - 1, its first one, BOS, is never predicted.
 
-    sources: all with shares. documents: of each source, ascending numbers in `store`. make_plan: see MakePlan. most_targets: a
-    document counts for at most so many. A run of some updates may ask for more than the sources have: see `shortage`.
+    sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
+    source, and in all. make_plan: see MakePlan. most_targets: a document counts for at most so many. A run of some updates may ask for more than the sources have: see `shortage`.
     Errors: DataError for a source without documents, and for a run that is too long to be laid out.
     """
 
@@ -249,16 +249,19 @@ class Mixture:
         self,
         store: Documents,
         sources: Sequence[Source],
-        documents: Sequence[Ints],
+        documents: Ints,
+        bounds: Sequence[int],
         make_plan: MakePlan,
         seed: int,
         length: RunLength,
         most_targets: MostTargets = None,
     ) -> None:
-        assert len(sources) == len(documents) < 1 << 16, "the number of a source has 16 bits"
+        assert len(sources) == len(bounds) - 1 < 1 << 16, "the number of a source has 16 bits"
         self.store = store
         self.sources = sources
-        self.documents = documents
+        cuts = np.searchsorted(documents, bounds).tolist()
+        # of each source
+        self.documents = [documents[first:end] for first, end in zip(cuts[:-1], cuts[1:], strict=True)]
         self.make_plan = make_plan
         self.seed = seed
         self.length = length
@@ -267,7 +270,7 @@ class Mixture:
         # of the trained tokens of a plan
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # of a whole pass over each source
-        self.targets = [sum_of_targets(store, chosen, most_targets) for chosen in documents]
+        self.targets = [sum_of_targets(store, chosen, most_targets) for chosen in self.documents]
         for source, there in zip(sources, self.targets, strict=True):
             if not there:
                 raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
@@ -309,8 +312,7 @@ class Mixture:
             left = wanted - number * self.targets[i]
             if left <= 0:
                 return None
-            whole = left >= self.targets[i]
-            chosen = self.documents[i] if whole else self._arc(i, 0, round(left))
+            chosen = self.documents[i] if left >= self.targets[i] else self._arc(i, 0, round(left))
             return self.make_plan(chosen, self._stream(i, number))
 
         return make
@@ -499,9 +501,11 @@ class Mixture:
         shares = []
         for curve in self.curves:
             shares.append([list(point) for point in curve.points])
-        # A run that ends after some updates may be given more of them, see `Move`, and one that is planned by the epoch more epochs.
-        epochs = self.length.epochs if self.is_of_run and self.length.rows is None else 0
-        return {"shares": shares, "repeats": [source.repeat for source in self.sources], "epochs": epochs}
+        layout: dict[str, object] = {"shares": shares, "repeats": [source.repeat for source in self.sources]}
+        if self.is_of_run:
+            # A run that ends after some updates may be given more of them, see `Move`.
+            layout["epochs"] = self.length.epochs if self.length.rows is None else 0
+        return layout
 
 
 def in_order(
@@ -517,12 +521,7 @@ def in_order(
         first = taken[i] if taken is not None else 0
         sources.append(np.full(len(of_source), i, dtype=np.uint16))
         numbers.append(np.arange(first, first + len(of_source), dtype=np.uint32))
-    # Stable: rows of one moment come in the order of the sources.
-    order = np.argsort(np.concatenate([np.empty(0), *moments]), kind="stable")[:n_rows]
+    # Stable: rows of one moment come in the order of the sources. Rounded, since the last bits of a moment may be other ones on
+    # another kind of processor, and sources of equal shares have many moments in common.
+    order = np.argsort(np.round(np.concatenate([np.empty(0), *moments]), 12), kind="stable")[:n_rows]
     return np.concatenate(sources)[order], np.concatenate(numbers)[order]
-
-
-def documents_of_sources(documents: Ints, bounds: Sequence[int]) -> list[Ints]:
-    """`documents` (ascending) by source. bounds: how many documents there are before each source, and in all."""
-    cuts = np.searchsorted(documents, bounds).tolist()
-    return [documents[first:end] for first, end in zip(cuts[:-1], cuts[1:], strict=True)]

@@ -12,6 +12,7 @@ the passes that it may make as `path:0.3:x4`. A file (`--mixture`) can say more:
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def split_weight(argument: str) -> tuple[str, tuple[Point, ...] | None, float]:
     """
     # From the right, since a path may hold colons itself; what is behind the last one may be no share but a part of it.
     path, colon, last = argument.rpartition(":")
-    if not colon or is_there(argument):
+    if not colon or os.path.exists(argument):
         return argument, None, 1.0
     repeat = 1.0
     times = number_of(last.removeprefix("x")) if last.startswith("x") else None
@@ -81,7 +82,7 @@ def split_weight(argument: str) -> tuple[str, tuple[Point, ...] | None, float]:
     shares = shares_of(last)
     if shares is None and times is not None:
         raise DataError(f"--data_path {argument}: x{times:g} needs a share before it, as in code/:0.3:x4")
-    if shares is None and is_there(path):
+    if shares is None and os.path.exists(path):
         raise DataError(
             f"--data_path {argument}: {last!r} is no share; as in {path}:0.7, {path}:0.7..0.2 (from begin to end of the "
             f"run) or {path}:0.7:x4 (up to four passes)"
@@ -105,14 +106,6 @@ def number_of(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def is_there(path: str) -> bool:
-    """Whether a file or folder has this name; what is too long for a name is none."""
-    try:
-        return Path(path).exists()
-    except OSError:
-        return False
 
 
 def checked_repeat(repeat: float, where: str) -> float:
@@ -195,12 +188,15 @@ class Curve:
     def __init__(self, points: Sequence[Point]) -> None:
         self.points = points
         whole = [Point(0.0, points[0].share), *points, Point(1.0, points[-1].share)]
-        # [pieces, 2]: each piece of the curve from point to point
-        pieces = np.array([whole[:-1], whole[1:]]).transpose(2, 1, 0)
         parts = np.linspace(0.0, 1.0, PARTS + 1)
-        # [pieces * (PARTS + 1)], rising, and the area until each of them
-        self.progress, shares = (begin_end @ np.array([1 - parts, parts]) for begin_end in pieces)
-        self.progress, shares = self.progress.ravel(), shares.ravel()
+
+        def along(values: Array) -> Array:
+            """[pieces * (PARTS + 1)]: from each point to the next."""
+            return (values[:-1, None] * (1 - parts) + values[1:, None] * parts).ravel()
+
+        self.progress = along(np.array([point.progress for point in whole]))
+        shares = along(np.array([point.share for point in whole]))
+        # the area until each of them
         self.taken = np.append(0.0, np.cumsum(np.diff(self.progress) * (shares[1:] + shares[:-1]) / 2))
 
     def share(self, progress: float) -> float:

@@ -42,11 +42,9 @@ from dataset.quality.languages import language_of
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.settings import OFF
-from dataset.store.builder import first_writable
-from dataset.store.deduplicate import open_sources
+from dataset.store.deduplicate import open_sources, stored_texts
 from dataset.store.interface import Ints
-from dataset.store.texts import stored_texts
-from dataset.store.token_store import StoreOptions, files_of, places_of
+from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts.inspect_settings import InspectSettings, parse_args
 from trainer.machine.command_line import run_cli

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT
+from dataset.tokenizing.tokenizer_files import DEFAULT
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from model.weight_record import vocabulary_of

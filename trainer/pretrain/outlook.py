@@ -9,7 +9,7 @@ import torch
 from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
-from dataset.leaks_at_start import leak_notices
+from dataset.quality.leaks import leak_notices
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import CurveWatch, Forecast, SizeOfRun, note_on_expected, pretraining_notices

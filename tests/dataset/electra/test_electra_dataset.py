@@ -135,7 +135,7 @@ def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
 
 def test_a_text_file_is_cut_into_blocks_at_blank_lines(tmp_path, monkeypatch):
     """The same documents whatever the blocks' size; a faulty one is named with the line on which it begins."""
-    import dataset.store.builder as module
+    import dataset.store.token_store as module
 
     tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
     generator = random.Random(0)
