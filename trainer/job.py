@@ -14,7 +14,7 @@ In this order the Trainer asks a job:
         engine.objective(batch, totals)        for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
       looks.evaluate, looks.samples, save_weights
-    closing                                    once
+    trained                                    once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
 gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
@@ -31,13 +31,12 @@ import torch
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixture import Move
 from dataset.store.check import DigestCheck
-from trainer.advice import LossWatch
+from trainer.advice import LossWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
-from trainer.reporting.next_commands import NextCommand
 
 UNLIMITED = float("inf")
 # Stands for "no end" in a range of updates: no run comes so far.
@@ -216,6 +215,8 @@ class Identity:
 
 # (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
 Evaluate = Callable[[Engine[Any, Any], StopSignals, int], tuple[dict[str, float], int]]
+# Writes a state dict on the CPU, for other people's code
+SaveBest = Callable[[Mapping[str, torch.Tensor]], None]
 # ([(prompt, text)], number of a stop signal); the last argument: no update comes after them
 Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, str]], int]]
 
@@ -226,7 +227,7 @@ class Looks:
 
     evaluate: None: not at all; else after every `eval_interval`, and at the end. samples: texts, with each evaluation, and
     after every `sample_interval` updates. counts_updates: what the intervals of the settings and `eval_interval` count;
-    else micro-batches, as in MiniMind.
+    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: they are not kept.
     """
 
     evaluate: Evaluate | None = None
@@ -234,6 +235,7 @@ class Looks:
     samples: Samples | None = None
     sample_interval: int = 0
     counts_updates: bool = False
+    save_best: SaveBest | None = None
 
 
 class HasState(Protocol):
@@ -271,14 +273,6 @@ class Outlook:
     next_commands: Sequence[NextCommand] = ()
     # Looks at the figures of the run, and says where they go wrong.
     watch: LossWatch = field(default_factory=LossWatch)
-
-
-@dataclass(frozen=True)
-class Closing:
-    """What a finished run says of itself, once all its files are written. record: for the metrics file."""
-
-    lines: Sequence[str] = ()
-    record: Mapping[str, Value] = field(default_factory=dict)
 
 
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
@@ -333,7 +327,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         Runs in the thread that writes checkpoints.
         """
 
-    def closing(self, progress: Progress) -> Closing:
-        """What to say and record of a run that has trained to its end. Called on the main rank. An error of it is told in a line:
-        it is no reason to end the run."""
-        return Closing()
+    def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
+        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank. An error of it is
+        told in a line: it is no reason to end the run."""
+        return ()

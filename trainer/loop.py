@@ -5,9 +5,8 @@
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
           after_update   what follows each update: count, log, evaluate, save, stop
 
-What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py. What is due after an update
-is in due.py, what is said at the beginning and at the end in reporting/opening.py and reporting/ending.py, and what a
-checkpoint holds in saving/resume.py.
+What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py, what is due after an update in
+due.py, what is said in reporting/lines.py, and what a checkpoint holds in saving/resume.py.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from common.errors import DataError, SaidByAnotherRank
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from trainer.due import Intervals
+from trainer.due import Intervals, SaveClock
 from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
@@ -34,17 +33,16 @@ from trainer.job import (
     Update,
 )
 from trainer.machine.collectives import end_all, on_main, until_all_are_ready
-from trainer.machine.collector import QuietCollector
+from trainer.machine.compiling import QuietCollector
 from trainer.machine.measure import peak_memory, product_rate
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.signals import name_of
-from trainer.reporting import ending, opening
-from trainer.reporting.log_lines import bar_line, describe, log_line, position
+from trainer.reporting import lines
+from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving import resume
-from trainer.saving.checkpoint import Checkpoints, remove_temporaries
+from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
-from trainer.saving.save_clock import SaveClock
+from trainer.saving.resume import Saver
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
@@ -78,9 +76,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.command = surroundings.command
         self.notices = surroundings.notices
         self.engine = job.engine
-        # Ranks that have parts of the model save together.
-        saving_group = self.engine.shards.saving_group if self.engine.shards is not None else None
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, saving_group)
+        self.reporter = Reporter(self.ranks.is_main)
+        self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
             job.looks,
@@ -90,7 +87,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             accumulation_steps=settings.accumulation_steps,
         )
         self.collector = QuietCollector(self.device.type == "cuda")
-        self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
 
@@ -99,15 +95,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Where it ends: see `finished`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The last update, as it was told to the user
-        self.said_end = job.length.max_updates
+        # The user was told that the clock of a budget has moved the end.
+        self.has_told_end = False
         # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         # The rows of the epoch that is under way were planned anew.
         self.has_other_rows = False
-        # The update that was saved last.
-        self.saved_update = -1
 
         # What the job expects of the run
         self.outlook: Outlook | None = None
@@ -117,8 +111,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
         self.product_rate = 0.0
-        # {tracker: id of the run in it}
-        self.tracker_ids: dict[str, str | None] = {}
 
     @property
     def finished(self) -> bool:
@@ -137,32 +129,34 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
-                self.checkpoints.wait()
+                self.saver.checkpoints.wait()
             shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
-            return f"{shorter}; {resume.how_to_go_on(self)}"
+            return f"{shorter}; {self.saver.how_to_go_on()}"
 
         with told_in_a_line(self.device, advice_on_memory):
             if self.ranks.is_main:
                 # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem, self.checkpoints.folder)
-            resumed = bool(self.settings.from_resume) and resume.resume(self)
+                remove_temporaries(self.job.files.stem, self.saver.checkpoints.folder)
+            found = self.saver.resume() if self.settings.from_resume else None
+            if found is not None:
+                self.progress, self.seconds_before = found
             rows = self.job.replan(self.progress)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
-                ending.say_that_all_is_done(self.job, self.progress, self.epochs, self.reporter)
+                lines.say_that_all_is_done(self.job, self.progress, self.epochs, self.reporter)
                 self.engine.close()
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
-            records = (self.job, self.reporter, self.checkpoints, self.tracker_ids, self.progress)
-            on_main(self.ranks, lambda: opening.open_records(*records, resumed))
+            records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
+            on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
             self.prepare(rows)
             with self.collector:
                 exit_code = self.fit()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):
                 if self.ranks.is_main:
-                    ending.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
+                    lines.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
         self.engine.close()
         return exit_code
 
@@ -178,7 +172,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Unlimited updates are an infinite float, which is never the smaller one.
         n_updates = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
         updates = int(min(n_updates * self.epochs, self.length.last_update))
-        line, record = describe(
+        line, record = lines.describe(
             self.job, outlook, self.progress, self.ranks, self.device, updates, self.epochs, self.command
         )
         for text in (*outlook.lines, line):
@@ -220,7 +214,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         finally:
             if self.loader is not None:
                 self.loader.close()
-        resume.finish_saving(self)
+        self.saver.finish()
         if not stop_signal:
             return 0
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
@@ -325,7 +319,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         if self.signals.take_save_request():
             return True
-        return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
+        return self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -381,9 +375,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.has_other_rows = line is not None
         if line:
             self.reporter.say(line)
-        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
-            self.said_end = end
-            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
+        planned = self.length.max_updates
+        # Once: on a machine that others use the end moves back and forth.
+        if not self.has_told_end and abs(end - planned) > WORTH_SAYING * planned:
+            self.has_told_end = True
+            self.reporter.say(
+                f"--budget: by the speed of the updates so far there is time for {int(end):,} of them; the end follows the clock"
+            )
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
         """(what is known by now of how updates ended, whether the run is to be saved after this one).
@@ -412,10 +410,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if outcome.skipped <= self.progress.skipped:
                 continue
             self.progress.skipped = int(outcome.skipped)
-            self.reporter.say(ending.skipped_line(outcome, plan))
+            self.reporter.say(lines.skipped_line(outcome, plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
                 assert outcome.where is not None
-                resume.finish_saving(self)
+                self.saver.finish()
                 end_all(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
@@ -459,7 +457,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
-        self.reporter.log(record, log_line(record, head, self.outlook.shown), bar_line(record))
+        self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
         warning = self.outlook.watch.of_line(record["loss"], expected)
         if warning:
             self.reporter.say(warning)
@@ -475,7 +473,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. What is evaluated is saved behind that, in the place of this.
             self.save()
-            self.saved_update = -1
+            self.saver.saved_update = -1
         if self.progress.evaluation_due:
             with self.watch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
                 stop_signal = self.evaluate()
@@ -506,6 +504,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if progress.val_loss < progress.best_val_loss:
                 progress.best_val_loss = progress.val_loss
                 progress.best_val_update = progress.update
+                self.saver.best.take(self.engine)
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
         self.tell_samples(samples)
@@ -526,10 +525,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         if again:
-            self.saved_update = -1
+            self.saver.saved_update = -1
         self.save_clock.restart()
         self.collector.look()
-        resume.save(self)
+        seconds = self.watch.elapsed() if self.watch else self.seconds_before
+        self.saver.save(self.progress, seconds, is_last=self.finished)
 
     def save_before_failed_loader(self, failure: LoaderError) -> None:
         """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.
@@ -539,7 +539,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         if self.ranks.world_size > 1:
             with contextlib.suppress(OSError):
-                self.checkpoints.wait()
+                self.saver.checkpoints.wait()
             raise failure
         if self.current_epoch is not None:
             self.take(self.engine.drain(), self.current_epoch.plan)

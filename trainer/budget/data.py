@@ -8,10 +8,9 @@ from dataset.corpus import EVAL_ROWS, ValidationBatches
 from dataset.held_out import split_by_hash
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
-from trainer.budget.text import parts_of, text_scale
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
-from trainer.pretrain.flops import mean_context
+from trainer.pretrain.footprint import mean_context
 from trainer.pretrain.settings import PretrainSettings
 
 # Held out where the user names no validation data: no more than this part of the documents, and no more than about so
@@ -31,7 +30,7 @@ class Data:
 
     tokens_of_pass: that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
     text. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
-    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/flops.py has
+    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/footprint.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
     is, relative to that of the law.
     """
@@ -87,8 +86,8 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         bytes_per_token=bytes_per_token,
         evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
         val_fraction=val_fraction,
-        text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
-        parts=tuple(part._replace(unique=trained_part * part.unique) for part in parts_of(corpus)),
+        text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
+        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus)),
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
     )
