@@ -247,7 +247,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
 
 def failure(error: OSError) -> str:
-    """Of a save, without the number that str() begins with."""
+    """Why a save failed, without the number that str() begins with."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
