@@ -57,6 +57,13 @@ def make_corpus(path, n_documents=60, seed=0):
     return Path(path)
 
 
+def rising(folder):
+    """Settings of a run whose validation loss rises: its letters are not in what is trained."""
+    path = Path(folder) / "valid.jsonl"
+    path.write_text('{"text": "XYZ"}\n')
+    return {"val_path": path, "learning_rate": 0.02}
+
+
 class ForkServer:
     """The process of tests/faults/server.py."""
 
@@ -198,8 +205,15 @@ class Lab:
         return {
             "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
+            "best": self.best(name),
             "metrics": self.metrics(name),
         }
+
+    def best(self, name):
+        """Digest of the weights of the lowest validation loss; None: there are no such files."""
+        path = Path(f"{self.stem(name)}.best.pth")
+        assert path.is_file() == path.with_suffix(".json").is_file()
+        return digest(torch.load(path, weights_only=True)) if path.is_file() else None
 
     def metrics(self, name):
         """The metrics file as dicts, without times and without what each start has noted about itself."""
@@ -241,16 +255,16 @@ class Lab:
         }
 
     def documents(self):
-        """What a ledger of one epoch must hold: the inputs of every document, in order."""
+        """The inputs of every document, in the order of the file."""
         from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
         encoder = DocumentEncoder(load_tokenizer(self.tokenizer))
         texts = [json.loads(line)["text"] for line in self.corpus.read_text().splitlines()]
-        return sorted(tuple(ids[:-1]) for ids in encoder.encode(texts))
+        return [tuple(ids[:-1]) for ids in encoder.encode(texts)]
 
     def check_ledger(self, path, epochs):
         """Every document exactly once in every epoch. An update never spans two epochs."""
-        found, wanted, epoch = [], self.documents(), 0
+        found, wanted, epoch = [], sorted(self.documents()), 0
         for pieces, _ in self.ledger(path).values():
             found += pieces
             if len(found) >= len(wanted):

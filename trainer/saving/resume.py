@@ -12,21 +12,22 @@ import torch.distributed as dist
 
 from common.errors import UserError, require
 from common.wording import counted
-from dataset.mixed_plan import Move
+from dataset.mixture import Move
 from dataset.shares import spelt
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.reporting.reporter import Reporter
+from trainer.saving.best import BestWeights
 from trainer.saving.checkpoint import Checkpoints, update_of, verified
 from trainer.saving.parts import filled
 from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
 FORMAT = 1
-# Entries of a row layout that are told as one, see dataset/corpus.py and dataset/planned_mixture.py.
-SHARES = ("shares", "shares over the run", "repeats")
+# Entries of a row layout that are told as one, see Mixture.layout.
+SHARES = ("shares", "repeats")
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -43,6 +44,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         # Ranks that have parts of the model save together.
         group = self.engine.shards.saving_group if self.engine.shards is not None else None
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group)
+        self.best = BestWeights(job)
         # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
         # the update that was saved last
@@ -72,6 +74,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
         def save_weights(copy: dict[str, Any]) -> None:
             self.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
+            self.best.write(copy["best"], copy["progress"])
 
         self.checkpoints.save(state, progress.update, before=save_weights if self.ranks.is_main else None)
 
@@ -89,6 +92,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "model": self.engine.model.state_dict(keep_vars=True),
             "engine": self.engine.state_dict(),
             "progress": asdict(progress),
+            "best": self.best.weights,
             "ranks": ranks,
             # How many of them shared a micro-batch.
             "sharing": self.ranks.sharing,
@@ -172,6 +176,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
+        on_main(self.ranks, lambda: self.best.restore(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]
         for name, part in self.job.extra_state.items():
             part.load_state_dict(state["job"][name])
@@ -242,7 +247,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
 
 def failure(error: OSError) -> str:
-    """Of a save, without the number that str() begins with."""
+    """Why a save failed, without the number that str() begins with."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
@@ -265,10 +270,8 @@ def difference(what: str, before: object, now: object, mended_by: str = "") -> s
 def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
     told = {name: value for name, value in entries.items() if name not in SHARES}
-    if entries.get("shares over the run"):
-        told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
-    elif entries.get("shares"):
-        told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
+    if entries.get("shares"):
+        told["shares"] = ", ".join(map(spelt, entries["shares"], entries["repeats"]))
     return told
 
 

@@ -1,35 +1,12 @@
 """--deterministic. Reference: PyTorch's own switches."""
 
-import os
-
 import pytest
 import torch
 
 from common.errors import UserError
-from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
 from trainer.machine.random_state import CUBLAS_WORKSPACE, deterministic
-
-
-def switches():
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
-
-
-def test_the_switches_are_set_within_and_back_afterwards(monkeypatch):
-    monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    before = switches()
-    with deterministic(False):
-        assert switches() == before and CUBLAS_WORKSPACE not in os.environ
-    with deterministic(True):
-        assert switches() == (True, False, False)
-        assert os.environ[CUBLAS_WORKSPACE] == ":4096:8"
-    assert switches() == before
 
 
 def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
@@ -60,9 +37,3 @@ def test_a_run_computes_within_it(data, tmp_path, monkeypatch, capsys):  # noqa:
     assert (
         "--deterministic True has no effect: on a CPU every run gives the same bits anyway" in capsys.readouterr().out
     )
-
-
-def test_on_a_gpu_nothing_is_said(data, tmp_path, capsys):  # noqa: F811 - the fixture
-    with simulated_cuda():
-        train(**data, out_dir=tmp_path, max_steps=1, deterministic=1, device=None)
-    assert "--deterministic" not in capsys.readouterr().out
