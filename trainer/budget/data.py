@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dataset.corpus import EVAL_ROWS
-from dataset.sources import split_by_hash
+from dataset.held_out import split_by_hash
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
@@ -90,6 +90,6 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
         parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus)),
-        # One pass is the longest run there is, see PlannedMixture.
-        most=tokens_of_pass if corpus.planned is not None else None,
+        # One pass is the longest run there is, see dataset/mixture.py.
+        most=tokens_of_pass if corpus.is_one_plan else None,
     )
