@@ -35,6 +35,23 @@ GPU_SECTIONS = (
 )
 # sections that run where nothing else is asked for: they fit nine minutes
 USUAL_SECTIONS = tuple(range(8))
+# Of gpu_bits.py: a model, how it is computed, and what trains it; or the trainer with flags. "any order" lets torch name the operations
+# that it knows to add up in any order.
+GPU_BITS_CASES = (
+    "plain",
+    "plain any order",
+    "plain float32 any order",
+    "compiled with PyTorch's attention any order",
+    "Flex",
+    "Flex any order",
+    "Flex Muon",
+    "Flex minimind3",
+    "Flex minimind2 MoE",
+    "Flex 26m",
+    "trainer --use_compile 0",
+    "trainer --use_compile 1",
+    "trainer --use_compile 1 --deterministic 1",
+)
 BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
 
 
@@ -120,6 +137,16 @@ def gpu_parser() -> Parser:
     p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results, one in a line, as they come")
     # This process is that section.
     p.add_argument("--section", type=int, choices=range(len(GPU_SECTIONS)), help=argparse.SUPPRESS)
+    return p
+
+
+def gpu_bits_parser() -> Parser:
+    """The flags of gpu_bits.py."""
+    p = new_parser("gpu_bits.py", "Which tensor differs first between two equal runs on this GPU.")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--cases", nargs="+", choices=GPU_BITS_CASES, help="some of them (default: all)")
+    # This process is a side of that case.
+    p.add_argument("--side", choices=GPU_BITS_CASES, help=argparse.SUPPRESS)
     return p
 
 
