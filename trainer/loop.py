@@ -41,9 +41,9 @@ from trainer.machine.signals import name_of
 from trainer.reporting import ending, opening
 from trainer.reporting.log_lines import bar_line, describe, log_line, position
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving import resume
-from trainer.saving.checkpoint import Checkpoints, remove_temporaries
+from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
+from trainer.saving.resume import Saver
 from trainer.saving.save_clock import SaveClock
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
@@ -78,9 +78,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.command = surroundings.command
         self.notices = surroundings.notices
         self.engine = job.engine
-        # Ranks that have parts of the model save together.
-        saving_group = self.engine.shards.saving_group if self.engine.shards is not None else None
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, saving_group)
+        self.reporter = Reporter(self.ranks.is_main)
+        self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
             job.looks,
@@ -90,7 +89,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             accumulation_steps=settings.accumulation_steps,
         )
         self.collector = QuietCollector(self.device.type == "cuda")
-        self.reporter = Reporter(self.ranks.is_main)
         # Made for the first epoch and kept for the next ones.
         self.loader: Loader[RecipeT, BatchT] | None = None
 
@@ -106,8 +104,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         # The rows of the epoch that is under way were planned anew.
         self.has_other_rows = False
-        # The update that was saved last.
-        self.saved_update = -1
 
         # What the job expects of the run
         self.outlook: Outlook | None = None
@@ -117,8 +113,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
         self.product_rate = 0.0
-        # {tracker: id of the run in it}
-        self.tracker_ids: dict[str, str | None] = {}
 
     @property
     def finished(self) -> bool:
@@ -137,15 +131,17 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
-                self.checkpoints.wait()
+                self.saver.checkpoints.wait()
             shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
-            return f"{shorter}; {resume.how_to_go_on(self)}"
+            return f"{shorter}; {self.saver.how_to_go_on()}"
 
         with told_in_a_line(self.device, advice_on_memory):
             if self.ranks.is_main:
                 # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem, self.checkpoints.folder)
-            resumed = bool(self.settings.from_resume) and resume.resume(self)
+                remove_temporaries(self.job.files.stem, self.saver.checkpoints.folder)
+            found = self.saver.resume() if self.settings.from_resume else None
+            if found is not None:
+                self.progress, self.seconds_before = found
             rows = self.job.replan(self.progress)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
@@ -154,8 +150,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
-            records = (self.job, self.reporter, self.checkpoints, self.tracker_ids, self.progress)
-            on_main(self.ranks, lambda: opening.open_records(*records, resumed))
+            records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
+            on_main(self.ranks, lambda: opening.open_records(*records, resumed=found is not None))
             self.prepare(rows)
             with self.collector:
                 exit_code = self.fit()
@@ -220,7 +216,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         finally:
             if self.loader is not None:
                 self.loader.close()
-        resume.finish_saving(self)
+        self.saver.finish()
         if not stop_signal:
             return 0
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
@@ -325,7 +321,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         if self.signals.take_save_request():
             return True
-        return self.ranks.is_main and not self.checkpoints.writing() and self.save_clock.asks()
+        return self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -415,7 +411,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.reporter.say(ending.skipped_line(outcome, plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
                 assert outcome.where is not None
-                resume.finish_saving(self)
+                self.saver.finish()
                 end_all(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
@@ -475,7 +471,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. What is evaluated is saved behind that, in the place of this.
             self.save()
-            self.saved_update = -1
+            self.saver.saved_update = -1
         if self.progress.evaluation_due:
             with self.watch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
                 stop_signal = self.evaluate()
@@ -526,10 +522,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         if again:
-            self.saved_update = -1
+            self.saver.saved_update = -1
         self.save_clock.restart()
         self.collector.look()
-        resume.save(self)
+        seconds = self.watch.elapsed() if self.watch else self.seconds_before
+        self.saver.save(self.progress, seconds, is_last=self.finished)
 
     def save_before_failed_loader(self, failure: LoaderError) -> None:
         """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.
@@ -539,7 +536,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         if self.ranks.world_size > 1:
             with contextlib.suppress(OSError):
-                self.checkpoints.wait()
+                self.saver.checkpoints.wait()
             raise failure
         if self.current_epoch is not None:
             self.take(self.engine.drain(), self.current_epoch.plan)

@@ -30,7 +30,7 @@ ALIGNMENT = 64
 # each block, so few blocks are wanted. But each expert's last block is filled up with rows that count for nothing, so the
 # smallest ones should be small. An estimate for 32,768 slots and 4 experts: of 256 rows alone there would be 131 blocks,
 # whose copies take a third of the time of the products or more; of 1,024 alone a tenth of the rows fills up. Of these
-# three sizes there are 29 blocks, and a fortieth of the rows fills up. docs/performance.md has the figures.
+# three sizes there are 29 blocks, and a fortieth of the rows fills up (docs/performance.md).
 BLOCK_ROWS = (4096, 1024, 256)
 
 # (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].

@@ -27,11 +27,11 @@ def muon_in_float32():
 def ledger(path):
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done,
     and when this process began."""
-    from trainer.saving import resume as resuming
+    from trainer.saving.resume import Saver
 
     seen, losses = [], []
     began = time.monotonic()
-    updates, resume = loader.Loader.updates, resuming.resume
+    updates, resume = loader.Loader.updates, Saver.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
     count = 0
@@ -67,13 +67,13 @@ def ledger(path):
         seen.clear()
         losses.clear()
 
-    def counting_resume(run):
+    def counting_resume(saver):
         nonlocal count
-        resumed = resume(run)
-        count = run.progress.update
+        resumed = resume(saver)
+        count = resumed[0].update if resumed else 0
         return resumed
 
-    loader.Loader.updates, resuming.resume = recording_updates, counting_resume
+    loader.Loader.updates, Saver.resume = recording_updates, counting_resume
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
     engine.Engine.micro_batch = recording_micro_batch
 
@@ -118,9 +118,9 @@ def hold_until_signal(update, rank=0):
 
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
-    from trainer.saving import resume as resuming
+    from trainer.saving.resume import Saver
 
-    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, resuming.resume
+    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, Saver.resume
     count, pending = 0, set(updates)
 
     def acting_micro_batch(self, *arguments, **named):
@@ -137,15 +137,15 @@ def at_update(updates, action, rank=0, once=None):
         update(self, *arguments, **named)
         count += 1
 
-    def counting_resume(run):
+    def counting_resume(saver):
         nonlocal count
-        resumed = resume(run)
-        count = run.progress.update
+        resumed = resume(saver)
+        count = resumed[0].update if resumed else 0
         pending.difference_update(range(count + 1))
         return resumed
 
     engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
-    resuming.resume = counting_resume
+    Saver.resume = counting_resume
 
 
 def pieces(batch):
@@ -238,18 +238,18 @@ def fail_in_last_samples():
 
 def save_again():
     """Save what a resume has found, and leave."""
-    from trainer.saving import resume as resuming
+    from trainer.saving.resume import Saver
 
-    resume = resuming.resume
+    resume = Saver.resume
 
-    def saving_resume(run):
-        assert resume(run)
-        run.saved_update = -1
-        resuming.save(run)
-        resuming.finish_saving(run)
+    def saving_resume(saver):
+        progress, seconds = resume(saver)
+        saver.saved_update = -1
+        saver.save(progress, seconds, is_last=False)
+        saver.finish()
         sys.exit(0)
 
-    resuming.resume = saving_resume
+    Saver.resume = saving_resume
 
 
 def file_limit(n_bytes):

@@ -28,7 +28,6 @@ def main():
     from dataset.tokenizing.encoder import load_tokenizer
     from tests.faults import hooks
     from trainer import train_pretrain, train_sft
-    from trainer.saving import parts  # noqa: F401 - imported by each rank of a sharded model otherwise
 
     trainers = {"train_pretrain": train_pretrain, "train_sft": train_sft}
     torch.set_num_threads(1)

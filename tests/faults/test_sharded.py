@@ -12,7 +12,8 @@ import torch
 
 from tests.faults.harness import Lab, digest, whole_state
 from tests.faults.test_damage import malicious
-from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, verified
+from trainer.saving.checkpoint import Checkpoints, verified
+from trainer.saving.parts import PARTS, RUN, SUMS
 
 # Micro-batches of 2 rows on 2 ranks: 5 updates an epoch, a save after every third.
 SETTINGS = {"shard": "full", "epochs": 3}

@@ -265,13 +265,17 @@ run_cli(lambda: trainer.main(sys.argv[1:]))
 """
 
 
-def ends_for_want_of(extra_mb, module, arguments):
-    """Run a trainer with so much memory; the one line that it ends with."""
+def run_with(extra_mb, module, arguments):
+    """The end of a trainer with so much memory."""
     program = LIMITED.format(module=module, extra=extra_mb)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=environment, timeout=300
-    )
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def ends_for_want_of(extra_mb, module, arguments):
+    """The one line that a trainer with too little memory ends with."""
+    run = run_with(extra_mb, module, arguments)
     assert run.returncode == 2, run.stderr
     assert "Traceback" not in run.stderr
     *before, said = run.stderr.splitlines()
@@ -293,23 +297,21 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         **sizes,
         "data_path": data,
         "out_dir": tmp_path,
-        "batch_size": 512,
+        "batch_size": 256,
         "accumulation_steps": 1,
-        "log_interval": 9,
+        "max_updates": 2,
     }
     said = ends_for_want_of(700, "trainer.train_pretrain", flags(**asked))
     assert "no checkpoint was saved yet" in said
-    # Each line halves the micro-batch, and the second half fits.
-    for _ in range(2):
+    # Each line halves the micro-batch, until it fits.
+    for _ in range(5):
         ways = suggested(said)
         halved = {"batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]}
-        smaller = flags(**{**asked, **halved})
-        program = LIMITED.format(module="trainer.train_pretrain", extra=700)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", program, *smaller]
-        run = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+        run = run_with(700, "trainer.train_pretrain", flags(**{**asked, **halved}))
+        if run.returncode == 0:
+            return
         said = run.stderr
-    assert run.returncode == 0, said
+    pytest.fail(said)
 
 
 @on_linux

@@ -32,7 +32,7 @@ from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
-from trainer.saving import resume
+from trainer.saving.resume import Saver
 from trainer.sharding import Shards, build_on_main, group_size_of
 from trainer.tensor_parts import gathered, is_sharded, own_part, whole_of
 
@@ -201,20 +201,20 @@ def carried_over(whole, sharded, ranks, group_size=2):
 def whole_run(folder):
     """A run with evaluations and samples, sharded and not: its losses, figures and texts, and the order of samples and saves."""
     found = {}
-    save, samples = resume.save, PretrainJob.samples
+    save, samples = Saver.save, PretrainJob.samples
     for shard in ("full", "none"):
         order = []
 
-        def noted_save(trainer, order=order):
+        def noted_save(*arguments, order=order, **named):
             order.append("save")
-            save(trainer)
+            save(*arguments, **named)
 
         def noted_samples(*arguments, order=order):
             order.append("samples")
             return samples(*arguments)
 
         with (
-            mock.patch.object(resume, "save", noted_save),
+            mock.patch.object(Saver, "save", noted_save),
             mock.patch.object(PretrainJob, "samples", noted_samples),
         ):
             run = train(

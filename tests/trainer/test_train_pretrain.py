@@ -126,7 +126,7 @@ def test_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
     run = train(data_path=data, out_dir=tmp_path, save_interval=save_interval)
     state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
     assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
-    newest = run.checkpoints.paths()[0]
+    newest = run.saver.checkpoints.paths()[0]
     assert newest.name == f"update_{run.progress.update:08d}.pt"
 
 
@@ -417,7 +417,7 @@ def test_one_tracker_run_with_the_keys_of_the_metrics(data, tmp_path):
         run = train(
             data_path=data, out_dir=tmp_path, use_wandb="true", wandb_project="P", val_fraction=0.2, eval_interval=0
         )
-    assert run.tracker_ids == {"wandb": "abc"} and wandb.init.call_count == 1
+    assert run.saver.tracker_ids == {"wandb": "abc"} and wandb.init.call_count == 1
     assert wandb.init.call_args.kwargs["project"] == "P"
     logged = [call.args[0] for call in wandb.log.call_args_list]
     assert len(logged) == len(records(run)) + 1 and {"loss", "lr", "epoch_Time"} <= set(logged[0])
@@ -478,7 +478,7 @@ def test_compiled_names_stay_out_of_every_file(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "compiled", use_compile=1)
     assert losses(run) == pytest.approx(losses(eager), rel=1e-4)
     assert set(torch.load(tmp_path / "compiled" / "pretrain_16.pth", weights_only=True)) == public_keys(1)
-    checkpoint = torch.load(run.checkpoints.paths()[0], weights_only=True)
+    checkpoint = torch.load(run.saver.checkpoints.paths()[0], weights_only=True)
     assert set(checkpoint["model"]) == public_keys(1)
     MiniMindForCausalLM.from_pth(tmp_path / "compiled" / "pretrain_16.pth")
 

@@ -53,20 +53,20 @@ from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.machine.collectives import first_said, on_main
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.saving.places import RECORDS, appears
+from trainer.saving.parts import (
+    RUN,
+    is_folder_of_parts,
+    remove_folder,
+    remove_replaced,
+    verified_folder,
+    write_checkpoint,
+)
+from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
 from trainer.tensor_parts import is_sharded, part_of
 
-# Of a digest file: 64 digits and the name of a file.
+# bytes of a digest file: 64 digits and the name of a file
 MOST_DIGEST_BYTES = 4096
-# Of SUMS, which has such a line for each rank.
-MOST_SUMS_BYTES = 1 << 24
-# In a folder of parts: the digests of the other files; where which part is; all that is not sharded.
-SUMS = "SHA256SUMS"
-PARTS = "parts.pt"
-RUN = "run.pt"
-# What a rank calls the files of its parts
-PART_ENDING = ".distcp"
 # The endings of what a run writes beside its stem, the mark of its lock among it
 OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
@@ -104,29 +104,12 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
             os.replace(before, path)
 
 
-def is_file_of_parts(name: str) -> bool:
-    """Whether a file of a folder of parts is the run's own. Others, such as notes or those of a file manager, are let be."""
-    return name in (SUMS, PARTS, RUN) or name.endswith(PART_ENDING)
-
-
 def remove_checkpoint(path: Path) -> None:
-    """Delete the file of a checkpoint, or a folder of parts. A folder in which somebody else has put something stays with that."""
-    if not path.is_dir():
+    """Delete the file of a checkpoint, or a folder of parts."""
+    if is_folder_of_parts(path):
+        remove_folder(path)
+    else:
         path.unlink(missing_ok=True)
-        return
-    for entry in list(path.iterdir()):
-        if is_file_of_parts(entry.name):
-            remove(entry)
-    with contextlib.suppress(OSError):
-        os.rmdir(path)
-
-
-def remove_replaced(before: Path, path: Path) -> None:
-    """Delete a folder of parts that `path` has taken the place of. What somebody else has put into it moves there."""
-    for entry in list(before.iterdir()):
-        if not is_file_of_parts(entry.name) and not (path / entry.name).exists():
-            os.replace(entry, path / entry.name)
-    remove(before)
 
 
 def snapshot(value: Any) -> Any:
@@ -202,31 +185,6 @@ def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
         return False
 
 
-def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
-    """Whether a folder has the files that its digests were made from, and no others of parts. Errors: OSError, UnicodeDecodeError.
-
-    The digest of each world_size-th file is compared, beginning with number `rank`.
-    """
-    expected = {}
-    # Split as bytes: in a text other characters end a line too, and one bit makes such a one of a newline.
-    for line in read_small(folder / SUMS, MOST_SUMS_BYTES).splitlines():
-        digest, _, name = line.decode().partition("  ")
-        expected[name] = digest
-    found = {path.name for path in folder.iterdir() if is_file_of_parts(path.name)} - {SUMS}
-    is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()
-    # A machine may have a list of a network folder that lacks what another one has just written.
-    is_complete = is_complete and all(is_plain(name) and appears(folder / name) for name in expected.keys() - found)
-    share = sorted(expected)[rank::world_size]
-    return is_complete and all(
-        (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in share
-    )
-
-
-def is_plain(name: str) -> bool:
-    """Whether it names a file of a folder itself, and none elsewhere."""
-    return name == Path(name).name
-
-
 def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read.
 
@@ -245,11 +203,6 @@ def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
     except Exception as error:
         # A pickle of something else raises whatever it likes, KeyError and IndexError among it.
         raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
-
-
-def is_folder_of_parts(checkpoint: Path) -> bool:
-    """Whether a checkpoint is a folder, in which the ranks of a sharded run keep their parts; else it is one file."""
-    return checkpoint.is_dir()
 
 
 def update_of(path: Path) -> int:
@@ -333,8 +286,6 @@ class Checkpoints:
             path = path.with_suffix(".pt")
             self._write_file(state, path)
         else:
-            from trainer.saving.parts import write_checkpoint
-
             write_checkpoint(state, path, self.group)
             if dist.get_rank(self.group) != 0:
                 return

@@ -24,16 +24,77 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadContentError, require
-from common.files import HashingWriter, file_digest, forget_cached, remove, sync_folder
+from common.files import HashingWriter, file_digest, forget_cached, read_small, remove, sync_folder
 from common.nested import replaced
 from model.weight_files import check_kind
-from trainer.saving.checkpoint import PARTS, RUN, SUMS, is_file_of_parts, is_plain, remove_checkpoint, remove_replaced
 from trainer.saving.places import appears
 from trainer.saving.weights import write_tensors
 from trainer.tensor_parts import TensorPart, rows_of_ranks
 
+# the files of a folder beside the parts themselves
+SUMS = "SHA256SUMS"
+PARTS = "parts.pt"
+RUN = "run.pt"
+PART_ENDING = ".distcp"
+# bytes of SUMS, which has a line for each file
+MOST_SUMS_BYTES = 1 << 24
 # {name of a tensor: [(file, first row)]}
 Places = dict[str, list[tuple[str, int]]]
+
+
+# --------------------------------------------------------------------------------------- what is in a folder
+
+
+def is_folder_of_parts(checkpoint: Path) -> bool:
+    """Whether a checkpoint is a folder, in which the ranks of a sharded run keep their parts; else it is one file."""
+    return checkpoint.is_dir()
+
+
+def is_file_of_parts(name: str) -> bool:
+    """Whether a file of a folder of parts is the run's own. Others, such as notes or those of a file manager, are let be."""
+    return name in (SUMS, PARTS, RUN) or name.endswith(PART_ENDING)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder of parts. One in which somebody else has put something stays with that."""
+    for entry in list(folder.iterdir()):
+        if is_file_of_parts(entry.name):
+            remove(entry)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def remove_replaced(before: Path, path: Path) -> None:
+    """Delete a folder of parts that `path` has taken the place of. What somebody else has put into it moves there."""
+    for entry in list(before.iterdir()):
+        if not is_file_of_parts(entry.name) and not (path / entry.name).exists():
+            os.replace(entry, path / entry.name)
+    remove(before)
+
+
+def verified_folder(folder: Path, rank: int, world_size: int) -> bool:
+    """Whether a folder has the files that its digests were made from, and no others of parts. Errors: OSError, UnicodeDecodeError.
+
+    The digest of each world_size-th file is compared, beginning with number `rank`.
+    """
+    expected = {}
+    # Split as bytes: in a text other characters end a line too, and one bit makes such a one of a newline.
+    for line in read_small(folder / SUMS, MOST_SUMS_BYTES).splitlines():
+        digest, _, name = line.decode().partition("  ")
+        expected[name] = digest
+    found = {path.name for path in folder.iterdir() if is_file_of_parts(path.name)} - {SUMS}
+    is_complete = {RUN, PARTS} <= expected.keys() and found <= expected.keys()
+    # A machine may have a list of a network folder that lacks what another one has just written.
+    is_complete = is_complete and all(is_plain(name) and appears(folder / name) for name in expected.keys() - found)
+    share = sorted(expected)[rank::world_size]
+    return is_complete and all(
+        (folder / name).is_file() and file_digest(folder / name) == expected[name] for name in share
+    )
+
+
+def is_plain(name: str) -> bool:
+    """Whether it names a file of a folder itself, and none elsewhere."""
+    return name == Path(name).name
 
 
 # ------------------------------------------------------------------------------------------------ writing
@@ -88,13 +149,13 @@ def write_checkpoint(state: dict[str, Any], path: Path, group: dist.ProcessGroup
     except BaseException:
         # The error says more than one of this would; the next start deletes the rest.
         with contextlib.suppress(OSError):
-            remove_checkpoint(temporary)
+            remove_folder(temporary)
         raise
 
 
 def file_of(rank: int) -> str:
     """The file of a rank's parts."""
-    return f"__{rank}_0.distcp"
+    return f"__{rank}_0{PART_ENDING}"
 
 
 def places_of(first_rows: list[dict[str, int]]) -> Places:

@@ -281,23 +281,23 @@ def test_a_second_end_is_refused(text, tmp_path, flag):
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     """A plan is not made again. Reference: the run that went through."""
-    from trainer.saving import resume
+    from trainer.saving.resume import Saver
 
     whole = planned(tmp_path / "whole", text, save_interval=5)
     # The run is killed behind its third save.
     saves = []
 
-    def stop_at_third(trainer):
-        saves.append(save(trainer))
+    def stop_at_third(saver, *arguments, **named):
+        saves.append(save(saver, *arguments, **named))
         if len(saves) == 3:
-            trainer.checkpoints.wait()
+            saver.checkpoints.wait()
             raise KeyboardInterrupt
 
-    save = resume.save
-    monkeypatch.setattr(resume, "save", stop_at_third)
+    save = Saver.save
+    monkeypatch.setattr(Saver, "save", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         planned(tmp_path / "again", text, save_interval=5)
-    monkeypatch.setattr(resume, "save", save)
+    monkeypatch.setattr(Saver, "save", save)
     capfd.readouterr()
     resumed = planned(tmp_path / "again", text, save_interval=5, from_resume=1)
     printed = capfd.readouterr().out

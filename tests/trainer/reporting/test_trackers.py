@@ -32,7 +32,7 @@ def test_a_resume_continues_the_same_run(data, tmp_path, kind):
     module = mock.MagicMock(**{"init.return_value.id": "abc"})
     options = {"data_path": data, "out_dir": tmp_path, "tracker": kind}
     with mock.patch.dict(sys.modules, {kind: module}):
-        ids = [train(**options).tracker_ids, train(**options, epochs=2, from_resume=1).tracker_ids]
+        ids = [train(**options).saver.tracker_ids, train(**options, epochs=2, from_resume=1).saver.tracker_ids]
     first, second = (call.kwargs for call in module.init.call_args_list)
     assert ids[0] == ids[1] and second["resume"] == "allow"
     if kind == "trackio":

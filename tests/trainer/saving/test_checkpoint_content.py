@@ -12,7 +12,6 @@ from common.errors import UserError
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.saving.checkpoint import load_checkpoint
-from trainer.saving.resume import resume
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("content")
     data = write_corpus(folder / "corpus.jsonl", 40)
     run = train(data_path=data, out_dir=folder, epochs=2, save_interval=3, use_moe=1, optimizer="muon")
-    assert len(run.checkpoints.paths()) == 2
+    assert len(run.saver.checkpoints.paths()) == 2
     return run
 
 
@@ -58,14 +57,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_signed_file_of_another_kind_is_passed_over(run, name):
-    path, before = run.checkpoints.paths()
+    path, before = run.saver.checkpoints.paths()
     whole = path.read_bytes()
     said = []
     run.reporter.say = said.append
     try:
         path.write_bytes(OTHERS[name](whole))
         sign(path)
-        assert resume(run)
+        progress, _ = run.saver.resume()
     finally:
         del run.reporter.say
         path.write_bytes(whole)
@@ -73,13 +72,13 @@ def test_a_signed_file_of_another_kind_is_passed_over(run, name):
     state = load_checkpoint(before)
     for key, tensor in run.engine.model.state_dict().items():
         assert torch.equal(tensor, state["model"][key])
-    assert run.progress.update == state["progress"]["update"]
+    assert progress.update == state["progress"]["update"]
     assert str(path) in said[0] and "\n" not in said[0] and f"resumed from {before}" in said[-1]
 
 
 def test_all_of_them_wrong_is_one_line_and_exit_code_2(tmp_path, capsys):
     data = write_corpus(tmp_path / "corpus.jsonl", 20)
-    paths = train(data_path=data, out_dir=tmp_path, epochs=2, save_interval=2).checkpoints.paths()
+    paths = train(data_path=data, out_dir=tmp_path, epochs=2, save_interval=2).saver.checkpoints.paths()
     for path in paths:
         path.write_bytes(b"some text\n")
         sign(path)

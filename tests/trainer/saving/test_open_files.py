@@ -79,7 +79,7 @@ def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
     first = train(**options)
     train(**options)
     # The first run is brought back, and gone on with.
-    resumed = first.checkpoints.folder
+    resumed = first.saver.checkpoints.folder
     shutil.rmtree(resumed)
     resumed.with_name(f"{resumed.name}_old1").rename(resumed)
     train(**options, from_resume=1, epochs=2)

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from common.errors import BadContentError, UserError
 from tests.faults.harness import seeded_random
 from tests.faults.test_damage import Payload, malicious
-from trainer.saving import checkpoint as checkpoint_module
 from trainer.saving import parts as parts_module
 from trainer.saving import places
-from trainer.saving.checkpoint import PARTS, RUN, SUMS, Checkpoints, load_checkpoint, remove_temporaries, verified
-from trainer.saving.parts import filled, places_of
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, remove_temporaries, verified
+from trainer.saving.parts import PARTS, RUN, SUMS, filled, places_of
 from trainer.tensor_parts import TensorPart, rows_of_ranks
 
 FIRST_FILE = "__0_0.distcp"
@@ -291,8 +290,8 @@ def test_ranks_share_the_comparison(copy, monkeypatch, no_wait, world_size):
         read_by[file.name] = read_by.get(file.name, 0) + 1
         return file_digest(file)
 
-    file_digest = checkpoint_module.file_digest
-    monkeypatch.setattr(checkpoint_module, "file_digest", counted)
+    file_digest = parts_module.file_digest
+    monkeypatch.setattr(parts_module, "file_digest", counted)
     assert all(verdicts())
     assert read_by == dict.fromkeys((FIRST_FILE, PARTS, RUN), 1)
     for name in (FIRST_FILE, PARTS, RUN):
