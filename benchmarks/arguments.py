@@ -35,22 +35,21 @@ GPU_SECTIONS = (
 )
 # sections that run where nothing else is asked for: they fit nine minutes
 USUAL_SECTIONS = tuple(range(8))
-# Of gpu_bits.py: a model, how it is computed, and what trains it; or the trainer with flags. "any order" lets torch name the operations
-# that it knows to add up in any order.
+# Of gpu_bits.py: a model, how it is computed, and what trains it; or the trainer with flags.
 GPU_BITS_CASES = (
     "plain",
-    "plain any order",
-    "plain float32 any order",
-    "compiled with PyTorch's attention any order",
+    "plain float32",
+    "compiled with PyTorch's attention",
     "Flex",
-    "Flex any order",
     "Flex Muon",
     "Flex minimind3",
     "Flex minimind2 MoE",
     "Flex 26m",
-    "trainer --use_compile 0",
-    "trainer --use_compile 1",
-    "trainer --use_compile 1 --deterministic 1",
+    # Between two lines of the log nobody waits for the device.
+    "trainer --use_compile 0 --log_interval 50",
+    "trainer --use_compile 1 --log_interval 50",
+    "trainer --use_compile 1 --cuda_graphs 0 --log_interval 50",
+    "trainer --use_compile 1 --use_moe 1 --optimizer muon --log_interval 50",
 )
 BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
 

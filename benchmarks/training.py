@@ -65,6 +65,8 @@ class Training:
             n_sums=n_sums(config),
             cuda_graphs=cuda_graphs if device.type == "cuda" and products is not torch.float16 else None,
         )
+        if self.engine.graphs is not None:
+            self.engine.graphs.say = print
         compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T), dtype=products)
 
     def step(self) -> None:

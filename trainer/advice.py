@@ -161,9 +161,7 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
     of_one = settings.shard != NONE and ranks.world_size == 1
-    on_cpu = settings.deterministic and pick_device(settings.device).type == "cpu"
     cases = [
-        ("deterministic", on_cpu, "on a CPU every run gives the same bits anyway"),
         ("shard", of_one, "there is one process"),
         ("muon_lr", without_muon and is_changed(settings, "muon_lr"), optimizer),
         ("embed_lr", without_muon and is_changed(settings, "embed_lr"), optimizer),

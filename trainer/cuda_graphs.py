@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from common.wording import reason_of
+from trainer.machine.ranks import Ranks
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 TotalsT = TypeVar("TotalsT", bound=tuple[Any, ...])
@@ -34,6 +35,18 @@ def record(work: Callable[[], None]) -> Replay:
     return graph.replay
 
 
+def why_without_graphs(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> str:
+    """Why updates of such a run cannot be recorded; "": they can. recomputes: --gradient_checkpointing."""
+    reasons = {
+        "the device is no CUDA device": device.type != "cuda",
+        "there are several processes": ranks.world_size > 1,
+        "float16's scale is looked at by the host": dtype is torch.float16,
+        "--gradient_checkpointing keeps random states": recomputes,
+        "dropout draws other numbers in each update": dropout > 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
 class UpdateGraphs(Generic[BatchT, TotalsT]):
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
@@ -51,14 +64,14 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         device: torch.device,
         state: Callable[[], list[torch.Tensor]],
         is_on: bool,
-        say: Callable[[str], object] = print,
     ) -> None:
         self.accumulate = accumulate
         self.optimizer = optimizer
         self.device = device
         self.state = state
         self.is_on = is_on
-        self.say = say
+        # Where a line on graphs that do not work goes to
+        self.say: Callable[[str], object] = lambda line: None
         groups = optimizer.param_groups
         for group in groups:
             if "capturable" in group:

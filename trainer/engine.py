@@ -342,6 +342,8 @@ class Engine(Generic[BatchT, TotalsT]):
         What adds up gradients refers to the group. Were it the last to do so, the process could wait for ever when it goes: for
         a thread of Gloo, which waits for the interpreter.
         """
+        # A recorded graph keeps the memory of its activations.
+        self.graphs = None
         if self.shards is not None:
             self.shards.close()
         if self.reducer is not None:

@@ -79,6 +79,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.notices = surroundings.notices
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
+        if self.engine.graphs is not None:
+            self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(

@@ -28,8 +28,9 @@ WARM_COMPILE_S = 6.0
 WORTH_COMPILING = 3.5
 # Part of a time budget that compiling for measurements may take. Other programs may slow it down without bounds.
 COMPILING_PART = 0.25
-# No machine is further away from the estimate than this.
-MOST_CORRECTION = 4.0
+# No machine is further away from the estimate than this. Small updates of a GPU wait for its launches, of which the estimate knows
+# nothing.
+MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -206,5 +207,6 @@ class RunCosts:
         self.corrections[size] = 1.0
         factor = measured / self.update_seconds(config, plan.rows)
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
-        self.corrections[size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        most = MOST_CORRECTION[self.machine.device.type]
+        self.corrections[size] = min(max(factor, 1 / most), most)
         return True

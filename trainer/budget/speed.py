@@ -21,6 +21,7 @@ from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.reserves import EAGER_TIMES
+from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
 from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.compiling import compile_blocks
@@ -146,6 +147,9 @@ def measured_seconds(
     model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     if gradient_checkpointing:
         recompute_layers(model)
+    without_graphs = why_without_graphs(
+        machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
+    )
     engine = Engine(
         model,
         build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6, ranks=machine.ranks),
@@ -154,6 +158,7 @@ def measured_seconds(
         dtype=machine.dtype,
         ranks=machine.ranks,
         n_sums=n_sums(config),
+        cuda_graphs=None if without_graphs else True,
     )
     # Also where nothing is compiled: it prepares the device for plain code as the run does.
     choice = "1" if compiled else "0"

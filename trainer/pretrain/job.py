@@ -15,6 +15,7 @@ from model.config import architecture
 from trainer.advice import lines_of_sources
 from trainer.budget.clock import clock_of_plan
 from trainer.budget.kept_plan import keep_plan, plan_path
+from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
@@ -166,6 +167,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             MAY_CHANGE,
             ONLY_AT_START,
         )
+        without_graphs = why_without_graphs(
+            device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout
+        )
+        if without_graphs and settings.cuda_graphs == "1":
+            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {without_graphs}")
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -173,6 +179,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             group_size=group_size,
+            cuda_graphs=None if without_graphs else settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,
             device=device,
