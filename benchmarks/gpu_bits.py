@@ -164,7 +164,9 @@ def compare(case: str, device: str) -> tuple[str, bool]:
         one, other = pool.map(lambda _: side(case, device), range(2))
     said = [f"{name}: {digest}" for name, digest, wrong in one if name == "error"]
     unstable = [name for name, _, wrong in one if wrong and name != "error"]
-    differing = [name for (name, digest, _), (_, other_digest, _) in zip(one, other, strict=False) if digest != other_digest]
+    differing = [
+        name for (name, digest, _), (_, other_digest, _) in zip(one, other, strict=False) if digest != other_digest
+    ]
     if len(one) != len(other):
         said.append(f"{len(one)} and {len(other)} notes")
     if not said and not unstable and not differing:
@@ -205,7 +207,10 @@ def compare_trainers(case: str, device: str) -> tuple[str, bool]:
     differing = [number for number, (a, b) in enumerate(zip(one, other, strict=True), start=1) if a != b]
     if not differing and weights == other_weights:
         return f"{len(one)} losses and the weights, the same to the last bit", True
-    return f"the first loss that differs is that of update {differing[0] if differing else 'none'}; weights differ", False
+    return (
+        f"the first loss that differs is that of update {differing[0] if differing else 'none'}; weights differ",
+        False,
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -216,7 +221,9 @@ def main(args: argparse.Namespace) -> int:
     cases = args.cases or GPU_BITS_CASES
     # Bits need no quiet machine, and most of the time goes into compiling.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        found = pool.map(lambda case: (compare_trainers if case.startswith("trainer") else compare)(case, args.device), cases)
+        found = pool.map(
+            lambda case: (compare_trainers if case.startswith("trainer") else compare)(case, args.device), cases
+        )
         failed = 0
         for case, (text, ok) in zip(cases, found, strict=True):
             print(f"{'same  ' if ok else 'DIFFER'} {case}: {text}", flush=True)

@@ -78,8 +78,9 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
                 group["capturable"] = True
         # rates of the groups, then requests
         self.numbers = torch.zeros(len(groups) + n_requests, device=device)
-        *rates, requests = self.numbers.split([1] * len(groups) + [n_requests])
-        self.end_update = lambda: end_update([rate.view(()) for rate in rates], requests)
+        rates = self.numbers[: len(groups)].unbind()
+        requests = self.numbers[len(groups) :]
+        self.end_update = lambda: end_update(rates, requests)
         # The first update is computed without graphs: it compiles, and the optimiser makes its moments in it.
         self.updates = 0
         # No micro-batch of the update under way has been computed.
@@ -99,6 +100,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         if self.replay_micro_batch is None or self.batch is None or shapes(batch) != shapes(self.batch):
             self.accumulate(batch, totals)
             return
+        assert self.totals is not None
         torch._foreach_copy_([*self.batch, *self.totals], [*batch, *totals])
         self.replay_micro_batch()
 

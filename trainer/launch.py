@@ -30,7 +30,6 @@ class LaunchSettings(Protocol):
     device: str | None
     dist_timeout: int
     deterministic: bool
-    device: str | None
 
 
 SettingsT = TypeVar("SettingsT", bound=LaunchSettings)

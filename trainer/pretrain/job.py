@@ -167,9 +167,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             MAY_CHANGE,
             ONLY_AT_START,
         )
-        without_graphs = why_without_graphs(
-            device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout
-        )
+        without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
         if without_graphs and settings.cuda_graphs == "1":
             self.notices.append(f"warning: --cuda_graphs 1 has no effect: {without_graphs}")
         self.engine = make_engine(
