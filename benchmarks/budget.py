@@ -25,14 +25,14 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from benchmarks.arguments import budget_parser
 
-    budget_parser().parse_args()
+    ARGUMENTS = budget_parser().parse_args()
 
 import argparse
 import shlex
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 
-from benchmarks.arguments import budget_parser
 from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, text_words, trained
 from common.errors import UserError
 from common.settings import parse
@@ -118,8 +118,7 @@ def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
     return trained(Path(args.work), "timing", [*flags, *flag_words(timing)]).update_seconds
 
 
-def main() -> None:
-    args = budget_parser().parse_args()
+def main(args: argparse.Namespace) -> None:
     plan_flags = planned(args)
     plan = settings_of(plan_flags)
     assert plan.max_updates is not None
@@ -146,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(main, ARGUMENTS))

@@ -23,14 +23,14 @@ from benchmarks.training import Training, per_step
 from common.paths import ROOT
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
-from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.footprint import flops_per_token
 
 T = 512
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured; docs/gpu.md says what a calculation for one H200 gave."""
+    """What was measured."""
 
     what: str
     value: str | float

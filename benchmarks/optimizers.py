@@ -21,12 +21,12 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from benchmarks.arguments import optimizers_parser
 
-    optimizers_parser().parse_args()
+    ARGUMENTS = optimizers_parser().parse_args()
 
 import argparse
+from functools import partial
 from statistics import mean
 
-from benchmarks.arguments import optimizers_parser
 from benchmarks.trained import flag_words, text_words, trained
 from trainer.machine.command_line import run_cli
 
@@ -48,8 +48,7 @@ def val_loss(args: argparse.Namespace, share: float, optimizer: str, rate: float
     return loss
 
 
-def main() -> None:
-    args = optimizers_parser().parse_args()
+def main(args: argparse.Namespace) -> None:
     seeds = range(1, args.num_seeds + 1)
     swept = {rate: val_loss(args, 1, "adamw", rate, 1) for rate in args.rates}
     best = min(swept, key=swept.__getitem__)
@@ -68,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(main, ARGUMENTS))

@@ -31,17 +31,17 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from benchmarks.arguments import time_to_loss_parser
 
-    time_to_loss_parser().parse_args()
+    ARGUMENTS = time_to_loss_parser().parse_args()
 
 import argparse
 import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.arguments import time_to_loss_parser
 from benchmarks.trained import Outcome, flag_words, text_words, trained
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
@@ -126,8 +126,7 @@ def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcom
     return end
 
 
-def main() -> None:
-    args = time_to_loss_parser().parse_args()
+def main(args: argparse.Namespace) -> None:
     rival = RIVALS[args.rival]
     Path(args.work).mkdir(parents=True, exist_ok=True)
     speed = measured(args, rival)
@@ -160,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(main, ARGUMENTS))

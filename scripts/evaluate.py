@@ -22,7 +22,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import evaluate_parser
 
-    evaluate_parser().parse_args()
+    ARGUMENTS = evaluate_parser().parse_args()
 
 import argparse
 import contextlib
@@ -34,9 +34,11 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
@@ -59,10 +61,8 @@ from trainer.machine.command_line import run_cli
 Z = 1.959963984540054
 # Bytes of the logits of a batch in fp32
 LOGITS_BYTES = 1 << 30
-# Between two lines of progress in a log
+# Seconds between two looks at the progress in a log
 LOG_SECONDS = 30
-# Characters of a line of progress
-WIDEST_LINE = 70
 # Tokens that an answer may have beyond the right one
 MORE_TOKENS = 8
 
@@ -88,8 +88,11 @@ Results = tuple[dict[str, Metric], dict[str, int]]
 Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = evaluate_parser().parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    return run(evaluate_parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
     for flag, tasks in FLAGS_OF_TASKS.items():
         # The figures would not be those that were asked for.
         if getattr(args, flag) is not None and args.task not in tasks:
@@ -328,7 +331,7 @@ def refuse_nothing(found: Sequence[object], args: argparse.Namespace) -> None:
 
 
 class Scorer:
-    """Scores rows, and tells on stderr how far it is: each second in a terminal, each half minute in a log."""
+    """Scores rows, and shows on stderr how far it is: each second in a terminal, each half minute in a log."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
         self.model = model
@@ -349,32 +352,23 @@ class Scorer:
         """Of each row the sum of the log-probabilities of its scored tokens, in nats."""
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
-        in_terminal = sys.stderr.isatty()
-        start = shown = time.perf_counter()
+        start = time.perf_counter()
         precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if self.dtype != torch.float32:
             # As in training.
             precision = torch.autocast(self.model.device.type, dtype=self.dtype)
         # The longest first: rows of like length share a forward, and memory that is too small shows at once.
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        with precision:
+        seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
+        with precision, tqdm(total=total, unit=" tokens", unit_scale=True, mininterval=seconds, leave=False) as bar:
             while order:
                 size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)
                 batch, order = order[:size], order[size:]
                 for i, logprob in zip(batch, self._logprobs([rows[i] for i in batch]), strict=True):
                     scores[i] = logprob
-                    self.tokens += len(rows[i].ids) - rows[i].start
-                now = time.perf_counter()
-                if order and now - shown >= (1 if in_terminal else LOG_SECONDS):
-                    shown = now
-                    speed = self.tokens / (now - start)
-                    line = f"{self.tokens / total:.0%} of {total:,} tokens, {speed:,.0f} tokens/s, {(total - self.tokens) / speed:,.0f} s left"
-                    # The next line, which may be shorter, goes over this one.
-                    end = " \r" if in_terminal else "\n"
-                    print(f"{line:{WIDEST_LINE if in_terminal else 0}}", end=end, file=sys.stderr, flush=True)
+                    bar.update(len(rows[i].ids) - rows[i].start)
+        self.tokens += total
         self.seconds = time.perf_counter() - start
-        if in_terminal and shown > start:
-            print(" " * WIDEST_LINE, end="\r", file=sys.stderr, flush=True)
         return scores
 
     def _logprobs(self, rows: Sequence[Row]) -> list[float]:
@@ -440,4 +434,4 @@ def bits(nats: float) -> float:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run, ARGUMENTS))

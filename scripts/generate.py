@@ -21,7 +21,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import generate_parser
 
-    generate_parser().parse_args()
+    ARGUMENTS = generate_parser().parse_args()
 
 import argparse
 import contextlib
@@ -30,6 +30,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,13 +68,14 @@ class Sampling:
         return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = generate_parser().parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    return run(generate_parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
     sampling = Sampling.of(args)
     model, tokenizer, encoder = load_in_dtype(ModelChoice.of(args))
     chat = turns_encoder(tokenizer) if args.chat else None
-    for line in ignored_settings(args):
-        announce(line, to_stderr=True)
     torch.manual_seed(args.seed)
     # The conversation so far, as chat templates want it.
     messages: list[dict[str, str]] = []
@@ -114,19 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if n_prompts == 0 and not sys.stdin.isatty():
         announce("no prompt came through the pipe: nothing to continue", to_stderr=True)
     return 2 if failed and not sys.stdin.isatty() else 0
-
-
-def ignored_settings(args: argparse.Namespace) -> list[str]:
-    """A line for each flag of sampling that was given although nothing is sampled."""
-    if args.temperature > 0:
-        return []
-    default = generate_parser().get_default
-    lines = []
-    for name in ("top_p", "top_k", "min_p", "seed"):
-        value = getattr(args, name)
-        if value != default(name):
-            lines.append(f"warning: --{name} {value} has no effect: --temperature 0 takes the likeliest token")
-    return lines
 
 
 def utf8(prompt: str) -> str:
@@ -351,4 +340,4 @@ class TextStream(BaseStreamer):
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run, ARGUMENTS))

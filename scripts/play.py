@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import play_parser
 
-    play_parser().parse_args()
+    ARGUMENTS = play_parser().parse_args()
 
 import argparse
 import base64
@@ -30,13 +30,13 @@ import ipaddress
 import json
 import os
 import re
-import select
 import socket
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -66,8 +66,6 @@ MOST_BODY_BYTES, MOST_CHARACTERS, MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 1 << 20,
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
 MOST_RUNS = 100
-# Reading of metrics files in one look, and bytes between two looks at the clock
-SECONDS_OF_READING, BLOCK_BYTES = 1.0, 1 << 18
 # What a page gets of a run: points of a curve, samples, characters of a name and of a sample
 BUCKETS, MOST_SAMPLES, MOST_NAME, MOST_SAMPLE = 150, 8, 200, 4_000
 
@@ -80,8 +78,12 @@ HEADERS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    server = open_server(play_parser().parse_args(argv))
+def main(argv: Sequence[str]) -> int:
+    return run(play_parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    server = open_server(args)
     announce(f"open {server.address} in your browser; Ctrl-C ends")
     if not is_loopback(server.host):
         announce(f"warning: --host {server.host}: everybody in your network can use it, and nothing is encrypted")
@@ -247,23 +249,6 @@ class LiveRun(Records):
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         self.position = 0
         self.changed_at = 0.0
-        self.bytes_left = 0
-
-    def read_block(self) -> None:
-        """Take over the whole lines of the next block. Errors: OSError."""
-        status = self.path.stat()
-        with open(self.path, "rb") as file:
-            file.seek(self.position)
-            block = file.read(BLOCK_BYTES)
-        end = block.rfind(b"\n") + 1
-        # A line of a run is far shorter than a block.
-        end = len(block) if end == 0 and len(block) == BLOCK_BYTES else end
-        for line in block[:end].splitlines():
-            self.take(line)
-        del self.samples[:-MOST_SAMPLES]
-        self.position += end
-        self.changed_at = status.st_mtime
-        self.bytes_left = max(status.st_size - self.position, 0) if end else 0
 
     def summary(self) -> dict[str, Any]:
         """A line of the list of runs."""
@@ -275,7 +260,6 @@ class LiveRun(Records):
             "version": self.position,
             "changed_at": self.changed_at,
             "seconds_left": None if minutes is None else max(minutes, 0.0) * 60,
-            "is_read_whole": not self.bytes_left,
             "figures": [[label, write(value)] for label, value, write in values if value is not None],
         }
 
@@ -328,7 +312,7 @@ class RunFolder:
             return next((run.content() for run in self._runs.values() if run.id == run_id), None)
 
     def _look(self) -> None:
-        """Find the metrics files, and read what was added to them, the short ones before the long ones."""
+        """Find the metrics files, and read what was added to them."""
         found = []
         for depth in ("*", "*/*"):
             for path in self.folder.glob(depth + METRICS_SUFFIX):
@@ -343,16 +327,12 @@ class RunFolder:
             run = self._runs.get(key)
             if run is None or status.st_size < run.position:
                 run = LiveRun(path, str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX))
-            run.bytes_left = status.st_size - run.position
+            with contextlib.suppress(OSError):
+                run.position = run.read_on(path, run.position)
+            del run.samples[:-MOST_SAMPLES]
+            run.changed_at = status.st_mtime
             runs[key] = run
         self._runs = runs
-        until = time.monotonic() + SECONDS_OF_READING
-        pending = [run for run in runs.values() if run.bytes_left]
-        while pending and time.monotonic() < until:
-            run = min(pending, key=lambda run: run.bytes_left)
-            with contextlib.suppress(OSError):
-                run.read_block()
-            pending = [other for other in pending if other is not run or run.bytes_left > 0]
 
 
 # --------------------------------------------------------------------------------------------------- the server
@@ -519,9 +499,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _tell(self, record: dict[str, Any]) -> None:
         """A line of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        # A browser sends nothing more after its request, so what there is to read is the end.
-        if self.server.is_ending.is_set() or (readable and not self.connection.recv(1, socket.MSG_PEEK)):
+        if self.server.is_ending.is_set():
             raise ConnectionError
         self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
@@ -543,4 +521,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run, ARGUMENTS))

@@ -21,9 +21,11 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import report_parser
 
-    report_parser().parse_args()
+    ARGUMENTS = report_parser().parse_args()
 
+import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from common.errors import UserError
 from common.notices import announce
@@ -35,8 +37,11 @@ from trainer.reporting.records import METRICS_SUFFIX
 __all__ = ["main"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = report_parser().parse_args(argv)
+def main(argv: Sequence[str]) -> int:
+    return run(report_parser().parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
     metrics: list[Path] = []
     for path in map(Path, args.runs):
         if path.is_dir():
@@ -64,4 +69,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    run_cli(partial(run, ARGUMENTS))

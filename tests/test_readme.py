@@ -42,11 +42,16 @@ def test_both_readmes_have_the_same_commands_and_tables():
         assert found[0] == found[1], pattern
 
 
-def test_links_lead_to_files_and_headings_that_exist():
-    """GitHub's anchors: lower case, blanks as hyphens, without other signs."""
+def test_what_the_pages_name_exists():
+    """Links and their headings (GitHub's anchors: lower case, blanks as hyphens, without other signs), and files of ours."""
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "dataset" / "README.md"]
     for page in pages:
-        for link, anchor in re.findall(r"\]\(([^):#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for file in re.findall(
+            r"`((?:model|dataset|trainer|scripts|launch|tests|docs)/[\w/]+\.(?:py|sh|md|yaml|sbatch))`", text
+        ):
+            assert (ROOT / file).is_file(), f"{page.name}: {file}"
+        for link, anchor in re.findall(r"\]\(([^):#\s]*)(?:#([^)\s]*))?\)", text):
             target = page.parent / link if link else page
             assert target.exists(), f"{page.name}: {link}"
             if anchor:

@@ -11,8 +11,7 @@ from tests.helpers import tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.sharding import Shards
-from trainer.tensor_parts import is_sharded, whole_of
+from trainer.sharding import Shards, is_sharded, whole_of
 
 T = 16
 KINDS = {

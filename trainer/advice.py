@@ -1,16 +1,19 @@
 """What a run says to its user beside its figures: settings that cannot do what they are there for, a loss that goes wrong,
-what was trained. All of it is made of values; nothing here looks into a job or a trainer.
+what to do with the finished run. All of it is made of values; nothing here looks into a job or a trainer.
 
-A job calls this once when it is built (Job.outlook) and once at its end (Job.closing). In between the Trainer shows each log
-line to the LossWatch that it was given.
+A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the LossWatch that it was given.
 """
 
 import math
+import re
+import shlex
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from common.paths import ROOT
 from common.settings import Settings, default_of
 from common.wording import counted
 from trainer.budget import laws
@@ -290,17 +293,33 @@ def note_on_expected(parameters: float, tokens: float) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------- after a run
+# ------------------------------------------------------------------------------------- what to do with a finished run
 
 
-def lines_of_sources(trained: Sequence[tuple[str, int, float]]) -> tuple[list[str], dict[str, object]]:
-    """(lines, record) on what was trained: (name, tokens, passes) of each source."""
-    if not trained:
-        return [], {}
-    total = max(sum(tokens for _, tokens, _ in trained), 1)
-    lines, sources = [], []
-    for name, tokens, passes in trained:
-        share = tokens / total
-        sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
-        lines.append(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
-    return lines, {"trained": sources}
+class NextCommand(NamedTuple):
+    """A command for a finished run, and what it is for.
+
+    In the command {top} stands for the folder of the repository as a prefix, {stem} for the path of the run's files without
+    their endings, and {folder} for the folder that they are in.
+    """
+
+    purpose: str
+    command: str
+
+
+def filled(commands: Iterable[NextCommand], started: str, stem: Path) -> list[NextCommand]:
+    """The commands that work in the current folder; first the one that goes on with the run. started: the command of its start."""
+    top = "" if Path.cwd() == ROOT else f"{ROOT}/"
+    places = {"{top}": top, "{stem}": str(stem), "{folder}": str(stem.parent)}
+
+    def fill(word: re.Match[str]) -> str:
+        text = word[0]
+        for place, value in places.items():
+            text = text.replace(place, value)
+        # A path may have blanks in it.
+        return word[0] if text == word[0] else shlex.quote(text)
+
+    # The flag may stand there with a value, with `=`, or alone.
+    again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
+    own = [NextCommand(purpose, re.sub(r"\S+", fill, command)) for purpose, command in commands]
+    return [NextCommand("train on, after a stop or for longer", f"{again} --from_resume 1"), *own]

@@ -34,8 +34,7 @@ from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
 from trainer.optim.build import optimizer_of
 from trainer.reducer import LossAndSums, SumsGradients, make_reducer
-from trainer.sharding import Shards, put_on_device
-from trainer.tensor_parts import gathered, own_part, sharded_state, sharded_weights
+from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")

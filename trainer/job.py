@@ -14,7 +14,7 @@ In this order the Trainer asks a job:
         engine.objective(batch, totals)        for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
       looks.evaluate, looks.samples, save_weights
-    closing                                    once
+    trained                                    once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
 gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
@@ -31,13 +31,12 @@ import torch
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixed_plan import Move
 from dataset.store.check import DigestCheck
-from trainer.advice import LossWatch
+from trainer.advice import LossWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
-from trainer.reporting.next_commands import NextCommand
 
 UNLIMITED = float("inf")
 # Stands for "no end" in a range of updates: no run comes so far.
@@ -273,14 +272,6 @@ class Outlook:
     watch: LossWatch = field(default_factory=LossWatch)
 
 
-@dataclass(frozen=True)
-class Closing:
-    """What a finished run says of itself, once all its files are written. record: for the metrics file."""
-
-    lines: Sequence[str] = ()
-    record: Mapping[str, Value] = field(default_factory=dict)
-
-
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     """One run of one kind of training.
 
@@ -333,7 +324,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         Runs in the thread that writes checkpoints.
         """
 
-    def closing(self, progress: Progress) -> Closing:
-        """What to say and record of a run that has trained to its end. Called on the main rank. An error of it is told in a line:
-        it is no reason to end the run."""
-        return Closing()
+    def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
+        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank. An error of it is
+        told in a line: it is no reason to end the run."""
+        return ()

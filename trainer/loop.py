@@ -5,9 +5,8 @@
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
           after_update   what follows each update: count, log, evaluate, save, stop
 
-What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py. What is due after an update
-is in due.py, what is said at the beginning and at the end in reporting/opening.py and reporting/ending.py, and what a
-checkpoint holds in saving/resume.py.
+What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py, what is due after an update in
+due.py, what is said in reporting/lines.py, and what a checkpoint holds in saving/resume.py.
 """
 
 import contextlib
@@ -38,8 +37,8 @@ from trainer.machine.collector import QuietCollector
 from trainer.machine.measure import peak_memory, product_rate
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.signals import name_of
-from trainer.reporting import ending, opening
-from trainer.reporting.log_lines import bar_line, describe, log_line, position
+from trainer.reporting import lines
+from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
@@ -147,20 +146,20 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             rows = self.job.replan(self.progress)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
-                ending.say_that_all_is_done(self.job, self.progress, self.epochs, self.reporter)
+                lines.say_that_all_is_done(self.job, self.progress, self.epochs, self.reporter)
                 self.engine.close()
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
             records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
-            on_main(self.ranks, lambda: opening.open_records(*records, resumed=found is not None))
+            on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
             self.prepare(rows)
             with self.collector:
                 exit_code = self.fit()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):
                 if self.ranks.is_main:
-                    ending.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
+                    lines.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
         self.engine.close()
         return exit_code
 
@@ -176,7 +175,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Unlimited updates are an infinite float, which is never the smaller one.
         n_updates = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
         updates = int(min(n_updates * self.epochs, self.length.last_update))
-        line, record = describe(
+        line, record = lines.describe(
             self.job, outlook, self.progress, self.ranks, self.device, updates, self.epochs, self.command
         )
         for text in (*outlook.lines, line):
@@ -410,7 +409,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if outcome.skipped <= self.progress.skipped:
                 continue
             self.progress.skipped = int(outcome.skipped)
-            self.reporter.say(ending.skipped_line(outcome, plan))
+            self.reporter.say(lines.skipped_line(outcome, plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
                 assert outcome.where is not None
                 self.saver.finish()
@@ -457,7 +456,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
-        self.reporter.log(record, log_line(record, head, self.outlook.shown), bar_line(record))
+        self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
         warning = self.outlook.watch.of_line(record["loss"], expected)
         if warning:
             self.reporter.say(warning)

@@ -1,6 +1,6 @@
 """The whole of pretraining on one page: read text, pack it into rows, train a MiniMind on them, save it.
 
-    python trainer/tour.py                                         # two minutes on two CPU cores, on text that Python brings along
+    python trainer/tour.py                                         # a minute or two on two CPU cores, on text that Python brings along
     python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} a line
 
 Read this file first. trainer/train_pretrain.py does the same in the same order, and with the same flags gets the same losses and
@@ -38,7 +38,7 @@ NO_TARGET = -100
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, a few of those of train_pretrain.py. Without them: a model that learns something in two minutes."""
+    """The flags, a few of those of train_pretrain.py. Without them: a model that learns something in a minute or two."""
     parser = argparse.ArgumentParser(description="Pretrain a small MiniMind, on one page.")
     parser.add_argument("--data_path", help="a .jsonl of texts; default: the documentation inside Python")
     parser.add_argument("--out_dir", default=str(ROOT / "out"))

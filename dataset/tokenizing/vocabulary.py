@@ -96,11 +96,15 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
         )
 
 
-def note_on_spelt_tokens(stores: Iterable[Documents], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+def note_on_spelt_tokens(
+    stores: Iterable[Documents], tokenizer: "PreTrainedTokenizerBase", by_weights: bool = False
+) -> list[str]:
     """A line for the first of the stores whose documents spell special tokens as text, as far as the beginnings show.
 
-    A few that do may speak of such tokens; where many do, their authors mean them.
+    A few that do may speak of such tokens; where many do, their authors mean them. by_weights: the weights of --from_weight
+    have decided that they are read as text.
     """
+    why = ", as these weights were trained: a fresh model with" if by_weights else ":"
     special = [token for token in tokenizer.all_special_tokens if token.strip()]
     for store in stores:
         n_documents = min(len(store), SPELLING_DOCUMENTS)
@@ -116,7 +120,8 @@ def note_on_spelt_tokens(stores: Iterable[Documents], tokenizer: "PreTrainedToke
         if n_spelling > SPELLING_SHARE * n_documents:
             return [
                 f"note: {n_spelling} of the first {counted(n_documents, 'document')} spell {found.most_common(1)[0][0]} or other "
-                "special tokens, which are read as plain text: --parse_special_tokens 1 reads them as the tokens themselves"
+                f"special tokens, which are read as plain text{why} --parse_special_tokens 1 "
+                "reads them as the tokens themselves"
             ]
     return []
 

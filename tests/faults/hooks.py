@@ -380,7 +380,7 @@ def slow_data(seconds):
         late(RowPlan, "recipe", lambda self: self)
     else:
         late(PretrainJob, "outlook", lambda self: "outlook")
-        late(PretrainJob, "closing", lambda self: "closing")
+        late(PretrainJob, "trained", lambda self: "closing")
 
 
 def slow_evaluation(seconds):

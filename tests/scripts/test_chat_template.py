@@ -64,12 +64,6 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, fol
     assert not played(place).chat
 
 
-@pytest.mark.parametrize("template", [[{"name": "default"}], [5], [{"name": [], "template": OTHER}]])
-def test_a_list_that_holds_no_templates_is_one_line(weight, folder, template):
-    with pytest.raises(UserError, match="no tokenizer can be loaded from there"):
-        chat(weight, folder(template))
-
-
 def test_a_template_in_a_file_of_its_own_is_taken(weight, folder):
     place = folder(None)
     (place / "chat_template.jinja").write_text(FOREIGN)

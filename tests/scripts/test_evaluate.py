@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -20,7 +19,6 @@ from scripts.common import load_model
 from scripts.evaluate import Row, Scorer, ratio, share
 from tests.chats import train, turn
 from tests.helpers import ROOT, tiny_model
-from trainer.machine.command_line import run_cli
 from trainer.saving.weights import save_weights
 
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground.")]
@@ -85,28 +83,6 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
     assert result["counts"] == {"pairs": 40} and result["metrics"]["accuracy"]["interval"] == "Wilson"
 
 
-def test_a_tie_is_not_right(weight, tmp_path):
-    """Of BLiMP's 67,000 pairs seven are two equal sentences."""
-    pairs = [{"sentence_good": "the cat sat", "sentence_bad": "the cat sat", "UID": f"kind{i}"} for i in range(2)]
-    result, values = run("pairs", weight, jsonl(tmp_path / "p.jsonl", pairs), tmp_path / "p", "--group_by", "UID")
-    assert values == {"accuracy": 0, "accuracy/kind0": 0, "accuracy/kind1": 0}
-    assert result["counts"] == {"pairs": 2}
-
-
-def test_progress_is_told(weight, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate, "LOG_SECONDS", 0)
-    texts = [{"text": "the cat sat on the mat"} for _ in range(8)]
-    run("perplexity", weight, jsonl(tmp_path / "t.jsonl", texts), tmp_path / "r", "--batch_tokens", "16")
-    out, err = capsys.readouterr()
-    assert "50% of" in err and " tokens/s" in err and " tokens/s" in out
-
-
-def test_a_folder_of_a_run_names_its_weight(weight, tmp_path):
-    folder = os.path.dirname(weight)
-    with pytest.raises(UserError, match="no config.json; .* there is .*pretrain_32.pth"):
-        run("pairs", folder, jsonl(tmp_path / "p.jsonl", []), tmp_path / "r")
-
-
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])
 def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_length, stride):
     """Every token is predicted once, after the same context as in a plain loop over strided windows."""
@@ -128,48 +104,6 @@ def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_le
     assert values["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
     assert values["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=1e-5)
     assert math.log(values["word_perplexity"]) == pytest.approx(total / sum(len(t.split()) for t in texts), rel=1e-5)
-
-
-def test_a_text_file_is_one_document_as_in_the_wikitext_protocol(weight, encoder, tmp_path):
-    """Per-word perplexity: the loss of the whole text over its words by white space."""
-    text = "\n".join(sentence(random.Random(i), 9) for i in range(12))
-    (tmp_path / "wiki.txt").write_text(text)
-    flags = ["--max_length", "32", "--stride", "16"]
-    result, values = run("perplexity", weight, str(tmp_path / "wiki.txt"), tmp_path / "r", *flags)
-    assert result["counts"]["documents"] == 1 and result["counts"]["words"] == 108
-    tokens = result["counts"]["tokens"]
-    assert math.log(values["word_perplexity"]) == pytest.approx(values["loss"] * tokens / 108, rel=1e-6)
-    low, high = (result["metrics"]["loss"][end] for end in ("low", "high"))
-    assert low < values["loss"] < high and "windows" in result["metrics"]["loss"]["interval"]
-
-
-# Of each class of models one that does something of its own: to the logits, with a mask, with positions, or without attention.
-OTHER_CLASSES = {
-    "Gemma2": {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 4, "final_logit_softcapping": 0.5},
-    "Granite": {"num_key_value_heads": 1, "logits_scaling": 0.1},
-    "GPTNeo": {"num_heads": 2, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "Bloom": {"n_head": 2, "n_layer": 2},
-    "Mamba": {"state_size": 4},
-}
-
-
-@pytest.mark.parametrize("kind", OTHER_CLASSES)
-def test_models_of_other_classes_score_as_their_sequences_do(kind):
-    """Reference: the model's own logits of each sequence by itself, as `brute_force` has them."""
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    if kind not in ("GPTNeo", "Bloom", "Mamba"):
-        sizes["num_attention_heads"] = 2
-    config = getattr(transformers, f"{kind}Config")(**{**sizes, **OTHER_CLASSES[kind]})
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.3)
-    generator = random.Random(0)
-    sequences = [[generator.randrange(97) for _ in range(generator.randint(3, 18))] for _ in range(12)]
-    rows = [Row(ids, generator.randint(1, len(ids) - 1)) for ids in sequences]
-    wanted = [brute_force(model, row.ids, row.start) for row in rows]
-    assert Scorer(model, torch.float32, 60).score(rows) == pytest.approx(wanted, abs=1e-3)
 
 
 def test_an_export_gets_the_same_scores(weight, tmp_path):
@@ -248,24 +182,6 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_text_that_cannot_be_encoded_is_named_or_passed_over(weight, tmp_path, capsys):
-    """Reference: the figures without it. The tokenizer allows no cut between letters without a gap."""
-    texts = ["the cat sat", "a" * 3_000_000, "on a mat"]
-    data = jsonl(tmp_path / "d.jsonl", [{"text": text} for text in texts])
-    with pytest.raises(ValueError, match=r"d\.jsonl:2: .*allows no cut.*; mend the line, or pass --skip_bad_lines"):
-        run("perplexity", weight, data, tmp_path / "r")
-    _, values = run("perplexity", weight, data, tmp_path / "r", "--skip_bad_lines", "1")
-    assert "too long: 1" in capsys.readouterr().err
-    rest = jsonl(tmp_path / "rest.jsonl", [{"text": text} for text in (texts[0], texts[2])])
-    assert run("perplexity", weight, rest, tmp_path / "s")[1] == values
-
-
-def test_a_stride_beyond_the_window_is_refused(weight, tmp_path):
-    data = jsonl(tmp_path / "d.jsonl", [{"text": "a cat"}])
-    with pytest.raises(UserError, match="--stride 9 exceeds"):
-        run("perplexity", weight, data, tmp_path / "r", "--max_length", "8", "--stride", "9")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm_eval (pip install lm_eval)")
 def test_lm_evaluation_harness_agrees_on_the_export(weight, encoder, tmp_path):
@@ -317,47 +233,3 @@ def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, fla
     data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
     with pytest.raises(UserError, match=f"{flags[0]} has no effect on {task}"):
         run(task, weight, data, tmp_path / "r", *flags)
-
-
-def test_a_reader_of_the_table_who_leaves_costs_no_figures(weight, tmp_path, monkeypatch, capfd):
-    """A pipe that nobody reads, as the one to `head` once it has ended."""
-    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
-    arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
-    reader, writer = os.pipe()
-    os.close(reader)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        patch.setattr(sys, "stdout", os.fdopen(writer, "w", encoding="utf-8"))
-        run_cli(lambda: evaluate.main([*arguments, "--tokenizer_path", str(ROOT / "model")]))
-    assert ended.value.code == 1
-    assert capfd.readouterr().err == ""
-    assert json.loads((tmp_path / "r.json").read_text())["metrics"]["perplexity"]["value"] > 0
-
-
-@pytest.mark.slow
-def test_a_reader_of_the_table_who_leaves_gets_no_false_line(weight, tmp_path):
-    """In a process of its own, which might complain when it ends."""
-    data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat sat on a mat"}])
-    script = str(ROOT / "scripts" / "evaluate.py")
-    arguments = ["perplexity", "--weight", weight, "--data_path", data, "--out", str(tmp_path / "r"), "--device", "cpu"]
-    arguments += ["--tokenizer_path", str(ROOT / "model")]
-    process = subprocess.Popen(
-        [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.wait()
-    assert json.loads((tmp_path / "r.json").read_text())["metrics"]["perplexity"]["value"] > 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
-def test_data_and_weights_may_have_names_that_are_not_utf8(weight, tmp_path):
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    folder.mkdir()
-    data = jsonl(folder / "data.jsonl", [{"text": "the cat sat on a mat"}])
-    assert evaluate.main(["perplexity", "--weight", weight, "--data_path", data, "--device", "cpu"]) == 0
-
-
-def test_a_field_to_group_by_that_is_not_there_is_named_with_its_place(weight, tmp_path):
-    data = jsonl(tmp_path / "data.jsonl", [{"sentence_good": "a b", "sentence_bad": "b a", "UID": "x"}])
-    with pytest.raises(UserError, match=r"data.jsonl:1: --group_by uid: no such field; there are UID, sentence_bad"):
-        run("pairs", weight, data, tmp_path / "r", "--group_by", "uid")

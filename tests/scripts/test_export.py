@@ -1,31 +1,23 @@
 """scripts/export_hf.py: exports against the source's logits and published key names, and the way back bit for bit."""
 
-import importlib.util
 import json
 import os
 import shlex
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT
+from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from scripts import export_hf
-from scripts.common import check_vocabulary, load_model, tokenizer_folder
+from scripts.common import load_model
 from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
 from trainer.saving.weights import save_weights
 
@@ -215,13 +207,6 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
 
 
-def test_an_empty_folder_takes_an_export(tmp_path):
-    weight = write(tmp_path)
-    (tmp_path / "hf").mkdir()
-    assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")]) == 0
-    assert (tmp_path / "hf" / "model.safetensors").exists()
-
-
 @needs_shared
 @pytest.mark.parametrize("golden", ["minimind2_dense", "minimind2_moe", "minimind3_dense", "minimind3_moe"])
 def test_exports_of_the_public_models_give_the_public_logits(golden, tmp_path, monkeypatch):
@@ -238,52 +223,6 @@ def test_exports_of_the_public_models_give_the_public_logits(golden, tmp_path, m
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(theirs(reference["input_ids"]).logits, reference["logits"], atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("fastapi", "uvicorn", "openai"))), reason="needs transformers[serving]"
-)
-def test_transformers_serve_answers_as_generate_does(tmp_path):
-    """`transformers serve` on the export, asked over HTTP, against greedy search on the .pth."""
-    weight, folder = write(tmp_path), tmp_path / "pretrain_32_hf"
-    export_hf.export(weight, folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = Path(sys.executable).with_name("transformers")
-    command = [program, "serve", "--host", "127.0.0.1", "--port", port, "--dtype", "float32", "--device", "cpu", folder]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    messages = [{"role": "user", "content": "the cat"}]
-    request = {"model": str(folder), "messages": messages, "max_tokens": 8, "temperature": 0, "stream": False}
-    with open(tmp_path / "serve.log", "wb") as log:
-        server = subprocess.Popen(list(map(str, command)), env=environment, stdout=log, stderr=log, cwd=tmp_path)
-        try:
-            answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", request, server)
-        finally:
-            server.kill()
-            server.wait()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(weight)
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
-    output = model.generate(ids, max_new_tokens=8, do_sample=False)
-    assert answer["choices"][0]["message"]["content"] == tokenizer.decode(
-        output[0, ids.shape[1] :], skip_special_tokens=True
-    )
-
-
-def ask(url, request, server, patience_s=240):
-    """POST as soon as the server listens; its JSON."""
-    give_up = time.monotonic() + patience_s
-    while True:
-        assert server.poll() is None and time.monotonic() < give_up, "the server has ended or keeps silent"
-        post = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(post, timeout=patience_s) as answer:
-                return json.loads(answer.read())
-        except (ConnectionError, urllib.error.URLError) as error:
-            if isinstance(error, urllib.error.HTTPError):
-                raise AssertionError(error.read().decode()) from error
-            time.sleep(0.5)
 
 
 # README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
@@ -332,24 +271,6 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, capsys, docume
     assert document != "docs/scripts.md" or (tmp_path / "out" / "back_512.json").exists()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-def test_whoever_may_read_the_config_may_read_the_weights(tmp_path):
-    export_hf.export(write(tmp_path), tmp_path / "hf")
-    modes = {path.stat().st_mode for path in (tmp_path / "hf").iterdir()}
-    assert len(modes) == 1
-
-
-def test_a_folder_without_a_tokenizer_gets_a_line(tmp_path, capsys):
-    export_hf.export(write(tmp_path), tmp_path / "hf")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "hf" / name).unlink()
-    weight = tmp_path / "hf"
-    check_vocabulary(weight, load_tokenizer(ROOT / "model"), None)
-    assert "has no tokenizer, so the one in model/ is taken" in capsys.readouterr().err
-    check_vocabulary(weight, load_tokenizer(ROOT / "model"), str(ROOT / "model"))
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that a process has mapped")
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monkeypatch, dtype):
@@ -371,28 +292,6 @@ def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monke
     assert held == [[], []]
 
 
-def test_the_way_back_takes_no_dtype(tmp_path):
-    with pytest.raises(UserError, match="--dtype float32 has no effect with --to_pth"):
-        export_hf.main(["--weight", str(tmp_path), "--to_pth", str(tmp_path / "a.pth"), "--dtype", "float32"])
-
-
-def test_a_model_that_gives_no_number_is_no_match():
-    """Python's max(0.0, nan) is 0.0, so a NaN of the last text would have passed for equal logits."""
-
-    def model(value):
-        def forward(ids):
-            return SimpleNamespace(logits=torch.full((1, ids.shape[1], 8), value))
-
-        forward.config = MiniMindConfig(vocab_size=8)
-        return forward
-
-    encoder = SimpleNamespace(prompt_ids=lambda text: [1, 2, 3])
-    difference, positions = export_hf.compare(model(1.0), model(float("nan")), encoder)
-    assert positions == 9
-    with pytest.raises(ValueError, match="the logits differ by nan"):
-        export_hf.verdict(difference, positions, "it")
-
-
 def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
     """So generate.py refuses another tokenizer. Without tokenizer files nobody knows which one it was: nothing is recorded."""
     weight = write(tmp_path)
@@ -406,37 +305,6 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
     # Whoever names the repository's own says that it is the model's.
     export_hf.bring_back(tmp_path / "hf", tmp_path / "named.pth", str(ROOT / "model"))
     assert vocabulary_of(tmp_path / "named.pth") == vocabulary_digest(AutoTokenizer.from_pretrained(ROOT / "model"))
-
-
-def test_a_folder_with_a_tokenizer_json_alone_has_a_tokenizer(tmp_path):
-    """The trainer goes by the same rule."""
-    assert tokenizer_folder(tmp_path) == DEFAULT
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert tokenizer_folder(tmp_path) == tmp_path
-    assert tokenizer_folder(tmp_path / "tokenizer.json") == DEFAULT
-
-
-def test_the_way_back_keeps_weights_beyond_half_precision(tmp_path, capsys):
-    model = tiny_model(**SIZE).eval()
-    model.model.layers[0].self_attn.q_proj.weight.data[0, 0] = 70_000.0
-    model.save_pretrained(tmp_path / "wide")
-    export_hf.bring_back(tmp_path / "wide", tmp_path / "back.pth")
-    assert "no weight was rounded" in capsys.readouterr().out
-    back = torch.load(tmp_path / "back.pth", weights_only=True)["model.layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(back, model.model.layers[0].self_attn.q_proj.weight)
-
-
-def test_a_full_disk_is_one_line_that_names_the_folder(tmp_path, monkeypatch):
-    """safetensors has errors of its own, with Rust's words for the system's."""
-
-    def save_file(*arguments, **named):
-        raise SafetensorError('Error while serializing: I/O error: "No space left on device (os error 28)"')
-
-    monkeypatch.setattr(export_hf, "save_file", save_file)
-    weight = write(tmp_path)
-    with pytest.raises(UserError, match="hf: No space left on device"):
-        export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf")])
-    assert not list(tmp_path.glob("hf*"))
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])

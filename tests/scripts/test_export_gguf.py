@@ -11,8 +11,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, normalizers
-from transformers import AutoModelForCausalLM
 
 from common.errors import DataError, UserError
 from dataset import embedded_corpus
@@ -23,9 +21,9 @@ from model.config import ARCHITECTURE, MiniMindConfig
 from scripts import export_gguf, export_hf, gguf_file, gguf_format
 from scripts.common import load_model
 from scripts.gguf_format import check_yarn
-from scripts.gguf_tokenizer import chat_template, llama_cpp_rule, why_no_rule
+from scripts.gguf_tokenizer import chat_template, llama_cpp_rule
 from tests import llama_cpp_reader
-from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
+from tests.helpers import ROOT, SHARED, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS
 from tests.scripts.test_export import write
 
@@ -309,25 +307,6 @@ def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path, tokens):
     assert fields["tokenizer.ggml.add_eos_token"] is False
 
 
-def test_a_row_without_a_token_gets_a_name_that_is_free(tmp_path, tokens):
-    """An entry of the tokenizer may be spelled like the name of such a row."""
-    taken = f"[PAD{VOCABULARY + 1}]"
-    folder = changed(tokens, tmp_path / "other", lambda content: rename_last_entry(content, taken))
-    weight = write(tmp_path, vocab_size=VOCABULARY + 3)
-    export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
-    names = fields_of(tmp_path / "model.gguf")["tokenizer.ggml.tokens"]
-    assert names[VOCABULARY - 1] == taken
-    assert names[VOCABULARY:] == [f"[PAD{VOCABULARY}]", f"[{taken}]", f"[PAD{VOCABULARY + 2}]"]
-
-
-def rename_last_entry(content, name):
-    """Spell the last entry another way, without the merge that makes it."""
-    entries = content["model"]["vocab"]
-    last = max(entries, key=entries.get)
-    entries[name] = entries.pop(last)
-    content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "".join(pair) != last]
-
-
 def test_bos_comes_first_in_llama_cpp_where_it_does_here(tmp_path, tokens):
     """Of a .pth always, as in its training; of a folder as its tokenizer does."""
 
@@ -356,28 +335,6 @@ def test_a_rule_goes_by_its_name_in_llama_cpp(rule, name, tmp_path, tokens):
 
 def set_rule(content, rule):
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": rule}
-
-
-@needs_shared
-@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
-def test_the_public_tokenizers_cut_as_gpt_2_does(name):
-    assert llama_cpp_rule(content_of(SHARED / "tokenizers" / name)) == "gpt-2"
-
-
-def test_an_entry_that_no_merges_make_decides_on_the_name(tmp_path, tokens):
-    """llama.cpp's llama-bpe takes a piece that is an entry whole, its smaug-bpe has the same rule and only merges."""
-
-    def add_entry(content):
-        rename_last_entry(content, "ĠZZZ")
-        content["model"]["ignore_merges"] = False
-
-    merging = changed(tokens, tmp_path / "merging", add_entry)
-    assert llama_cpp_rule(content_of(merging)) == "smaug-bpe"
-    whole = changed(merging, tmp_path / "whole", lambda content: content["model"].update(ignore_merges=True))
-    assert llama_cpp_rule(content_of(whole)) == "llama-bpe"
-    qwen = changed(whole, tmp_path / "qwen", lambda content: set_rule(content, QWEN2))
-    assert llama_cpp_rule(content_of(qwen)) is None
-    assert "(ignore_merges)" in why_no_rule(content_of(qwen))
 
 
 def put_normalizer(content):
@@ -423,17 +380,6 @@ def test_tokenizers_that_llama_cpp_follows_only_roughly_are_refused(change, mess
     assert not list(tmp_path.glob("model*"))
 
 
-def test_a_word_piece_tokenizer_is_refused(tmp_path):
-    folder = tmp_path / "words"
-    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    byte_level_bpe.save(tokenizer, folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    weight = write(tmp_path, vocab_size=3)
-    with pytest.raises(UserError, match="byte-level BPE, and this tokenizer is a WordPiece$"):
-        export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
-
-
 @pytest.mark.parametrize("thinking", [None, True, False])
 @pytest.mark.parametrize("chat", range(len(CHATS)))
 def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(chat, thinking):
@@ -467,38 +413,6 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
 
 
-@pytest.mark.slow
-def test_the_command_writes_a_file_and_says_what_it_checked(tmp_path, tokens):
-    weight = write(tmp_path, vocab_size=VOCABULARY)
-    out = tmp_path / "new" / "model.gguf"
-    done = run("--weight", weight, "--out", out, "--tokenizer_path", tokens)
-    assert done.returncode == 0, done.stderr
-    assert f"{out}: llama in float16" in done.stdout
-    assert "llama-bpe" in done.stdout
-    assert "checked: read again, 20 tensors, no weight was changed" in done.stdout
-    assert [path.name for path in out.parent.iterdir()] == ["model.gguf"]
-    again = run("--weight", weight, "--out", out, "--tokenizer_path", tokens)
-    assert again.returncode == 2 and "pass --overwrite" in again.stderr
-    assert run("--weight", weight, "--out", out, "--tokenizer_path", tokens, "--overwrite").returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="limits of a process")
-def test_a_full_disk_leaves_nothing_and_is_one_line(tmp_path, tokens):
-    """A limit on the size of files stands for the full disk."""
-    import resource
-
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    weight = write(tmp_path, vocab_size=VOCABULARY)
-    out = tmp_path / "model.gguf"
-    done = run("--weight", weight, "--out", out, "--tokenizer_path", tokens, "--dtype", "float32", preexec_fn=full)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and str(out) in done.stderr, done.stderr
-    assert not list(tmp_path.glob("model*"))
-
-
 @pytest.mark.parametrize("fault", ["tensor", "field"])
 def test_a_file_that_reads_otherwise_gets_no_name(fault, tmp_path, tokens, monkeypatch):
     def wrong(file, architecture, metadata, tensors, types, right=gguf_file.write):
@@ -519,35 +433,6 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, tokens, mon
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(DataError, match="pip install gguf"):
         export_gguf.main(["--weight", "a.pth", "--out", str(tmp_path / "a.gguf")])
-
-
-def test_a_folder_is_judged_by_its_config_before_anything_is_built(tmp_path, tokens, monkeypatch):
-    """transformers would build whatever config.json speaks of."""
-
-    def build(*arguments, **options):
-        raise AssertionError("built")
-
-    export_hf.export(write(tmp_path, vocab_size=VOCABULARY), tmp_path / "hf", str(tokens))
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", build)
-    export_gguf.export(tmp_path / "hf", tmp_path / "right.gguf")
-    config = tmp_path / "hf" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
-    with pytest.raises(ValueError, match="hidden_act"):
-        export_gguf.export(tmp_path / "hf", tmp_path / "model.gguf")
-    assert not list(tmp_path.glob("model*"))
-
-
-def test_what_is_no_place_for_the_file_is_refused(tmp_path, tokens):
-    weight = write(tmp_path, vocab_size=VOCABULARY)
-    (tmp_path / "folder.gguf").mkdir()
-    for out, message in (("model.bin", "must end in .gguf"), ("folder.gguf", "is no file")):
-        with pytest.raises(UserError, match=message):
-            export_gguf.export(weight, tmp_path / out, str(tokens))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file"):
-        export_gguf.main(
-            ["--weight", str(weight), "--out", str(tmp_path / "file" / "a.gguf"), "--tokenizer_path", str(tokens)]
-        )
 
 
 def test_another_models_tokenizer_is_refused(tmp_path, tokens):

@@ -11,13 +11,11 @@ import sys
 
 import pytest
 import torch
-from transformers import ElectraConfig, ElectraForMaskedLM
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_hf, generate
-from tests.helpers import ROOT, tiny_model, train, write_corpus
-from trainer.saving.weights import save_weights
+from tests.helpers import ROOT, train, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +49,6 @@ def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
     assert stream.text == tokenizer.decode(cut)
 
 
-def test_random_tokens_stream_as_they_decode(tokenizer):
-    """Invalid byte sequences, too: what was printed in pieces is what decoding gives."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        ids = torch.randint(0, 6400, (30,), generator=generator)
-        stream = generate.TextStream(tokenizer, lambda text: None)
-        stream.put(torch.tensor([[1]]))
-        for token in ids:
-            stream.put(token.view(1))
-        stream.end()
-        assert stream.text == tokenizer.decode(ids, skip_special_tokens=True)
-
-
 def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
     """Reference: the argmax of full forwards, BOS in front as in training (not doubled)."""
     from scripts.common import load_model
@@ -80,25 +65,11 @@ def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
     assert "[12 tokens, " in shown.err and "tokens/s]" in shown.err
 
 
-def test_a_prompt_that_ends_in_a_space_gets_a_note(weight, capsys):
-    assert "note: the prompt ends in a space" in run(weight, "the ", capsys=capsys).err
-    assert "note" not in run(weight, "the", capsys=capsys).err
-
-
 def test_the_seed_decides_the_text(weight, capsys):
     texts = [run(weight, "the cat", "--seed", seed, capsys=capsys).out for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
     alone = run(weight, "the cat", "--top_k", "1", capsys=capsys).out
     assert alone == run(weight, "the cat", "--temperature", "0", capsys=capsys).out
-
-
-def test_a_repetition_penalty_ends_repetition(weight, tokenizer, capsys):
-    plain, penalised = (
-        run(weight, "the", "--temperature", "0", "--max_new_tokens", "30", "--repetition_penalty", p, capsys=capsys).out
-        for p in ("1", "10")
-    )
-    distinct = [len(set(tokenizer.encode(text))) for text in (plain, penalised)]
-    assert distinct[1] > distinct[0]
 
 
 def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokenizer, capsys, monkeypatch):
@@ -168,20 +139,6 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     assert "\n" not in str(error.value)
 
 
-def test_an_empty_prompt_of_a_model_that_begins_no_text_is_one_line(weight, monkeypatch):
-    """Its tokenizer has no BOS."""
-    monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda encoder, text: [1] if text else [])
-    with pytest.raises(UserError, match="begins no text by itself"):
-        generate.main(["--weight", weight, "--device", "cpu", ""])
-
-
-def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path):
-    model = tiny_model(vocab_size=97)
-    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "small")
-    with pytest.raises(UserError, match="the tokenizer has 6,400 entries and the model embeddings for 97"):
-        generate.main(["--weight", str(tmp_path / "small.pth"), "--device", "cpu", "hi"])
-
-
 def test_runs_by_path_from_anywhere_and_reports_a_bad_flag_in_one_line(tmp_path):
     script = [sys.executable, str(ROOT / "scripts" / "generate.py")]
     done = subprocess.run([*script, "--top_k", "-1"], cwd=tmp_path, capture_output=True, text=True)
@@ -200,15 +157,6 @@ def answers_at_the_prompt(monkeypatch, lines):
 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(builtins, "input", answer)
-
-
-def test_ctrl_c_at_the_prompt_keeps_the_conversation(weight, monkeypatch, capsys):
-    heard = []
-    monkeypatch.setattr(generate, "chat_ids", lambda _, messages, length: heard.append(messages) or [1, 2, 3])
-    answers_at_the_prompt(monkeypatch, ["first", KeyboardInterrupt(), "second", EOFError()])
-    shown = run(weight, "--chat", capsys=capsys).out
-    assert [message["content"] for message in heard[1]][0::2] == ["first", "second"]
-    assert "Ctrl-D ends the session" in shown
 
 
 @pytest.mark.parametrize(
@@ -246,39 +194,6 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
     assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2
 
 
-@pytest.mark.parametrize("temperature", ["0.001", "1000"])
-@pytest.mark.parametrize("penalty", ["0.01", "100"])
-def test_the_ends_of_the_ranges_sample(weight, temperature, penalty, capsys):
-    flags = ("--temperature", temperature, "--repetition_penalty", penalty)
-    assert "12 tokens" in run(weight, *flags, "hi", capsys=capsys).err
-
-
-def test_flags_of_sampling_are_named_where_nothing_is_sampled(weight, capsys):
-    shown = run(weight, "--temperature", "0", "--top_p", "0.5", "hi", capsys=capsys)
-    assert "warning: --top_p 0.5 has no effect" in shown.err
-    assert "--seed" not in shown.err
-    assert "has no effect" not in run(weight, "--top_p", "0.5", "hi", capsys=capsys).err
-
-
-def test_a_prompt_that_is_too_long_or_stopped_early_keeps_the_conversation(weight, tokenizer, monkeypatch, capsys):
-    """Reference: the messages that each turn hands to the template."""
-    heard = []
-    chat_ids = generate.chat_ids
-
-    def stopped_once(encode, messages, length):
-        heard.append([message["content"] for message in messages if message["role"] == "user"])
-        if messages[-1]["content"] == "stopped":
-            raise KeyboardInterrupt
-        return chat_ids(encode, messages, length)
-
-    monkeypatch.setattr(generate, "chat_ids", stopped_once)
-    too_long = "a b " * 40_000
-    answers_at_the_prompt(monkeypatch, ["first", too_long, "stopped", "last", EOFError()])
-    shown = run(weight, "--chat", capsys=capsys)
-    assert "is too long" in shown.err
-    assert heard[-1] == ["first", "last"]
-
-
 def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(weight, monkeypatch, capsys):
     """Reference: the messages that the next turn hands to the template. An answer that has begun stays."""
     heard = []
@@ -306,16 +221,6 @@ def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation
     assert "this prompt is not part of the conversation" in shown.err
 
 
-def test_ctrl_c_without_a_conversation_speaks_of_none(weight, monkeypatch, capsys):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generate, "reply", stopped)
-    answers_at_the_prompt(monkeypatch, ["first", EOFError()])
-    shown = run(weight, capsys=capsys)
-    assert "(stopped)" in shown.err and "conversation" not in shown.err
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
 def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     """Reference: the exit code of a shell for it."""
@@ -328,32 +233,6 @@ def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     assert process.returncode == 130 and b"Traceback" not in said
 
 
-def test_ctrl_c_in_an_answer_ends_a_command_whose_prompts_were_handed_over(weight, monkeypatch):
-    """Reference: the number of answers that were begun."""
-    begun = []
-
-    def stopped(*_, **__):
-        begun.append(None)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generate, "generate", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        generate.main(["--weight", weight, "--device", "cpu", "one", "two"])
-    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
-    with pytest.raises(KeyboardInterrupt):
-        generate.main(["--weight", weight, "--device", "cpu"])
-    assert len(begun) == 2
-
-
-def test_ctrl_c_ends_a_command_that_nobody_types_prompts_to(weight, monkeypatch):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generate, "reply", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        generate.main(["--weight", weight, "--device", "cpu", "one", "two"])
-
-
 def other_tokenizer(folder):
     """The repository's with two entries that have changed places: of the same size, and wrong for its weights."""
     folder.mkdir()
@@ -364,24 +243,6 @@ def other_tokenizer(folder):
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     shutil.copy(ROOT / "model" / "tokenizer_config.json", folder)
     return folder
-
-
-def test_a_weight_that_names_no_tokenizer_gets_a_line(tmp_path, capsys):
-    """Of the public code, which has another tokenizer."""
-    data = write_corpus(tmp_path / "data.jsonl", 20)
-    train(data_path=data, out_dir=tmp_path)
-    weight = tmp_path / "pretrain_16.pth"
-    fields = json.loads(weight.with_suffix(".json").read_text())
-    del fields["vocabulary_sha256"]
-    weight.with_suffix(".json").write_text(json.dumps(fields))
-    words = ["--weight", str(weight), "--device", "cpu", "--max_new_tokens", "2", "hi"]
-    capsys.readouterr()
-    generate.main(words)
-    assert "does not say which tokenizer" in capsys.readouterr().err
-    train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)
-    assert "does not say which tokenizer" in capsys.readouterr().out
-    generate.main([*words, "--tokenizer_path", str(ROOT / "model")])
-    assert "does not say which tokenizer" not in capsys.readouterr().err
 
 
 def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path, capsys):
@@ -403,47 +264,3 @@ def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path
     words[3] = str(ROOT / "model")
     generate.main(words)
     assert "warning: " in capsys.readouterr().err
-
-
-def test_an_encoder_is_no_model_that_continues_texts(tmp_path):
-    sizes = {"embedding_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    network = ElectraForMaskedLM(ElectraConfig(vocab_size=6400, intermediate_size=8, **sizes))
-    network.save_pretrained(tmp_path / "generator")
-    with pytest.raises(UserError, match="a ElectraForMaskedLM, and no causal language model"):
-        generate.main(["--weight", str(tmp_path / "generator"), "--device", "cpu", "hi"])
-
-
-def test_a_closed_standard_input_is_one_line(weight, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UserError, match="there is no standard input"):
-        generate.main(["--weight", weight, "--device", "cpu"])
-
-
-def test_a_pipe_without_prompts_says_so(weight, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))
-    assert generate.main(["--weight", weight, "--device", "cpu"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "" and "no prompt came through the pipe" in err
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds memory")
-@pytest.mark.parametrize("refused", ["cpu", "memory"])
-def test_one_bound_holds_where_the_system_refuses_the_other(refused):
-    """As in a process that somebody gave less time already. Reference: what the system says its limits are then."""
-    code = f"""if True:
-        import resource, sys
-        sys.path.insert(0, {str(ROOT)!r})
-        from scripts import chat_template
-        own = resource.setrlimit
-        def setrlimit(what, limits):
-            if what == resource.RLIMIT_{"CPU" if refused == "cpu" else "AS"}:
-                raise ValueError("not allowed to raise maximum limit")
-            own(what, limits)
-        resource.setrlimit = setrlimit
-        chat_template.bound_this_process()
-        print(resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_CPU)[0])
-    """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    memory, seconds = ended.stdout.split()
-    assert (memory == str(1 << 30)) is (refused == "cpu")
-    assert (seconds == "20") is (refused == "memory")

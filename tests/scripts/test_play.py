@@ -40,12 +40,6 @@ def test_a_weight_and_a_folder_stand_side_by_side(weight, tmp_path):
         assert [model.name for model in server.models] == ["pretrain_32", "pretrain_hf"]
 
 
-def test_without_a_weight_only_runs_are_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
-    with opened("--out_dir", tmp_path) as server:
-        assert server.models == [] and "only runs are shown" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,16 +88,12 @@ def test_a_conversation_is_put_through_the_template(server):
     assert last["tokens"] == stream.count
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts_stay_texts(server, text):
+def test_hostile_texts_stay_texts(server):
     """The page gets them as JSON in ASCII, with `shown` in place of what a browser would obey."""
-    status, headers, content = ask(server, "POST", "/api/generate", asked(text=text, max_new_tokens=2))
-    assert status == 200 and headers["Content-Type"].startswith("application/x-ndjson") and content.isascii()
-    assert "reason" in records_of(content)[-1]
-
-
-def test_a_prompt_that_is_too_long_gets_a_line(server):
-    assert "make it shorter" in written_by(server, text="word " * 6000)[-1]["error"]
+    for text in HOSTILE:
+        status, headers, content = ask(server, "POST", "/api/generate", asked(text=text, max_new_tokens=2))
+        assert status == 200 and headers["Content-Type"].startswith("application/x-ndjson") and content.isascii()
+        assert "reason" in records_of(content)[-1]
 
 
 def test_a_text_ends_when_the_browser_leaves(server):
@@ -178,25 +168,11 @@ def test_what_is_out_of_range_is_one_line(server, fields):
     assert status == 400 and b"\n" not in content
 
 
-@pytest.mark.parametrize("length", [play.MOST_BODY_BYTES + 1, -1])
-def test_a_body_that_is_too_long_is_not_read(server, length):
-    """It is announced and never sent: a server that read it would wait for it."""
-    assert ask(server, "POST", "/api/generate", b"", {"Content-Length": str(length)})[0] == 413
-
-
-@pytest.mark.parametrize("header", ["127.0.0.1:1", "localhost", "LOCALHOST:8765", "[::1]:80", "127.5.5.5"])
-def test_this_machine_is_addressed_as_localhost(header):
-    assert play.is_own_host(header, "127.0.0.1")
-
-
-@pytest.mark.parametrize(
-    "header", ["evil.example", "192.168.0.3", "0.0.0.0", "", "localhost.evil", "[::ffff:1.2.3.4]", "a b"]
-)
-def test_another_name_or_address_is_refused(header):
-    assert not play.is_own_host(header, "127.0.0.1")
-
-
-def test_a_server_for_the_network_takes_addresses_but_no_names():
+def test_this_machine_alone_is_addressed_unless_the_network_is_asked_for():
+    for header in ("127.0.0.1:1", "localhost", "LOCALHOST:8765", "[::1]:80", "127.5.5.5"):
+        assert play.is_own_host(header, "127.0.0.1")
+    for header in ("evil.example", "192.168.0.3", "0.0.0.0", "", "localhost.evil", "[::ffff:1.2.3.4]", "a b"):
+        assert not play.is_own_host(header, "127.0.0.1")
     assert play.is_own_host("192.168.0.3:8765", "0.0.0.0") and not play.is_own_host("evil.example", "0.0.0.0")
 
 
@@ -222,23 +198,6 @@ def test_a_run_that_grows_is_read_on(tmp_path):
     metrics_file(path, n=2)
     curves = runs.content(runs.summaries()[0]["id"])["charts"][0]["curves"]
     assert len(curves[0]["points"]) <= 2
-
-
-def test_a_long_file_does_not_hide_the_other_runs(tmp_path):
-    """Reference: the runs are listed in the first look, in little more than the second that it may take."""
-    with open(tmp_path / "long.metrics.jsonl", "w") as file:
-        for i in range(200_000):
-            file.write(line(i, loss=1.0, lr=1e-3, grad_norm=0.5, tokens_per_second=1234.5, memory=1.5e9))
-    for number in range(5):
-        path = metrics_file(tmp_path / f"short{number}.metrics.jsonl", n=5)
-        os.utime(path, (number, number))
-    runs = play.RunFolder(tmp_path)
-    names = {run["name"] for run in runs.summaries()}
-    assert {f"short{number}" for number in range(5)} <= names
-    give_up = time.monotonic() + 120
-    while not all(run["is_read_whole"] for run in runs.summaries()):
-        assert time.monotonic() < give_up
-    assert dict(runs.summaries()[0]["figures"])["updates"] == "199,999"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes and links for everybody")

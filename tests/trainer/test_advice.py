@@ -1,13 +1,12 @@
 """What is said of a batch or a rate that does not suit the run. References: the laws, and the run with the advice followed."""
 
-import dataclasses
 import shlex
 
 import pytest
 
 from tests.helpers import train, write_corpus
 from trainer import advice
-from trainer.advice import FAR_OFF, SizeOfRun, pretraining_notices, unsuitable_batch, unsuitable_rate
+from trainer.advice import SizeOfRun, pretraining_notices, unsuitable_batch, unsuitable_rate
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
@@ -38,21 +37,6 @@ def test_the_advice_on_updates_mends_what_it_is_said_of(tokens, words, ranks):
     # Each number of rows that is offered is at most twice the one before.
     assert 0.5 < run.rows * run.row_tokens / laws.batch_tokens(tokens) < 2
     assert unsuitable_batch(followed, run) == []
-
-
-def test_nothing_is_said_of_updates_that_are_near_the_best():
-    tokens = 1e8
-    best = laws.batch_tokens(tokens)
-    settings = parse_args([])
-    run = size_of(settings, tokens)
-    for factor, is_said in (
-        (0.9 * FAR_OFF, False),
-        (1.1 * FAR_OFF, True),
-        (0.9 / FAR_OFF, True),
-        (1.1 / FAR_OFF, False),
-    ):
-        now = dataclasses.replace(run, rows=1, row_tokens=best * factor)
-        assert bool(unsuitable_batch(settings, now)) == is_said
 
 
 @pytest.mark.parametrize(
@@ -97,12 +81,6 @@ def test_a_flag_that_another_one_makes_useless_is_named(words, mended, said):
     assert lines_on(parse_args([*words, *mended] if mended else words[2:])) == []
 
 
-def test_nothing_is_said_of_what_a_plan_has_chosen():
-    """Nobody has given these settings."""
-    settings = parse_args(["--budget_tokens", "1e9", "--lr_schedule", "cosine"])
-    assert lines_on(dataclasses.replace(settings, decay_share=0.3, max_updates=9, epochs=3)) == []
-
-
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
     """A run of fewer tokens than WORTH_A_NOTICE says nothing of them."""
     data = write_corpus(tmp_path / "text.jsonl", n_documents=60)
@@ -113,14 +91,6 @@ def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch,
     train(out_dir=tmp_path / "b", **options)
     printed = capsys.readouterr().out
     assert "learn most with updates of about" in printed and "note: --learning_rate 1e-07" in printed
-
-
-def test_a_micro_batch_that_needs_more_than_is_free_gets_a_line():
-    settings = parse_args([])
-    run = dataclasses.replace(size_of(settings, 10), memory=4e9, free=2e9)
-    (line,) = pretraining_notices(settings, run)
-    assert "need about 4.0 GB, and 2.0 GB are free on cpu: if memory runs out, try --batch_size 16" in line
-    assert pretraining_notices(settings, dataclasses.replace(run, free=5e9)) == []
 
 
 def test_small_micro_batches_on_a_gpu_get_a_line():

@@ -51,11 +51,6 @@ def test_an_interval_of_updates_ends_with_every_nth_one():
     assert updates_at_which(saves.save_is_due, 3) == [7, 14, 21, 28, 35, N_UPDATES]
 
 
-def test_a_job_names_further_updates_to_save():
-    saves = intervals(save_at=frozenset({4, 9}))
-    assert updates_at_which(saves.save_is_due, 1) == [4, 9, N_UPDATES]
-
-
 def test_samples_alone_come_at_the_end_or_at_times_of_their_own():
     at_the_end = intervals(samples=print, eval_interval=5)
     assert updates_at_which(at_the_end.evaluation_is_due, 1) == [N_UPDATES]

@@ -8,9 +8,9 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer import advice
 from trainer.advice import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, CurveWatch, Forecast
-from trainer.budget.laws import MOST_PASSES, Depth, Part, expected_loss, row_scale
+from trainer.budget.laws import Depth, expected_loss, row_scale
 from trainer.pretrain import outlook
-from trainer.reporting.log_lines import bar_line
+from trainer.reporting.lines import bar_line
 
 # Three layers of two heads
 DEPTH = Depth(3, 2)
@@ -34,20 +34,6 @@ def test_the_curve_ends_at_the_expected_loss():
     assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
 
-def test_nothing_is_expected_of_text_that_is_read_more_often_than_was_measured():
-    forecast = Forecast(2e6, DEPTH, 1e6, 512, 1.0)
-    assert forecast.loss(MOST_PASSES * 1e6, 0.0) == expected_loss(2e6, DEPTH, MOST_PASSES * 1e6, 1e6)
-    assert forecast.loss((MOST_PASSES + 1) * 1e6, 0.0) is None
-    of_two = Forecast(2e6, DEPTH, [Part(0.5, 4e5), Part(0.5, 6e5)], 512, 1.0)
-    assert of_two.loss(8e6, 0.0) is not None and of_two.loss(9e6, 0.0) is None
-
-
-def test_adamw_is_expected_to_take_more_tokens():
-    assert Forecast(2e6, DEPTH, 1e7, 512, 1.0, muon=False).loss(5e6, 0.0) == pytest.approx(
-        Forecast(2e6, DEPTH, 1e7, 512, 1.0).loss(2.5e6, 0.0)
-    )
-
-
 def test_a_run_that_goes_well_is_left_alone():
     losses = [3 + 5 * math.exp(-i / 30) + 0.3 * (-1) ** i for i in range(300)]
     assert lines(losses, [3 + 5 * math.exp(-i / 30) for i in range(300)]) == []
@@ -56,13 +42,6 @@ def test_a_run_that_goes_well_is_left_alone():
 def test_a_loss_that_stays_far_above_is_told_once():
     said = lines([9.0] * 100, [9.0 / FAR_ABOVE - 0.1] * 100)
     assert len(said) == 1 and "--learning_rate" in said[0][1] and "9.00" in said[0][1]
-
-
-@pytest.mark.parametrize("losses", [[9.0] * 100, [4.0] * 50 + [9.0] * 100])
-def test_the_rates_of_the_run_are_named(losses):
-    watch = CurveWatch(rates=["learning_rate", "muon_lr", "embed_lr"])
-    (line,) = [line for loss in losses if (line := watch.of_line(loss, 5.0 if losses[0] == 9 else None))]
-    assert "rates (--learning_rate, --muon_lr, --embed_lr)" in line
 
 
 def test_a_spike_that_heals_is_no_trouble():
@@ -74,10 +53,6 @@ def test_a_spike_that_does_not_heal_is_told():
     assert len(said) == 1 and "--learning_rate" in said[0][1] and "4.00" in said[0][1]
     # A second one after it is told again.
     assert len(lines([4.0] * 50 + [7.0] * 60 + [11.0] * 60)) == 2
-
-
-def test_losses_that_are_not_finite_are_passed_over():
-    assert lines([4.0, math.nan] * 60) == []
 
 
 def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):

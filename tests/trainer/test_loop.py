@@ -4,16 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DataError
 from dataset.loader_workers import LoaderError
-from dataset.store.check import DigestCheck
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
 from trainer.loop import Trainer
 from trainer.machine.signals import StopSignals
-from trainer.pretrain.job import PretrainJob
-from trainer.reporting import ending
 from trainer.saving.checkpoint import load_checkpoint
 
 
@@ -91,18 +87,6 @@ def counts_of_skipped(folder: Path) -> tuple[float, int]:
     return state["engine"]["skipped"][0], state["progress"]["skipped"]
 
 
-def test_an_update_counts_as_skipped_where_a_signal_breaks_off_its_evaluation(
-    tmp_path, monkeypatch, late_outcomes, bad_update, capsys
-):
-    """The save that follows has the outcome of that very update, though nothing was to be saved before the signal came."""
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-    monkeypatch.setattr(PretrainJob, "evaluate", lambda job, engine, signals, update: ({}, 15))
-    options = {"val_fraction": 0.1, "eval_interval": 2 * BAD_UPDATE, "save_interval": 10**6}
-    assert train_pretrain.main(flags(data_path=data, out_dir=tmp_path, **options)) == 128 + 15
-    assert counts_of_skipped(tmp_path) == (1.0, 1)
-    assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
-
-
 @pytest.fixture
 def failing_loader(monkeypatch):
     """The loader fails behind update BAD_UPDATE."""
@@ -125,46 +109,3 @@ def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
     assert counts_of_skipped(tmp_path) == (1.0, 1)
     assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
-
-
-def test_where_the_loader_fails_nothing_is_saved_of_damaged_data(tmp_path, monkeypatch, failing_loader):
-    """The check has not come to its end by then. It is waited for, as before any other save."""
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-
-    def raise_if_damaged(check, wait_s=0.0):
-        if wait_s:
-            raise DataError("tokens.bin is damaged")
-
-    monkeypatch.setattr(DigestCheck, "raise_if_damaged", raise_if_damaged)
-    with pytest.raises(DataError, match="damaged"):
-        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    assert not list(tmp_path.rglob("update_*.pt"))
-
-
-@pytest.mark.parametrize("is_there_for_rank_1", [True, False])
-def test_rank_0_decides_whether_a_finished_run_writes_its_weights_again(tmp_path, monkeypatch, is_there_for_rank_1):
-    """Rank 1 may look when rank 0 has written them already, or before it sees them. Reference: the messages of rank 0."""
-    data = write_corpus(tmp_path / "data.jsonl", 10)
-    trainer = train(data_path=data, out_dir=tmp_path / "out", max_updates=1)
-    weights = trainer.job.files.outputs["weights"]
-    whole = weights.read_bytes()
-    said = []
-
-    def say_that_all_is_done(of):
-        ending.say_that_all_is_done(of.job, of.progress, of.epochs, of.reporter)
-
-    def by_main(ranks, work):
-        said.append(work())
-        return said[-1]
-
-    weights.unlink()
-    monkeypatch.setattr(ending, "on_main", by_main)
-    say_that_all_is_done(trainer)
-    assert weights.read_bytes() == whole
-
-    if not is_there_for_rank_1:
-        weights.unlink()
-    heard = iter(said)
-    monkeypatch.setattr(ending, "on_main", lambda ranks, work: next(heard))
-    say_that_all_is_done(trainer)
-    assert list(heard) == [] and weights.exists() == is_there_for_rank_1

@@ -3,30 +3,19 @@
 import itertools
 import math
 import os
-import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers import ElectraConfig, ElectraForPreTraining
 
-from common.errors import UserError
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.helpers import ROOT, command_line, flags, train, write_corpus
-from tests.trainer.glue.glue_helpers import arguments, make_place, write_task
+from tests.helpers import ROOT, flags, train, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
-from tests.trainer.test_train_electra import flags as electra_flags
-from trainer import train_electra, train_glue, train_pretrain
-from trainer.electra.job import ElectraJob
-from trainer.engine import Engine
-from trainer.glue.job import GlueJob
-from trainer.loop import Trainer
+from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
-from trainer.machine.limits import is_out_of_memory, what_the_machine_lacks
-from trainer.machine.out_of_memory import gigabytes, plain_advice, same_update, told_in_a_line
-from trainer.pretrain import first_model, memory
+from trainer.machine.limits import is_out_of_memory
+from trainer.machine.out_of_memory import same_update, told_in_a_line
+from trainer.pretrain import first_model, footprint
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified
 
@@ -71,22 +60,6 @@ def test_other_errors_keep_their_traceback(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize(("kind", "is_raised"), [("cpu", True), ("python", True), ("cuda", False)])
-def test_a_limit_of_the_shell_is_advised_for_main_memory_alone(kind, is_raised):
-    said = what_the_machine_lacks(FAILURES[kind])
-    assert "try a smaller --batch_size, --max_seq_len or model" in said
-    assert said.endswith(", or raise the limit (ulimit -v)") == is_raised
-    assert ("ulimit" in said) == is_raised
-
-
-def test_an_error_with_a_line_of_its_own_keeps_it():
-    with pytest.raises(UserError, match="^mend this$"), told_in_a_line(CPU, str):
-        try:
-            raise MemoryError
-        except MemoryError as error:
-            raise UserError("mend this") from error
-
-
 @pytest.mark.parametrize(
     ("batch_size", "steps", "most", "wanted"),
     [
@@ -102,27 +75,6 @@ def test_smaller_micro_batches_of_the_same_update(batch_size, steps, most, wante
     found = same_update(batch_size, steps, most)
     assert found == wanted
     assert found is None or math.prod(found) == batch_size * steps
-
-
-def test_plain_advice_and_sizes():
-    class Settings:
-        batch_size = 8
-        accumulation_steps = 2
-        rows_per_update = 0
-        gradient_checkpointing = False
-
-    said = plain_advice(Settings(), "a smaller model")
-    assert said == (
-        "try --batch_size 4 --accumulation_steps 4, which leaves the updates as they are, or --gradient_checkpointing 1, "
-        "or a smaller model"
-    )
-    # Then the micro-batches follow.
-    Settings.rows_per_update = 16
-    assert plain_advice(Settings(), "x").startswith("try --batch_size 4, which leaves the updates as they are, or ")
-    Settings.batch_size = 1
-    Settings.gradient_checkpointing = True
-    assert plain_advice(Settings(), "a smaller model") == "try a smaller model"
-    assert [gigabytes(n) for n in (3.5e8, 4.44e9, 1.2e12)] == ["0.35 GB", "4.4 GB", "1,200 GB"]
 
 
 def suggested(line):
@@ -174,13 +126,9 @@ def line_of(main, arguments, capsys):
 # {stage: what fails there: (object, name of its function, calls that work before)}
 STAGES = {
     "model": (first_model, "init_model", 0),
-    "all gradients": (Engine, "update", 0),
-    "forward": (PretrainJob, "loss", 5),
     "backward": (torch.Tensor, "backward", 5),
     "update": (torch.optim.AdamW, "step", 2),
-    "evaluation": (PretrainJob, "evaluate", 0),
     "samples": (PretrainJob, "samples", 0),
-    "snapshot": (Trainer, "save", 0),
 }
 
 
@@ -224,27 +172,6 @@ def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_p
     assert resumed.progress.update == whole.progress.update
     for name, weight in whole.engine.model.state_dict().items():
         torch.testing.assert_close(resumed.engine.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_electra_ends_with_a_line(electra_data, kind, out, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(ElectraJob, "loss", fails(FAILURES[kind]))
-    said = line_of(train_electra.main, electra_flags(out_dir=out, **electra_data), capsys)
-    assert "try --batch_size 2 --accumulation_steps 2, which leaves the updates as they are" in said
-    assert "--max_seq_len" in said
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return make_place(tmp_path_factory.mktemp("glue"))
-
-
-@pytest.mark.parametrize("stage", ["update", "scores"])
-def test_fine_tuning_ends_with_a_line(place, stage, out, monkeypatch, capsys):
-    owner, name = {"update": (Engine, "micro_batch"), "scores": (GlueJob, "evaluation")}[stage]
-    monkeypatch.setattr(owner, name, fails(ON_CUDA))
-    said = line_of(train_glue.main, arguments(place, out), capsys)
-    assert "--batch_size" in said and "--max_seq_len" in said
 
 
 # -------------------------------------------------------------------------------------------- a real limit
@@ -314,60 +241,6 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     pytest.fail(said)
 
 
-@on_linux
-@pytest.mark.slow
-def test_electra_in_too_little_memory(tmp_path):
-    path, _ = write_lines(tmp_path / "data.jsonl", 3000)
-    vocab = write_vocab(tmp_path / "vocab.txt")
-    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 512, "batch_size": 2048}
-    asked = electra_flags(**sizes, data_path=path, vocab_path=vocab, out_dir=tmp_path)
-    said = ends_for_want_of(500, "trainer.train_electra", asked)
-    assert "try --batch_size 1024 --accumulation_steps 2" in said
-
-
-@on_linux
-@pytest.mark.slow
-def test_fine_tuning_in_too_little_memory(tmp_path):
-    place = make_place(tmp_path)
-    config = ElectraConfig(vocab_size=len(WORDS), embedding_size=128, hidden_size=128, num_hidden_layers=6)
-    ElectraForPreTraining(config).save_pretrained(place / "tiny")
-    write_task(place / "more", "CoLA", {"train.tsv": 4000, "dev.tsv": 9})
-    asked = arguments(place, tmp_path / "out", data_dir=place / "more", batch_size=4000)
-    said = ends_for_want_of(500, "trainer.train_glue", asked)
-    assert "try --batch_size 2000 --accumulation_steps 2" in said
-
-
-# A rank that fails in its third micro-batch, and one that does not.
-ONE_OF_TWO = """
-import os, sys
-import trainer.train_pretrain as trainer
-from trainer.machine.command_line import run_cli
-from trainer.pretrain.job import PretrainJob
-count, loss = [], PretrainJob.loss
-def failing(*arguments):
-    count.append(1)
-    if os.environ["RANK"] == "1" and len(count) == 3:
-        raise MemoryError
-    return loss(*arguments)
-PretrainJob.loss = failing
-run_cli(lambda: trainer.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_of_several_ranks_the_one_without_memory_says_it_and_all_end(data, tmp_path):
-    script = tmp_path / "one_of_two.py"
-    script.write_text(ONE_OF_TWO, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    asked = flags(data_path=data, out_dir=tmp_path / "out")
-    run = command_line(asked, launcher, script=script, PYTHONPATH=str(ROOT))
-    assert run.returncode
-    lines = [line for line in run.stderr.splitlines() if line.startswith("error: no memory is left on cpu: ")]
-    assert len(lines) == 1
-    # What the launcher says of the rank that ended first.
-    assert re.search(r"exitcode\s*: 2", run.stderr) and re.search(r"rank\s*: 1", run.stderr)
-
-
 # --------------------------------------------------------------------------------- before anything is made
 
 
@@ -381,17 +254,10 @@ def test_of_several_ranks_the_one_without_memory_says_it_and_all_end(data, tmp_p
     ids=str,
 )
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
+    monkeypatch.setattr(footprint, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", fails(AssertionError("the model is made")))
     with pytest.raises(SystemExit) as ended:
         run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16" in said and "choose a smaller model" in said
-
-
-def test_a_huge_batch_counts_with_the_rows_that_there_are(data, out, capsys):
-    """An epoch of a few rows is one micro-batch, whatever --batch_size is."""
-    run = train(data_path=data, out_dir=out, batch_size=100_000_000, accumulation_steps=1)
-    assert run.progress.update == 1
-    assert "are free" not in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import UserError
-from trainer.sample_prompts import read_prompts
+from trainer.sampling import read_prompts
 
 
 def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):

@@ -10,8 +10,6 @@ import torch
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
-from trainer.engine import Engine
-from trainer.machine.collectives import on_main
 from trainer.machine.signals import StopSignals
 from trainer.sampling import sample, samples
 
@@ -46,48 +44,6 @@ def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokeniz
     assert texts[0] == texts[1] and len(texts[0][0]) == 2
 
 
-class ShardedEngine(Engine):
-    """Says that the model is sharded, though this process has the whole."""
-
-    def largest(self, number):
-        return number
-
-
-def sharded_engine(tokenizer):
-    engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
-    engine.__class__ = ShardedEngine
-    engine.shards = object()
-    engine.weights = engine.model.state_dict
-    return engine
-
-
-def test_rank_0_says_that_it_works_while_it_makes_the_last_samples(tokenizer):
-    """Of a sharded model it makes all of them. Reference: those of a model that is not sharded."""
-    encoder, prompts = DocumentEncoder(tokenizer), ["The cat", "猫"]
-    whole = make_engine(tiny_model(vocab_size=len(tokenizer)))
-    expected = samples(whole, tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
-    with mock.patch("trainer.sampling.on_main", wraps=on_main) as announced:
-        found = samples(sharded_engine(tokenizer), tokenizer, encoder, prompts, StopSignals(), 7, is_last=True)
-    assert found == expected and len(found[0]) == 2
-    # The model, each of the texts, and whether to stop behind it
-    assert announced.call_count == 5
-
-
-@pytest.mark.parametrize("at", ["a", "b"])
-def test_a_stop_while_the_last_samples_are_made_gives_all_up(tokenizer, at):
-    signals, made = StopSignals(), []
-
-    def stopped(*args, **options):
-        made.append(args[3])
-        signals.signum = 15 if args[3] == at else 0
-        return "text"
-
-    with mock.patch("trainer.sampling.sample", stopped):
-        engine = sharded_engine(tokenizer)
-        found = samples(engine, tokenizer, DocumentEncoder(tokenizer), ["a", "b"], signals, 7, is_last=True)
-    assert found == ([], 15) and made[-1] == at
-
-
 def test_a_prompt_begins_as_a_document_does(tokenizer):
     """One BOS, whether or not the prompt spells it; other special tokens in it are text."""
     model, encoder, seen = tiny_model(vocab_size=len(tokenizer)), DocumentEncoder(tokenizer), []
@@ -101,8 +57,7 @@ def test_a_prompt_begins_as_a_document_does(tokenizer):
     assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
 
 
-@pytest.mark.parametrize("positions", [2, 3, 16, 120, 121, 200])
-@pytest.mark.parametrize("words", [0, 1, 300])
+@pytest.mark.parametrize(("positions", "words"), [(2, 0), (3, 1), (16, 300), (120, 1), (200, 300)])
 def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):
     """Reference: what the model computes: no more positions than it has, of a long prompt the end, and new tokens."""
     model, seen = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=positions), []

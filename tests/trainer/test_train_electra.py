@@ -4,9 +4,6 @@ an uninterrupted run."""
 import copy
 import json
 import math
-import re
-import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,20 +12,14 @@ from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_a
 from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaskedLM
 
 from common.errors import UserError
-from dataset.electra.electra_dataset import Batch
-from model.electra.model_electra import ElectraPretrainer
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, command_line, run_ranks, trainers_that_fit
-from tests.model.electra.test_model_electra import batch, random_examples, tiny
+from tests.helpers import ROOT, command_line, trainers_that_fit
 from trainer import train_electra
-from trainer.electra import job
-from trainer.electra.loss import N_SUMS, electra_loss, metrics
+from trainer.electra.loss import metrics
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
-from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_adamw, parameter_groups, without_bias_correction
+from trainer.optim.build import without_bias_correction
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reducer import DistributedReducer
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,
@@ -110,32 +101,6 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
 
 
-def test_a_log_line_tells_updates_beside_tokens(data, tmp_path, capsys):
-    """Two micro-batches an update: the steps of a line are micro-batches, and its rate is that of the updates."""
-    train(**data, out_dir=tmp_path, accumulation_steps=2)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Epoch:[")]
-    metrics = (tmp_path / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
-    recorded = [json.loads(line)["updates_per_second"] for line in metrics if "updates_per_second" in line]
-    rates = [re.search(r" updates/s:(\S+) tokens/s:\d", line).group(1) for line in lines]
-    assert rates == [f"{rate:.4g}" for rate in recorded]
-
-
-def test_it_learns(data, tmp_path):
-    """The generator learns fifteen words; the discriminator beats calling everything an original."""
-    train(
-        **data,
-        out_dir=tmp_path,
-        max_steps=150,
-        batch_size=16,
-        learning_rate=3e-3,
-        dropout=0,
-        log_interval=30,
-        save_interval=1000,
-    )
-    first, *_, last = log_lines(tmp_path)
-    assert last["mlm_loss"] < first["mlm_loss"] - 0.8 and last["disc_loss"] < first["disc_loss"]
-
-
 def test_init_std_and_position_init(data, tmp_path):
     still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
     run = train(**data, **still, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
@@ -201,8 +166,7 @@ def interrupted(after, **changes):
         train_electra.main(flags(**changes))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("after, batch_size", [(5, 4), (8, 4), (11, 16), (8, 24)])
+@pytest.mark.parametrize("after, batch_size, dtype", [(5, 4, "float32"), (11, 16, "bfloat16"), (8, 24, "float32")])
 def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
     """Dropout, masks, draws and order included, also behind the end of an epoch (of 162 examples): the same weights and
     log lines as without the interruption. A worker loads for the resumed run."""
@@ -238,21 +202,6 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
         train(**{**data, "vocab_path": vocabulary}, out_dir=tmp_path, from_resume=1)
 
 
-def test_a_fresh_run_keeps_the_one_before(data, tmp_path):
-    train(**data, out_dir=tmp_path, max_steps=4)
-    folder = tmp_path / "electra_small"
-    before = (folder / "discriminator" / "model.safetensors").read_bytes()
-    train(**data, out_dir=tmp_path, max_steps=4, seed=3)
-    aside = folder / "electra_small_resume_old1"
-    assert (aside / "discriminator" / "model.safetensors").read_bytes() == before
-    assert (folder / "discriminator" / "model.safetensors").read_bytes() != before
-    assert (aside / "percent_50").is_dir()  # moved away: it is not of the run that is there now
-    shutil.rmtree(folder / "electra_small_resume")
-    aside.rename(folder / "electra_small_resume")
-    train(**data, out_dir=tmp_path, max_steps=5, from_resume=1)
-    assert len(log_lines(tmp_path)) == 5 and (folder / "percent_50").is_dir()
-
-
 def other_data(path):
     """A corpus with words that those of `data` do not have."""
     write_lines(path, n_documents=3, seed=9)
@@ -261,183 +210,7 @@ def other_data(path):
     return path
 
 
-def test_a_fresh_run_without_a_vocabulary_keeps_that_of_the_one_before(data, tmp_path):
-    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
-    train(**own)
-    folder = tmp_path / "electra_small"
-    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
-    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
-    assert (folder / "vocabulary" / "vocab.txt").read_bytes() != before
-    assert (folder / "electra_small_resume_old1" / "vocabulary" / "vocab.txt").read_bytes() == before
-
-
-def test_a_run_that_comes_back_reads_with_its_own_vocabulary(data, tmp_path):
-    """And not with that of the later run, which stands beside its checkpoints."""
-    own = {"data_path": data["data_path"], "out_dir": tmp_path, "max_steps": 2}
-    train(**own)
-    folder = tmp_path / "electra_small"
-    before = (folder / "vocabulary" / "vocab.txt").read_bytes()
-    train(**{**own, "data_path": other_data(tmp_path / "other.jsonl")})
-    shutil.rmtree(folder / "electra_small_resume")
-    (folder / "electra_small_resume_old1").rename(folder / "electra_small_resume")
-    assert train(**{**own, "max_steps": 3}, from_resume=1).progress.update == 3
-    assert (folder / "vocabulary" / "vocab.txt").read_bytes() == before
-
-
-def test_a_vocabulary_without_a_checkpoint_is_not_taken(data, tmp_path):
-    """A run that ended before its first save leaves one, and a resume starts afresh, with its own data."""
-    interrupted(0, data_path=data["data_path"], out_dir=tmp_path)
-    vocabulary = tmp_path / "electra_small" / "vocabulary" / "vocab.txt"
-    assert vocabulary.exists()
-    train(data_path=other_data(tmp_path / "other.jsonl"), out_dir=tmp_path, max_steps=2, from_resume=1)
-    assert "zebra" in vocabulary.read_text().split("\n")
-
-
-def test_an_update_that_is_not_finite_is_skipped(data, tmp_path, capsys):
-    """NaN in the discriminator: counted and named, not applied; nothing else ends the run."""
-    forward = ElectraPretrainer.forward
-    calls = 0
-
-    def poisoned(self, *batch, **named):
-        nonlocal calls
-        calls += 1
-        found = forward(self, *batch, **named)
-        nan = torch.tensor(math.nan) if calls == 3 else 0.0
-        return found._replace(disc=found.disc + nan, disc_logits=found.disc_logits + nan)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ElectraPretrainer, "forward", poisoned)
-        run = train(**data, out_dir=tmp_path, max_steps=5)
-    assert run.progress.skipped == 1 and "update 3 is not applied" in capsys.readouterr().out
-    assert all(p.isfinite().all() for p in run.engine.parameters)
-
-
-def test_the_rule_for_compiling_is_told_the_width(data, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
-    train(**data, out_dir=tmp_path, max_steps=1)
-    assert seen == [SMALL["hidden_size"]]
-
-
-def test_notices(data, tmp_path, capsys):
-    train(**data, out_dir=tmp_path, max_steps=2, warmup_steps=50)
-    assert "the rate is never above" in capsys.readouterr().out
-    train(**data, out_dir=tmp_path, max_steps=2, lr_schedule="one_cycle", muon_lr=0.1)
-    out = capsys.readouterr().out
-    assert "--warmup_steps 2 has no effect" in out and "--muon_lr 0.1 has no effect" in out
-
-
-def test_a_file_that_is_named_twice_is_said(data, tmp_path, capsys):
-    argv = flags(**data, out_dir=tmp_path, max_steps=1)
-    argv.insert(argv.index("--data_path") + 2, str(data["data_path"]))
-    assert train_electra.main(argv) == 0
-    assert f"--data_path names {data['data_path']} 2 times" in capsys.readouterr().out
-
-
-def test_copies_are_left_out_and_counted(data, tmp_path, capsys):
-    """Reference: a run on the file without them, bit for bit."""
-    lines = data["data_path"].read_text().splitlines(keepends=True)
-    twice = tmp_path / "twice.jsonl"
-    twice.write_text("".join([*lines, *lines[:4]]))
-    options = {"vocab_path": data["vocab_path"], "max_steps": 3}
-    run = train(**options, data_path=twice, out_dir=tmp_path / "twice", deduplicate="exact")
-    assert f"4 of {len(lines) + 4} documents" in capsys.readouterr().out
-    reference = train(**options, data_path=data["data_path"], out_dir=tmp_path / "once")
-    assert equal(weights(run), weights(reference))
-
-
 # ------------------------------------------------------------------------------------------- one update
-
-
-def one_update(parts, ranks=None, seed=0):
-    """Parameters after one update of a fixed batch that is cut into `parts` micro-batches (no dropout, tokens drawn by
-    the greedy generator so that the cut does not matter)."""
-    from dataset.electra.electra_dataset import Totals
-    from model.electra.masking import IGNORE
-
-    ids, lengths, masked = random_examples(R=8, seed=1)
-    model = tiny(seed)
-    optimizer = build_adamw(parameter_groups(model, 0.01), 1e-3, eps=1e-6)
-    engine = Engine(model, optimizer, partial(electra_loss, model), device=torch.device("cpu"), dtype=torch.float32,
-                    ranks=ranks or Ranks(), n_sums=N_SUMS)  # fmt: skip
-    if engine.reducer is not None:
-        engine.reducer = DistributedReducer(model, bucket_bytes=5000)
-    totals = Totals(int(lengths.sum()), int((masked.labels != IGNORE).sum()))
-    whole = Batch(*batch(ids, lengths, masked))
-    share = 8 // parts // engine.ranks.world_size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
-        for i in range(parts):
-            at = (i * engine.ranks.world_size + engine.ranks.rank) * share
-            engine.micro_batch(Batch(*(x[at : at + share] for x in whole)), totals, last=i == parts - 1)
-    engine.update(1e-3)
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), engine.collect()
-
-
-def _one_update_of_a_rank():
-    from trainer.machine.ranks import init_distributed_mode
-
-    ranks, _ = init_distributed_mode("cpu", 60)
-    return one_update(2, ranks)
-
-
-def test_an_update_does_not_depend_on_micro_batches():
-    """Example rows differ in length and in masked positions: 1x8, 2x4 and 4x2 train alike."""
-    whole, _ = one_update(1)
-    for parts in (2, 4):
-        cut, _ = one_update(parts)
-        assert torch.allclose(whole, cut, atol=2e-6)
-
-
-# tests/trainer/test_data_parallel.py is the quick one for ranks: the engine is that of all trainers.
-@pytest.mark.slow
-def test_an_update_does_not_depend_on_ranks():
-    """Two ranks of 2x2 rows train as one of 1x8."""
-    whole, sums = one_update(1)
-    (a, sums_a), (b, _) = run_ranks(_with_port)
-    assert torch.equal(a, b) and torch.allclose(whole, a, atol=2e-6)
-    assert sums_a == pytest.approx(sums, rel=1e-4)
-
-
-def _with_port():
-    from tests.helpers import new_port
-
-    new_port("electra")
-    return _one_update_of_a_rank()
-
-
-def test_two_processes_train_what_one_does(data, tmp_path, monkeypatch):
-    """With the greedy generator, since each process draws other numbers: rows, steps and losses of every update."""
-    monkeypatch.setattr("model.electra.model_electra.sample", lambda logits, *how: logits.argmax(-1))
-    n_threads = torch.get_num_threads()
-    lines = []
-    for processes in (1, 2):
-        train(**data, out_dir=tmp_path / str(processes), dropout=0.0, cpu_processes=processes)
-        lines.append(log_lines(tmp_path / str(processes)))
-    torch.set_num_threads(n_threads)
-    assert len(lines[0]) == len(lines[1]) == SMALL["max_steps"]
-    for one, two in zip(*lines, strict=True):
-        assert (one["step"], one["tokens"], one["lr"]) == (two["step"], two["tokens"], two["lr"])
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
-
-
-def test_every_parameter_is_trained_and_norms_and_biases_are_not_decayed():
-    model = tiny()
-    groups = parameter_groups(model, 0.01)
-    listed = [id(p) for group in groups for p in group["params"]]
-    assert sorted(listed) == sorted(id(p) for p in model.parameters()) and len(set(listed)) == len(listed)
-    names = {id(p): name for name, p in model.named_parameters()}
-    undecayed = {names[id(p)].rsplit(".", 1)[1] for p in groups[1]["params"]}
-    assert undecayed == {"weight", "bias"} and all(
-        "LayerNorm" in names[id(p)] for p in groups[1]["params"] if names[id(p)].endswith("weight")
-    )
-    assert all(not names[id(p)].endswith("bias") and "LayerNorm" not in names[id(p)] for p in groups[0]["params"])
-    ids, lengths, masked = random_examples()
-    found = model(*batch(ids, lengths, masked))
-    (found.mlm + 50 * found.disc).backward()
-    assert all(
-        p.grad is not None and p.grad.abs().sum() > 0 for name, p in model.named_parameters() if "key.bias" not in name
-    )
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import statistics
 from unittest import mock
 
 import numpy as np
@@ -14,23 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
-from transformers import AutoModelForSequenceClassification, BertTokenizer
+from transformers import AutoModelForSequenceClassification
 
-from dataset.glue.glue_dataset import Batch, Totals
+from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import TASKS
-from model.electra.compiled_encoder import QUICK_ON_CPU
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
-from tests.operators import Operators
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue import job
-from trainer.glue.command import summary
-from trainer.glue.loss import forward, glue_loss, metrics_of
+from trainer.glue.loss import forward, metrics_of
 from trainer.glue.model import init_model
 from trainer.glue.settings import parse_args
-from trainer.machine.compiling import compiler_missing
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +56,6 @@ def test_metrics_are_their_formulas():
     assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
 
 
-def test_the_rates_of_layers_are_told(place, tmp_path, capsys):
-    fine_tune(place, tmp_path, max_steps=1, learning_rate=1e-4, layer_decay=0.5)
-    line = "rates: head 1.00e-04, layer 1 5.00e-05, layer 0 2.50e-05, embeddings 1.25e-05"
-    assert line in capsys.readouterr().out
-
-
 def test_padding_changes_no_logit(place):
     """Reference: Hugging Face's own forward of each row alone, without padding and mask."""
     args = flags(place)
@@ -80,14 +68,6 @@ def test_padding_changes_no_logit(place):
     for row, n in enumerate(lengths):
         alone = model(input_ids=ids[row : row + 1, :n], token_type_ids=types[row : row + 1, :n]).logits[0]
         assert torch.allclose(found[row], alone, atol=1e-5)
-
-
-def test_statistics_over_seeds():
-    results = [{"f1": 0.1, "accuracy": 1.0}, {"f1": 0.2, "accuracy": 1.0}, {"f1": 0.6, "accuracy": None}]
-    found = summary(results)
-    assert found["f1"] == pytest.approx({"mean": 0.3, "median": 0.2, "deviation": statistics.stdev([0.1, 0.2, 0.6])})
-    assert math.isnan(found["accuracy"]["mean"])
-    assert summary(results[:1])["f1"] == {"mean": 0.1, "median": 0.1, "deviation": None}
 
 
 # --------------------------------------------------------------------------------------------------- runs
@@ -192,25 +172,6 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_model_of_another_task_gets_a_new_head(place, tmp_path, capsys):
-    fine_tune(place, tmp_path, task="mnli", epochs=1)
-    model = tmp_path / "mnli" / "seed_42" / "model"
-    fine_tune(place, tmp_path, epochs=1, model_path=model)
-    head = load_file(tmp_path / "cola" / "seed_42" / "model" / "model.safetensors")["classifier.out_proj.weight"]
-    assert head.shape == (2, 16)
-    error = complaint(capsys, place, tmp_path / "other", do_train=0, model_path=model)
-    assert "has no classification head for CoLA" in error
-
-
-def test_from_scratch_draws_all_weights_by_the_seed(place, tmp_path):
-    """Reference: the embeddings at a rate that changes next to nothing; no two seeds and no folder give them."""
-    fine_tune(place, tmp_path, from_scratch=1, max_steps=1, num_seeds=2, learning_rate=1e-12)
-    files = [tmp_path / "cola" / f"seed_{seed}" / "model" / "model.safetensors" for seed in (42, 43)]
-    name = "electra.embeddings.word_embeddings.weight"
-    drawn = [load_file(file)[name] for file in (*files, place / "tiny" / "model.safetensors")]
-    assert not any(torch.allclose(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-
-
 def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
     """Reference: the same sinusoids whatever the seed, as the config's `position_init` wants them."""
     model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
@@ -221,13 +182,6 @@ def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
     assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
     assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
     assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)
-
-
-def test_the_rule_for_compiling_is_told_the_width(place, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(job, "compile_blocks", lambda *_, width: seen.append(width))
-    fine_tune(place, tmp_path, max_steps=1)
-    assert seen == [16]
 
 
 def test_results_are_not_overwritten_unasked(place, tmp_path, capsys):
@@ -350,43 +304,6 @@ def test_an_own_task_that_is_not_whole_is_told(place, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------ lengths and resumes
 
 
-def log_lines(out, task="cola"):
-    text = (out / task / "seed_42" / f"{task}_seed_42.metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def rates_of(out):
-    return [line["lr"] for line in log_lines(out) if "lr" in line]
-
-
-def test_a_part_of_an_epoch(place, tmp_path):
-    """20 examples in batches of 4 are 5 updates an epoch: 1.5 of them end in the 8th, and the rate falls over these."""
-    found = fine_tune(place, tmp_path, epochs=1.5, log_interval=1, warmup_steps=0)
-    assert found["cola"]["seeds"]["42"]["updates"] == 8
-    assert rates_of(tmp_path) == pytest.approx([3e-3 * (8 - update) / 8 for update in range(8)])
-
-
-@pytest.mark.parametrize("schedule", ["separate_linear", "original_linear"])
-@pytest.mark.parametrize("changes", [{"epochs": 2}, {"epochs": None, "max_steps": 10}])
-def test_warm_up_in_updates(place, tmp_path, schedule, changes):
-    """Reference: the schedules' formulas with w = 4 of T = 10."""
-    fine_tune(place, tmp_path, lr_schedule=schedule, log_interval=1, warmup_steps=4, **changes)
-    wanted = []
-    for t in range(10):
-        if schedule == "original_linear":
-            wanted.append(3e-3 * (1 - t / 10) * min(1, t / 4))
-        else:
-            wanted.append(3e-3 * (t / 4 if t < 4 else (10 - t) / 6))
-    assert rates_of(tmp_path) == pytest.approx(wanted)
-
-
-def test_max_steps_override_the_epochs(place, tmp_path, capsys):
-    found = fine_tune(place, tmp_path, epochs=1, max_steps=13)
-    assert found["cola"]["seeds"]["42"]["updates"] == 13
-    printed = capsys.readouterr().out
-    assert "run: 13 updates in 3 epochs" in printed and "--max_steps 13 overrides it" in printed
-
-
 def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(tmp_path, capsys):
     place = make_place(tmp_path / "place")
     out = tmp_path / "out"
@@ -403,114 +320,6 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
-
-
-def test_a_run_of_another_optimiser_data_or_tokenizer_is_refused_at_a_resume(tmp_path, capsys):
-    """Each line names the flags that may mend it."""
-    place, out = make_place(tmp_path / "place"), tmp_path / "out"
-    plain = Engine.update
-
-    def stop(engine, *arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return plain(engine, *arguments)
-
-    with mock.patch.object(Engine, "update", stop):
-        assert train_glue.main(arguments(place, out)) == 128 + signal.SIGTERM
-    error = complaint(capsys, place, out, layer_decay=0.7, from_resume=1)
-    assert "made with another optimizer (--layer_decay, --adam_bias_correction): " in error
-    train_file = place / "glue" / "CoLA" / "train.tsv"
-    train_file.write_text(train_file.read_text().replace("h", "i"))
-    error = complaint(capsys, place, out, from_resume=1)
-    assert "made with another data (--data_dir, --train_file, --max_seq_len): " in error
-    words = (*WORDS[:-2], WORDS[-1], WORDS[-2])
-    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(place / "tiny")
-    error = complaint(capsys, place, out, from_resume=1)
-    assert "made with another tokenizer (--model_path): " in error
-
-
-def test_another_batch_size_after_a_resume_leads_to_the_same_end(place, tmp_path):
-    """20 examples, 8 epochs, 40 updates of 4; stopped at 31. Reference: (rows left) / (rows without warm-up)."""
-    options = {"epochs": 8, "log_interval": 1, "save_interval": 5}
-    plain, calls = Engine.update, []
-
-    def stop(engine, *arguments):
-        calls.append(None)
-        if len(calls) == 30:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return plain(engine, *arguments)
-
-    with mock.patch.object(Engine, "update", stop):
-        assert train_glue.main(arguments(place, tmp_path, **options)) == 128 + signal.SIGTERM
-    fine_tune(place, tmp_path, from_resume=1, **{**options, "batch_size": 8})
-    rows, wanted = list(range(0, 124, 4)), []
-    for epoch, first in ((6, 4), (7, 0)):
-        rows += range(20 * epoch + first, 20 * epoch + 20, 8)
-    for row in rows:
-        wanted.append(3e-3 * (row / 16 if row < 16 else (160 - row) / 144))
-    assert rates_of(tmp_path) == pytest.approx(wanted)
-
-
-def test_the_report_has_the_metrics_of_each_development_file(place, tmp_path):
-    """Reference: eval_results.json."""
-    found = fine_tune(place, tmp_path, task="mnli", epochs=1, evaluate_during_training=1, eval_interval=2, report=1)
-    page = (tmp_path / "mnli" / "seed_42" / "mnli_seed_42.report.html").read_text(encoding="utf-8")
-    cells = re.sub(r"\s*<[^>]*>\s*", "|", page)
-    for name, figures in found["mnli"]["metrics"].items():
-        assert f"|{name}|" in cells.replace("||", "|") and f"{figures['mean']:.4f}" in cells
-
-
-def test_the_vocabulary_may_lie_elsewhere(place, tmp_path):
-    """Reference: the run with the tokenizer in the model's folder."""
-    vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(WORDS) + "\n")
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((place / "tiny" / name).read_bytes())
-    own = fine_tune(place, tmp_path / "a", max_steps=3)
-    found = fine_tune(place, tmp_path / "b", max_steps=3, model_path=bare, vocab_path=vocabulary)
-    assert found["cola"]["metrics"] == own["cola"]["metrics"]
-    # The model is saved with it.
-    assert BertTokenizer.from_pretrained(tmp_path / "b" / "cola" / "seed_42" / "model").vocab_size == len(WORDS)
-
-
-def test_an_update_that_is_not_finite_is_skipped(place, tmp_path, capsys):
-    plain, calls = job.GlueJob.loss, []
-
-    def poisoned_once(own, batch, totals):
-        calls.append(None)
-        loss, sums = plain(own, batch, totals)
-        return loss * (float("nan") if len(calls) == 3 else 1.0), sums
-
-    with mock.patch.object(job.GlueJob, "loss", poisoned_once):
-        fine_tune(place, tmp_path)
-    assert "update 3 is not applied (1 so far)" in capsys.readouterr().out
-
-
-def test_an_objective_waits_for_nothing(place):
-    """Neither a number from the host (lift_fresh is torch.tensor's) nor one to it: either stops a GPU's queue."""
-    model = init_model(flags(place), TASKS["cola"], place / "tiny", len(WORDS))[0].train()
-    ids = torch.randint(5, len(WORDS), (4, 8))
-    batch = Batch(ids, torch.ones_like(ids).tril(5), torch.zeros_like(ids), torch.arange(4) % 2)
-    with Operators() as operators:
-        glue_loss(TASKS["cola"], model, batch, Totals(32, 4))
-    waiting = {"lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
-    assert "_log_softmax" in operators.names and not operators.names & waiting
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(compiler_missing(torch.device("cpu")) is not None, reason="no compiler")
-def test_a_compiled_command_trains(place, tmp_path):
-    """The last batch of an epoch has another shape. Reference: the run that is not compiled, without dropout."""
-    options = {"task": "mnli", "epochs": 1, "dropout": 0}
-    plain = fine_tune(place, tmp_path / "plain", **options)
-    compiled = fine_tune(place, tmp_path / "compiled", use_compile=1, **options)
-    assert compiled["mnli"]["metrics"] == plain["mnli"]["metrics"]
-    a, b = (
-        load_file(tmp_path / run / "mnli" / "seed_42" / "model" / "model.safetensors") for run in ("plain", "compiled")
-    )
-    assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
-    assert QUICK_ON_CPU not in (tmp_path / "compiled" / "mnli" / "seed_42" / "model" / "config.json").read_text()
 
 
 def one_of_two(place, out):

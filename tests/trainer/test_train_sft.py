@@ -13,9 +13,6 @@ import pytest
 import torch
 
 from common.errors import DataError, UserError
-from dataset.chat.encoder import ChatEncoder
-from dataset.reading import limits
-from dataset.reading.json_lines import parse_line
 from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
@@ -25,36 +22,6 @@ from trainer import train_pretrain, train_sft
 from trainer.loop import Trainer
 from trainer.sft import defaults
 from trainer.sft.settings import parse_args
-
-# In the forms that the public files have
-PUBLIC_LINES = [
-    {"conversations": [turn("user", "请用一段话描述阿里巴巴"), turn("assistant", "阿里巴巴是一家公司。")]},
-    {
-        "conversations": [
-            turn("user", "你好", reasoning_content="", tools="", tool_calls=""),
-            turn("assistant", "你好！", reasoning_content="用户在打招呼。", tools="", tool_calls=""),
-            turn("user", "再见", reasoning_content="", tools="", tool_calls=""),
-            turn("assistant", "再见！", reasoning_content="", tools="", tool_calls=""),
-        ]
-    },
-    {"conversations": [turn("user", "1+1?"), turn("assistant", "<think>\n1+1=2\n</think>\n<answer>\n2\n</answer>")]},
-    {
-        "conversations": [
-            turn("system", "", tools='[{"type": "function", "function": {"name": "now", "parameters": {}}}]'),
-            turn("user", "几点了?"),
-            turn("assistant", "", tool_calls='[{"name": "now", "arguments": {}}]'),
-            turn("tool", '{"time": "12:00"}'),
-            turn("assistant", "十二点。"),
-        ]
-    },
-    {
-        "conversations": [
-            turn("system", "Help.", functions=[{"name": "f"}]),
-            turn("user", "f?"),
-            turn("assistant", "Yes."),
-        ]
-    },
-]
 
 
 @pytest.fixture(scope="module")
@@ -179,39 +146,14 @@ def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
         torch.testing.assert_close(packed[name], padded[name], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("use_moe", [0, 1])
-def test_a_run_goes_on_to_the_last_bit(tmp_path, chats, use_moe):
-    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": use_moe}
+def test_a_run_goes_on_to_the_last_bit(tmp_path, chats):
+    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": 1}
     whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
     train(out_dir=tmp_path / "parts", epochs=1, **options)
     parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
     assert parts.progress == whole.progress
     for mine, theirs in zip(whole.engine.model.parameters(), parts.engine.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_two_processes_train_what_one_does(tmp_path, chats):
-    n_threads = torch.get_num_threads()
-    found = []
-    for processes in (1, 2):
-        out_dir = tmp_path / str(processes)
-        assert (
-            train_sft.main(
-                flags(
-                    data_path=chats,
-                    out_dir=out_dir,
-                    from_weight="none",
-                    max_seq_len=64,
-                    cpu_processes=processes,
-                    epochs=2,
-                )
-            )
-            == 0
-        )
-        lines = (out_dir / "full_sft_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        found.append([record["loss"] for record in map(json.loads, lines) if "loss" in record])
-    torch.set_num_threads(n_threads)
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
 def test_it_learns_answers_and_tells_them_in_samples(tmp_path):
@@ -230,22 +172,6 @@ def test_it_learns_answers_and_tells_them_in_samples(tmp_path):
     assert (sample["prompt"], sample["text"]) == ("What is up?", "The sky.")
 
 
-def test_public_lines_load(tmp_path):
-    path = tmp_path / "public.jsonl"
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in PUBLIC_LINES), encoding="utf-8")
-    run = train(data_path=path, out_dir=tmp_path, max_seq_len=256, batch_size=8, accumulation_steps=1, epochs=1)
-    corpus = run.job.corpus
-    assert len(corpus.store) == len(PUBLIC_LINES) and not corpus.bad_lines[0].total
-    tokenizer = load_tokenizer(ROOT / "model")
-    texts = [tokenizer.decode(corpus.store.document(i)) for i in range(len(PUBLIC_LINES))]
-    assert "<think>\n用户在打招呼。\n</think>\n\n你好！<|im_end|>" in texts[1]
-    assert "<think>\n1+1=2\n</think>\n\n<answer>\n2\n</answer><|im_end|>" in texts[2]
-    assert '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|im_end|>' in texts[3]
-    assert '{"name": "f"}' in texts[4] and "Help." in texts[4]
-    thought = tokenizer.convert_tokens_to_ids("<think>")
-    assert thought in corpus.store.document(1) and thought in corpus.store.document(2)
-
-
 def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     path = tmp_path / "faulty.jsonl"
     lines = chats.read_text(encoding="utf-8").splitlines()
@@ -255,31 +181,6 @@ def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     run = train(data_path=path, out_dir=tmp_path, skip_bad_lines=1, epochs=1)
     assert len(run.job.corpus.store) == len(lines)
     assert "skipped 1 bad line" in capsys.readouterr().out
-
-
-def test_a_conversation_of_many_megabytes_is_a_fault_of_its_line(tmp_path, chats):
-    """It would take 27 times its bytes. Reference: pretraining takes the whole text of such a line."""
-    path = tmp_path / "long.jsonl"
-    text = "a b " * (limits.MAX_CONVERSATION_BYTES // 4)
-    line = json.dumps({"messages": [turn("user", text), turn("assistant", "Yes")]})
-    path.write_text(f"{chats.read_text()}{line}\n")
-    with pytest.raises((DataError, UserError), match=r"long.jsonl:41: the conversation is longer than 16 MB"):
-        train(data_path=path, out_dir=tmp_path)
-    assert parse_line(json.dumps({"text": text}).encode(), "here") == text
-
-
-def test_weights_that_are_not_there_are_named(tmp_path, chats):
-    with pytest.raises(UserError, match="--from_weight pretrain: .*pretrain_16.pth"):
-        train(data_path=chats, out_dir=tmp_path, from_weight=None)
-
-
-def test_a_tokenizer_without_our_template_is_refused_before_anything_is_written(tmp_path, chats):
-    tokenizer = load_tokenizer(ROOT / "model")
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(UserError, match="chat template"):
-        train(data_path=chats, out_dir=tmp_path / "out", tokenizer_path=tmp_path / "tokenizer")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("more", [{"dry_run": 1}, {}])
@@ -319,17 +220,6 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     assert losses(run)[-1] < 0.5 and records(run, "prompt")[-1]["text"] == "I am a tiny model."
 
 
-def test_a_run_that_changes_next_to_nothing_says_so(tmp_path, capsys):
-    """What the user says of the length is kept, with MiniMind's rate."""
-    chats = six_conversations(tmp_path / "chats.jsonl")
-    run = train(data_path=chats, out_dir=tmp_path, batch_size=None, accumulation_steps=None, epochs=2)
-    assert (run.settings.learning_rate, run.settings.optimizer, run.settings.batch_size) == (1e-5, "adamw", 16)
-    shown = capsys.readouterr().out
-    assert "will change next to nothing: 2 updates at a rate of 1e-05" in shown
-    train(data_path=chats, out_dir=tmp_path, epochs=2, learning_rate=1e-2)
-    assert "next to nothing" not in capsys.readouterr().out
-
-
 def test_much_text_keeps_the_settings_of_minimind(tmp_path):
     corpus = tmp_path / "sft.jsonl"
     with open(corpus, "wb") as file:
@@ -337,9 +227,3 @@ def test_much_text_keeps_the_settings_of_minimind(tmp_path):
     settings = parse_args(["--data_path", str(corpus), "--from_weight", "none"])
     assert defaults.fitted_to_text(settings, {"data_path"}) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")
-
-
-def test_the_encoder_of_a_run_is_that_of_chats(tmp_path, chats):
-    run = train(data_path=chats, out_dir=tmp_path, epochs=1)
-    assert isinstance(run.job.first_model.encoder, ChatEncoder)
-    assert run.job.identity.entries["row layout"]["long_documents"] == "truncate"

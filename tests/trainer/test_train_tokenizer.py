@@ -1,8 +1,6 @@
 """The tokenizer and the script that trains it. References: the ids of the public tokenizers, plain UTF-8, and the texts themselves."""
 
-import errno
 import json
-import os
 import random
 import subprocess
 import sys
@@ -10,16 +8,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, train_bpe
 from dataset.tokenizing.sample import TextSource
-from dataset.tokenizing.wordpiece import save_wordpiece
 from tests.helpers import ROOT, SHARED, needs_shared
-from trainer import train_tokenizer
-from trainer.train_tokenizer import compare, load, main
+from trainer.train_tokenizer import compare, main
 
 MODEL = ROOT / "model"
 ODD_TEXTS = [
@@ -47,25 +41,6 @@ def corpus(tmp_path_factory):
     return path
 
 
-def test_a_full_disk_leaves_the_tokenizer_that_was_there(tmp_path, tokenizer, monkeypatch):
-    """Reference: the bytes of the files before."""
-
-    byte_level_bpe.save(tokenizer.backend_tokenizer, tmp_path)
-    save_wordpiece(tokenizer, tmp_path / "wordpiece")
-    files = [tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json", tmp_path / "wordpiece" / "vocab.txt"]
-    before = [file.read_bytes() for file in files]
-
-    def no_space(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OSError, match=r"tokenizer\.json"):
-        byte_level_bpe.save(tokenizer.backend_tokenizer, tmp_path)
-    with pytest.raises(OSError, match=r"vocab\.txt"):
-        save_wordpiece(tokenizer, tmp_path / "wordpiece")
-    assert [file.read_bytes() for file in files] == before
-
-
 # ---------------------------------------------------------------------------------------------- the committed files
 
 
@@ -91,17 +66,6 @@ def byte_symbol(byte: int) -> str:
     return chr(byte) if byte in printable else chr(256 + [b for b in range(256) if b not in printable].index(byte))
 
 
-def test_committed_config_is_what_the_script_writes():
-    written = json.loads((MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert written == byte_level_bpe.tokenizer_config()
-
-
-@pytest.mark.parametrize("text", ODD_TEXTS)
-def test_round_trip_of_odd_texts(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    assert tokenizer.decode(tokenizer(text, split_special_tokens=True).input_ids, skip_special_tokens=True) == text
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(
@@ -117,17 +81,6 @@ def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
     assert all(i >= len(SPECIAL_TOKENS) for i in ids)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-
-
-def test_literal_special_tokens_are_text_for_the_data_path(tokenizer):
-    """Encode_special_tokens holds for every added token; without it the literal text gives the id, as chat needs."""
-    rust = load(MODEL)
-    for i, token in enumerate(SPECIAL_TOKENS):
-        text = f"a{token}b {token}"
-        assert min(rust.encode(text, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
-        split = tokenizer(text, split_special_tokens=True, add_special_tokens=False).input_ids
-        assert min(split) >= len(SPECIAL_TOKENS)
-        assert tokenizer(token, add_special_tokens=False).input_ids == [i]
 
 
 # ---------------------------------------------------------------------------------------------------- chat template
@@ -167,41 +120,6 @@ def test_chat_template_text(tokenizer):
     )
 
 
-def test_chat_template_ids(tokenizer):
-    """The markers come out as ids, decode gives the text back, and skip_special_tokens takes all of them away."""
-    ids = tokenizer.apply_chat_template(CHAT, tools=TOOLS, return_dict=False)
-    text = tokenizer.apply_chat_template(CHAT, tools=TOOLS, tokenize=False)
-    assert tokenizer.decode(ids) == text
-    assert ids.count(tokenizer.bos_token_id) == ids.count(tokenizer.eos_token_id) == 5
-    assert {SPECIAL_TOKENS[i] for i in ids if i < len(SPECIAL_TOKENS)} == set(SPECIAL_TOKENS[1:9])
-    assert not any(token in tokenizer.decode(ids, skip_special_tokens=True) for token in SPECIAL_TOKENS)
-
-
-def test_chat_template_thinking_switch(tokenizer):
-    def prompt(**kw):
-        return tokenizer.apply_chat_template(CHAT[1:2], tokenize=False, add_generation_prompt=True, **kw).split(
-            "assistant\n"
-        )[1]
-
-    assert prompt() == ""
-    assert prompt(enable_thinking=True) == "<think>\n"
-    assert prompt(enable_thinking=False) == "<think>\n\n</think>\n\n"
-
-
-def test_chat_template_marks_what_the_assistant_says(tokenizer):
-    """Reference: the assistant turns of the conversation, their <|im_end|> included."""
-    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
-    said = [i for i, mask in zip(out["input_ids"], out["assistant_masks"], strict=True) if mask]
-    text = tokenizer.decode(said)
-    assert text.startswith("<think>\nLook it up.") and text.endswith("</tool_call><|im_end|>晴。<|im_end|>")
-    assert "sunny" not in text
-
-
-def test_chat_template_refuses_an_unknown_role(tokenizer):
-    with pytest.raises(Exception, match="unknown role robot"):
-        tokenizer.apply_chat_template([{"role": "robot", "content": "x"}], tokenize=False)
-
-
 # -------------------------------------------------------------------------------------------------------- training
 
 
@@ -226,16 +144,6 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
     assert all(tokenizer.token_to_id(token) == i for i, token in enumerate(SPECIAL_TOKENS))
     for token in SPECIAL_TOKENS:
         assert min(tokenizer.encode(token, add_special_tokens=False).ids) >= len(SPECIAL_TOKENS)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.37, 1, 2.5])
-def test_sample_share(corpus, share):
-    """Reference: the bytes of the whole source. A share of 1 is the source itself."""
-    source = TextSource(str(corpus), "text")
-    whole, sample = list(source.documents()), list(source.sample(share))
-    assert len(sample) == -(-len(whole) * share // 1)
-    assert sum(map(len, sample)) == pytest.approx(share * sum(map(len, whole)), rel=0.1)
-    assert share != 1 or sample == whole
 
 
 @pytest.mark.parametrize(
@@ -265,41 +173,6 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     assert not (tmp_path / "o").exists()
 
 
-def test_skip_bad_lines_reports_them(tmp_path, capsys):
-    """Reference: the same file without its bad line."""
-    good = [json.dumps({"text": "abc abd abe " * 20}), json.dumps({"text": "xyz " * 20})]
-    for name, lines in (("clean", good), ("dirty", [good[0], '{"text": null}', good[1]])):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        arguments = ["--data_path", str(tmp_path / f"{name}.jsonl"), "--vocab_size", "274", "--skip_bad_lines"]
-        assert main([*arguments, "--out_dir", str(tmp_path / name)]) == 0
-    assert "dirty.jsonl:2" in capsys.readouterr().err
-    assert (tmp_path / "clean/tokenizer.json").read_bytes() == (tmp_path / "dirty/tokenizer.json").read_bytes()
-
-
-def test_a_comparison_reports_the_lines_that_it_skips_once(tmp_path, capsys):
-    """Each tokenizer passes over them anew."""
-    path = tmp_path / "dirty.jsonl"
-    path.write_text(json.dumps({"text": "abc"}) + '\n{"text": null}\n', encoding="utf-8")
-    assert main(["--data_path", str(path), "--skip_bad_lines", "--compare", str(MODEL), str(MODEL)]) == 0
-    error = capsys.readouterr().err
-    assert "skipped 1 bad line:" in error and error.count("dirty.jsonl:2") == 1
-
-
-def test_a_defect_of_ours_keeps_its_traceback(corpus, monkeypatch):
-    monkeypatch.setattr(train_tokenizer, "compare", lambda *_: [].index("a defect"))
-    with pytest.raises(ValueError, match="a defect"):
-        main(["--data_path", str(corpus), "--compare", str(MODEL)])
-
-
-def test_a_folder_that_cannot_be_made_is_told_in_a_line(corpus, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    for kind in ("bpe", "wordpiece"):
-        arguments = ["--data_path", str(corpus), "--vocab_size", "274", "--type", kind]
-        assert main([*arguments, "--out_dir", str(tmp_path / "file" / "out")]) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("error: ") and "file" in error
-
-
 def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
     """Nothing in trainer/ shadows a dependency."""
     command = [
@@ -319,15 +192,6 @@ def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
 
 
 @needs_shared
-@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
-def test_public_tokenizers_load_and_round_trip(name):
-    public = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name)
-    assert len(public) == 6400
-    assert [public.pad_token_id, public.bos_token_id, public.eos_token_id] == [0, 1, 2]
-    assert all(public.decode(public(text).input_ids) == text for text in ODD_TEXTS)
-
-
-@needs_shared
 @pytest.mark.parametrize("corpus_name, least", [("en_wiki", 3.05), ("zh_wiki", 3.12), ("code_python", 2.75)])
 def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     """Reference: both public tokenizers on the same validation text, and what was asked of ours."""
@@ -338,14 +202,3 @@ def test_more_bytes_per_token_than_the_public_tokenizers(corpus_name, least):
     ours, *public = [float(line.split("|")[2]) for line in table.splitlines()[2:]]
     assert ours > 1.05 * max(public)
     assert ours >= least
-
-
-def test_compare_counts_bytes_per_token(corpus):
-    """Reference: a count by hand."""
-    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    ratio = sum(len(t.encode()) for t in texts) / sum(
-        len(tokenizer.encode(t, add_special_tokens=False).ids) for t in texts
-    )
-    assert f"| {ratio:.3f} |" in compare([str(MODEL)], [TextSource(str(corpus), "text")])

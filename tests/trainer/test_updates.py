@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.loader import UpdateSchedule
 from tests.helpers import losses, records, train, write_corpus
 from trainer.machine.ranks import Ranks
-from trainer.updates import note_on_rows, rows_of_update, rows_of_warmup, schedule_of, with_accumulation
+from trainer.updates import note_on_rows, rows_of_update, schedule_of, with_accumulation
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
@@ -62,21 +61,6 @@ def test_micro_batches_follow_from_the_ranks(ranks, steps):
     assert (note_on_rows(asked, ranks) is None) == full
 
 
-def test_without_the_flag_nothing_is_settled():
-    asked = flags(4, 3)
-    ranks = Ranks(world_size=2)
-    assert with_accumulation(asked, ranks) is asked
-    assert rows_of_update(asked, ranks) == 24
-    assert schedule_of(asked, ranks, 100, 5) == UpdateSchedule(100, 4, 3, 2, 5)
-    assert note_on_rows(asked, ranks) is None
-    assert rows_of_warmup(asked, 10, ranks) == 80
-
-
-def test_warm_up_ends_at_the_same_row_on_any_number_of_ranks():
-    asked = flags(4, rows_per_update=24)
-    assert {rows_of_warmup(asked, 10, Ranks(world_size=world)) for world in (1, 2, 3)} == {40}
-
-
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path):
     """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
     write_corpus(tmp_path / "data.jsonl")
@@ -87,12 +71,3 @@ def test_a_run_has_the_updates_of_accumulation_steps(tmp_path):
     assert [line["lr"] for line in records(by_rows)] == [line["lr"] for line in records(by_steps)]
     kept = (tmp_path / "rows" / "pretrain_16.settings.yaml").read_text()
     assert "rows_per_update: 6" in kept and "accumulation_steps: 8" in kept
-
-
-def test_rows_that_do_not_fit_are_told(tmp_path, capsys):
-    write_corpus(tmp_path / "data.jsonl")
-    train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, batch_size=4, rows_per_update=6, max_updates=1)
-    assert (
-        "note: --rows_per_update 6: 2 micro-batches of --batch_size 4 on 1 rank would hold 8 rows"
-        in capsys.readouterr().out
-    )

@@ -16,10 +16,9 @@ from trainer.budget.settings import seconds_of
 from trainer.budget.speed import Machine, estimated_seconds, measured_seconds
 from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_DEVICES, what_the_compiler_lacks
-from trainer.pretrain.flops import flops_per_token
-from trainer.pretrain.memory import training_bytes
+from trainer.pretrain.footprint import flops_per_token, training_bytes
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sample_prompts import read_prompts
+from trainer.sampling import read_prompts
 
 # Seconds that compiling takes: the first time, and once the compiler has kept its results.
 COMPILE_S = 35.0

@@ -29,7 +29,7 @@ from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
-from trainer.pretrain.flops import flops_per_token
+from trainer.pretrain.footprint import flops_per_token
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 # Of the rate of large products that was measured, what a compiled micro-batch of width 128 reaches on a CPU, and what each

@@ -26,7 +26,7 @@ from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
-from trainer.advice import common_warnings, is_changed, warnings_of
+from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
 from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
 from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
@@ -42,7 +42,6 @@ from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
-from trainer.reporting.next_commands import NextCommand
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainer.tensor_parts import own_part
+from trainer.sharding import own_part
 
 # ([n, rows, columns], shape of a whole matrix) -> the same in bf16, each matrix orthogonalised. Where the matrices are sharded
 # among ranks (trainer/sharding.py), `rows` are this rank's.

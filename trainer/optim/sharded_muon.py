@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.optim import muon
-from trainer.tensor_parts import rows_of_ranks
+from trainer.sharding import rows_of_ranks
 
 
 class ShardedOrthogonalise:

@@ -31,8 +31,8 @@ from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.devices import autocast
 from trainer.machine.limits import is_out_of_memory
 from trainer.machine.ranks import Ranks
+from trainer.pretrain.footprint import STATE_BYTES, training_bytes
 from trainer.pretrain.loss import pretrain_loss
-from trainer.pretrain.memory import STATE_BYTES, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 
@@ -90,9 +90,23 @@ def settle(
     return with_rows(settings, rows), [f"{update_text(settings, rows)}{why}"]
 
 
+def settle_on_rows(
+    settings: PretrainSettings,
+    stem: Path,
+    model: MiniMindForCausalLM,
+    corpus: Corpus,
+    pad_id: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    free: float | None,
+) -> tuple[PretrainSettings, list[str]]:
+    """`settle` with the model and the data of a run. free: bytes of memory. A collective."""
+    fits = partial(fits_all_ranks, settings, model, corpus, pad_id, dtype, device, ranks, free)
+    return settle(settings, stem, model.config, corpus.plan(0).n_rows, device.type, ranks, fits)
+
+
 def fits_all_ranks(
-    rows: int,
-    *,
     settings: PretrainSettings,
     model: MiniMindForCausalLM,
     corpus: Corpus,
@@ -101,8 +115,9 @@ def fits_all_ranks(
     device: torch.device,
     ranks: Ranks,
     free: float | None,
+    rows: int,
 ) -> bool:
-    """Whether a micro-batch of so many rows fits all ranks: tried on a GPU, by the formula elsewhere. free: bytes. A collective."""
+    """Whether a micro-batch of so many rows fits all ranks: tried on a GPU, by the formula elsewhere. A collective."""
     plan = corpus.plan(0)
     if device.type != "cuda":
         needed = training_bytes(

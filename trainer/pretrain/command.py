@@ -4,18 +4,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trainer.budget.kept_plan import check_out_dir, refuse_forgotten_budget
+from model.config import MiniMindConfig, parameter_count
+from model.hf_folder import read_config
+from trainer.budget.kept_plan import check_out_dir, kept_plan, refuse_forgotten_budget
+from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.budget.planner import advice_on_planning, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
-from trainer.machine.cpu_ranks import divide
+from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.measure import available_memory
 from trainer.machine.out_of_memory import told_in_a_line
+from trainer.pretrain.auto_batch import why_whole
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.micro_batch import micro_batch_of
-from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
+from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 
 
 def run_command(
@@ -60,3 +63,35 @@ def train(
         on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
     job = job_kind(settings, surroundings)
     return Trainer(job, surroundings).run()
+
+
+# Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
+LARGE_VOCABULARY = 64_000
+
+
+def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
+    """given: names of the settings that the user has said. None where flags or a folder of weights are wrong: the job says why."""
+    folder = settings.weight_folder()
+    try:
+        if folder is not None:
+            config = read_config(folder)
+        else:
+            asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
+            config = MiniMindConfig(**asked)
+            if settings.tokenizer_path != DEFAULT_TOKENIZER:
+                config.vocab_size = LARGE_VOCABULARY
+    except (ValueError, OSError):
+        return None
+    whole = why_whole(config)
+    is_planned = settings.has_budget and "batch_size" not in given
+    plan = kept_plan(settings, given) if is_planned and settings.from_resume else None
+    if plan is not None:
+        before = plan.settings
+        # A run that goes on: its first start has chosen the batch, and the processes that share it.
+        shape = (before.batch_size, before.max_seq_len)
+        processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None
+        return Divisible(*shape, parameter_count(config), whole, processes=processes)
+    # The plan, or the job, will take a batch that the processes can share.
+    is_free = is_planned or settings.batch_size == AUTO_ROWS
+    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
+    return Divisible(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)

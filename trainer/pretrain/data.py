@@ -1,19 +1,22 @@
-"""The data of a run as its flags name it."""
+"""The data of a run as its flags name it, and where a mixture ends whose shares change over the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import UserError
+from common.errors import DataError, UserError
 from common.notices import announce
 from common.paths import ROOT
-from dataset.corpus import Corpus
+from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.mixed_plan import Move
 from dataset.planned_mixture import RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
+from trainer.budget.clock import Clock, clock_of_plan
+from trainer.job import UNLIMITED, Length, Progress
 from trainer.machine.collectives import first_rank_first, until_all_are_ready
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
@@ -136,3 +139,81 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
             )
         corpus.plan(0)
     return corpus
+
+
+def length_of_run(
+    settings: PretrainSettings,
+    ranks: Ranks,
+    corpus: Corpus,
+    validation: ValidationBatches | None,
+    layers: int,
+    prompts: int,
+) -> Length:
+    """Where a run ends: by its flags or by the clock of a --budget. layers: of the model; prompts: how many samples it draws."""
+    length = Length(settings.epochs, settings.max_updates or UNLIMITED)
+    length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
+    if settings.max_updates:
+        length.flag = "--max_updates"
+    if corpus.planned is not None:
+        # All passes over all sources are one plan.
+        length.epochs = 1
+    if length.clock is not None or (corpus.planned is not None and not settings.max_updates):
+        # A plan is for one budget, and another number of passes would be another plan from the first row on.
+        length.flag = ""
+    return length
+
+
+class PlannedEnd:
+    """Keeps the plan of a run of some updates in step with where the run ends.
+
+    settings: with the final number of rows in an update. corpus: whose shares change.
+    """
+
+    def __init__(self, settings: PretrainSettings, ranks: Ranks, corpus: Corpus, clock: Clock | None) -> None:
+        self.settings = settings
+        self.ranks = ranks
+        self.clock = clock
+        assert corpus.planned is not None
+        self.corpus = corpus
+        self.planned = corpus.planned
+        self.has_told_shortage = False
+
+    def replan(self, progress: Progress) -> str | None:
+        """As `Job.replan`."""
+        # At its start a run has those of the plan.
+        moves = [*(progress.moves or self.planned.plan.moves)]
+        last = moves[-1]
+        place = progress
+        if progress.epoch:
+            # The run was at its end. If it is given more updates, its one epoch goes on.
+            place = replace(progress, epoch=0, row=last.end)
+        move = self._move(place)
+        # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
+        # no beginning any more, only the end matters.
+        is_new = move.end != last.end or move.fall_row not in (last.fall_row, move.row)
+        if is_new:
+            moves.append(move)
+            progress.epoch, progress.row = place.epoch, place.row
+        progress.moves = moves
+        self.corpus.replan(moves)
+        shortage = self.planned.shortage()
+        line = ""
+        if shortage is not None and not self.settings.has_budget and self.clock is None:
+            raise DataError(shortage.told(self.settings.max_updates, progress.update))
+        if shortage is not None and not self.has_told_shortage:
+            # A clock moves the end as the time asks for it.
+            self.has_told_shortage = True
+            line = f"warning: with the end that the budget sets, {shortage.sources}"
+        return line if line or is_new else None
+
+    def _move(self, progress: Progress) -> Move:
+        """What is left of the run, in rows."""
+        settings, row = self.settings, progress.row
+        rows = rows_of_update(settings, self.ranks)
+        course = self.clock.moved if self.clock is not None else None
+        if course is None:
+            end = row + max(settings.max_updates - progress.update, 0) * rows
+            return Move(row, end, 1.0, end)
+        end = row + max(course.end - progress.update, 0) * rows
+        fall_row = row + max(course.fall_from - progress.update, 0) * rows
+        return Move(row, fall_row, 1 - settings.decay_share, end)

@@ -1,5 +1,6 @@
 """Tokenizer and model that a run begins with: a fresh model, or one with weights that are there."""
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -14,22 +15,15 @@ from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.shipped import unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size, vocabulary_digest
+from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
 from model.checkpointing import recompute_layers
-from model.config import TOKEN_IDS, MiniMindConfig
-from model.hf_folder import checked_files, read_config
+from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
+from model.hf_folder import checked_files, load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.memory import refuse_too_large
-from trainer.pretrain.public_weights import (
-    PublicModel,
-    checked_folder,
-    model_of_folder,
-    settings_of_folder,
-    tokenizer_notices,
-)
+from trainer.pretrain.footprint import refuse_too_large
 from trainer.pretrain.settings import (
     DEFAULT_TOKENIZER,
     FILES_OF_MODELS,
@@ -39,7 +33,7 @@ from trainer.pretrain.settings import (
     weight_folder,
 )
 from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
-from trainer.sharding import build_on_main
+from trainer.sharding import build_on_main, group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -50,7 +44,7 @@ class FirstModel:
     """Tokenizer and model, which fit each other and the rows.
 
     settings: those of the run, in which a folder of --from_weight has decided on some. vocabulary: digest of the tokenizer's.
-    notices: lines on the two.
+    notices: lines on the two. group_size: ranks that share one model; of one alone it lies on the device.
     """
 
     settings: PretrainSettings
@@ -59,6 +53,7 @@ class FirstModel:
     vocabulary: str
     model: MiniMindForCausalLM
     notices: list[str]
+    group_size: int
 
 
 def open_model(
@@ -66,13 +61,13 @@ def open_model(
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder],
     ranks: Ranks,
     device: torch.device,
-    group_size: int,
 ) -> FirstModel:
-    """Tokenizer and model of a run. group_size: ranks that will share one model; of one alone it lies on the device.
+    """Tokenizer and model of a run.
 
     Errors: UserError, ValueError for what does not fit, UserError where memory is used up.
     """
     notices: list[str] = []
+    group_size = group_size_of(settings.shard, ranks)
     folder = settings.weight_folder()
     public = None
     if folder is not None:
@@ -114,7 +109,7 @@ def open_model(
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
         recompute_layers(model)
-    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
+    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
 
 
 def check_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
@@ -214,3 +209,64 @@ def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
     """Errors: UserError for rows that are longer than the table of positions."""
     if max_seq_len > config.max_position_embeddings:
         raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")
+
+
+@dataclass(frozen=True)
+class PublicModel:
+    """A Hugging Face folder that was looked at: its config, and the files whose tensors are those of such a model."""
+
+    folder: Path
+    config: MiniMindConfig
+    files: list[Path]
+
+
+def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
+    """The settings with what the folder tells: they describe the run as those of a fresh model would.
+
+    config: the folder's. Errors: UserError for a flag that says otherwise, and for a folder without a tokenizer where
+    none is named.
+    """
+    found: dict[str, object] = {}
+    for name in MODEL_FLAGS:
+        found[name] = getattr(config, name)
+        asked = getattr(settings, name)
+        # None: the user has not said it. One that says a fresh model's default contradicts as any other value does.
+        if asked is not None and asked != found[name]:
+            raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
+    found["tokenizer_path"] = settings.tokenizer_path or str(folder)
+    if not settings.tokenizer_path and not has_tokenizer(folder):
+        raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
+    # The type checker does not see that names and values belong together.
+    return dataclasses.replace(settings, **found)  # type: ignore[arg-type]
+
+
+def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> list[str]:
+    """A line where the tokenizer of the run is another one than the folder's. vocabulary: its `vocabulary_digest`."""
+    if Path(tokenizer_path) == folder or not has_tokenizer(folder):
+        return []
+    if vocabulary_digest(load_tokenizer(folder)) == vocabulary:
+        return []
+    return [
+        f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {tokenizer_path}"
+    ]
+
+
+def model_of_folder(public: PublicModel) -> MiniMindForCausalLM:
+    """Errors: UserError where the weights are damaged or those of another model."""
+    try:
+        return load_folder(MiniMindForCausalLM, public.folder, public.config, public.files)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight: {error}") from error
+
+
+def checked_folder(folder: Path, config: MiniMindConfig) -> PublicModel:
+    """The folder, if its model is one of `config`. Errors: UserError where it is another."""
+    try:
+        theirs = read_config(folder)
+        # The shapes are compared with the files. Other fields, such as rope_theta, do not show in any tensor.
+        for name in ARCHITECTURE:
+            if getattr(theirs, name) != getattr(config, name):
+                raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
+        return PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from_weight: {error}") from error

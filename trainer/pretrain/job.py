@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,18 +11,13 @@ from common.errors import user_errors
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
-from trainer.advice import lines_of_sources
-from trainer.budget.clock import clock_of_plan
 from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
-    UNLIMITED,
-    Closing,
     Identity,
     Job,
-    Length,
     Looks,
     Outlook,
     Progress,
@@ -37,18 +31,15 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.auto_batch import fits_all_ranks, settle
-from trainer.pretrain.data import DOCUMENTS, TextKind, open_data
+from trainer.pretrain.auto_batch import settle_on_rows
+from trainer.pretrain.data import DOCUMENTS, PlannedEnd, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
+from trainer.pretrain.footprint import free_memory
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
-from trainer.pretrain.memory import free_memory
 from trainer.pretrain.outlook import make_fast, pretraining_outlook
-from trainer.pretrain.planned_end import PlannedEnd
 from trainer.pretrain.settings import PretrainSettings, weight_name
-from trainer.sample_prompts import read_prompts
-from trainer.sampling import samples
+from trainer.sampling import read_prompts, samples
 from trainer.saving.weights import save_weights
-from trainer.sharding import group_size_of
 from trainer.updates import rows_of_warmup
 
 # These shape how a run goes on from here, and leave alone which document stands in which row.
@@ -96,14 +87,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         compare_precision(ranks, dtype)
         if precision_notice:
             self.notices.append(precision_notice)
-        group_size = group_size_of(settings.shard, ranks)
         self.free_memory = free_memory(device, ranks, surroundings.available_memory)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(settings, self.kind.encoder, ranks, device, group_size)
+            self.first_model = open_model(settings, self.kind.encoder, ranks, device)
             settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
@@ -128,19 +118,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
             # Numbers in the place of --batch_size auto. What is said of flags is said of those that were asked for.
             self.asked = settings
-            fits = partial(
-                fits_all_ranks,
-                settings=settings,
-                model=self.model,
-                corpus=self.corpus,
-                pad_id=self.pad_id,
-                dtype=dtype,
-                device=device,
-                ranks=ranks,
-                free=self.free_memory,
+            settings, lines = settle_on_rows(
+                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, self.free_memory
             )
-            n_rows = self.corpus.plan(0).n_rows
-            settings, lines = settle(settings, stem, self.config, n_rows, device.type, ranks, fits)
             self.notices += lines
         self.settings = settings
         # Without the budget: the plan is in the other settings.
@@ -176,7 +156,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             settings,
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
-            group_size=group_size,
+            group_size=self.first_model.group_size,
             cuda_graphs=None if without_graphs else settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,
@@ -195,23 +175,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             eval_interval=settings.eval_interval,
             samples=self.samples if self.prompts else None,
         )
-        self.length = Length(settings.epochs, settings.max_updates or UNLIMITED)
-        self.length.clock = clock_of_plan(
-            settings,
-            ranks,
-            self.corpus,
-            self.validation,
-            layers=self.config.num_hidden_layers,
-            prompts=len(self.prompts),
+        self.length = length_of_run(
+            settings, ranks, self.corpus, self.validation, self.config.num_hidden_layers, len(self.prompts)
         )
-        if settings.max_updates:
-            self.length.flag = "--max_updates"
-        if self.corpus.planned is not None:
-            # All passes over all sources are one plan.
-            self.length.epochs = 1
-        if self.length.clock is not None or (self.corpus.planned is not None and not settings.max_updates):
-            # A plan is for one budget, and another number of passes would be another plan from the first row on.
-            self.length.flag = ""
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
         self.planned_end = None
@@ -290,5 +256,5 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         vocabulary = self.first_model.vocabulary
         save_weights(dict(weights), self.config.to_dict(), self.files.stem, vocabulary, special_tokens)
 
-    def closing(self, progress: Progress) -> Closing:
-        return Closing(*lines_of_sources(self.corpus.trained(progress.epoch, progress.row)))
+    def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
+        return self.corpus.trained(progress.epoch, progress.row)

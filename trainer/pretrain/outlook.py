@@ -1,31 +1,33 @@
 """What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
 
+import gzip
+import lzma
 import math
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.leaks_at_start import leak_notices
+from dataset.store.interface import Documents, Ints
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
-from trainer.advice import CurveWatch, Forecast, SizeOfRun, note_on_expected, pretraining_notices
+from trainer.advice import CurveWatch, Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.budget.text import parts_of, text_scale
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.compressors import compressed
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.flops import flops_per_token, mean_context
-from trainer.pretrain.memory import training_bytes
+from trainer.pretrain.footprint import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
-from trainer.reporting.next_commands import NextCommand
 from trainer.reporting.records import ANSWERS
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update
 
@@ -113,8 +115,9 @@ def pretraining_outlook(
     )
     said = [*first_model.notices, *notices]
     # The chat template writes special tokens, and a message that spells one stays text.
-    if settings.parse_special_tokens is None and ranks.is_main and not answers:
-        said += note_on_spelt_tokens(corpus.stores, tokenizer)
+    by_weights = settings.parse_special_tokens is False and settings.from_weight != "none"
+    if (settings.parse_special_tokens is None or by_weights) and ranks.is_main and not answers:
+        said += note_on_spelt_tokens(corpus.stores, tokenizer, by_weights)
     if first_model.encoder.eos_id is None:
         said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
     said += pretraining_notices(asked, run)
@@ -205,3 +208,35 @@ def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand
         commands.append(NextCommand("measure", measure))
     export = f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"
     return [*commands, NextCommand("export to Hugging Face", export)]
+
+
+# Of the text, at most about so many bytes are compressed, which takes a second.
+SAMPLE_BYTES = 1 << 20
+
+
+def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, float]:
+    """{"gzip": bits per byte, "xz": bits per byte, "bytes": of the text that was compressed}; {} where there is no text.
+
+    documents: their numbers. Of a long text every n-th document is taken, so the same text gives the same figures.
+    """
+    n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64))
+    step = max(1, ceil_div(n_bytes, SAMPLE_BYTES))
+    texts = []
+    left = SAMPLE_BYTES
+    for document in documents[::step].tolist():
+        begin, end = int(store.offsets[document]), int(store.offsets[document + 1])
+        # A document may be longer than all of the sample; no token stands for less than a byte of it, or nearly none does.
+        ids = np.asarray(store.tokens[begin : min(end, begin + left)]).tolist()
+        text = tokenizer.decode(ids, skip_special_tokens=True).encode(errors="replace")
+        texts.append(text)
+        left -= len(text)
+        if left <= 0:
+            break
+    raw = b"\n".join(texts)
+    if not raw.strip():
+        return {}
+    return {
+        "gzip": 8 * len(gzip.compress(raw, 9, mtime=0)) / len(raw),
+        "xz": 8 * len(lzma.compress(raw, preset=6)) / len(raw),
+        "bytes": len(raw),
+    }

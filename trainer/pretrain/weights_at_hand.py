@@ -6,13 +6,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from model.pth_format import read_json
-from trainer.pretrain.settings import MODEL_FLAGS
-
 # A line holds no more.
 MOST_NAMED = 3
-# Of a flag
-LONGEST_VALUE = 20
 # The end of a weight's name, see `weight_name`.
 WIDTH_AND_KIND = re.compile(r"_([0-9]{1,6})(_moe)?$")
 
@@ -61,27 +56,12 @@ def from_here(path: Path) -> Path:
 
 
 def flags_of_trainer(path: Path, asked: Mapping[str, object]) -> str:
-    """What a trainer is told to go on from a weight. asked: the values of MODEL_FLAGS that it has without."""
+    """What a trainer is told to go on from a weight. asked: the model's shape without further flags."""
     words = ["--from_weight", str(from_here(path))]
-    for name, value in shape_of(path).items():
-        if asked.get(name) != value:
-            words += [f"--{name}", str(int(value) if isinstance(value, bool) else value)]
-    return shlex.join(words)
-
-
-def shape_of(path: Path) -> dict[str, object]:
-    """{flag: value} of MODEL_FLAGS, from the .json beside a weight; from its name where there is none."""
-    try:
-        fields = read_json(path.with_suffix(".json"))
-    except (ValueError, OSError):
-        fields = {}
     found = WIDTH_AND_KIND.search(path.stem)
-    if found:
-        fields = {"hidden_size": int(found[1]), "use_moe": found[2] is not None, **fields}
-    shape: dict[str, object] = {}
-    for name in MODEL_FLAGS:
-        value = fields.get(name)
-        # The file may hold anything.
-        if isinstance(value, str | int) and len(str(value)) <= LONGEST_VALUE:
-            shape[name] = value
-    return shape
+    # The trainer itself reads the shape in a .json beside the weight. MiniMind's own have it in their names alone.
+    if found and not path.with_suffix(".json").is_file():
+        for name, value in (("hidden_size", int(found[1])), ("use_moe", int(found[2] is not None))):
+            if asked.get(name) != value:
+                words += [f"--{name}", str(value)]
+    return shlex.join(words)

@@ -16,8 +16,7 @@ from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
 from trainer.reporting.pages import write_page
-from trainer.reporting.quality import quality, remarks
-from trainer.reporting.records import FIGURES, RunRecords, trains_answers
+from trainer.reporting.records import FIGURES, RunRecords, quality, remarks, trains_answers
 
 # Evaluations before the last one whose samples are shown
 EARLIER = 20

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -142,25 +141,11 @@ class Reporter:
         is_first_failure = not self._unwritten
         self._unwritten += line
         try:
-            if not os.path.exists(self.file.name):
-                self._write_anew()
             # A disk that becomes full takes a part.
             self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
         except OSError as error:
             if is_first_failure:
                 self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
-
-    def _write_anew(self) -> None:
-        """Begin the metrics file again that somebody has deleted, perhaps with its folder: as long as it is open it can be read."""
-        assert self.file is not None
-        path = Path(self.file.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
-        self.file.seek(0)
-        self._unwritten = self.file.read() + self._unwritten
-        self.file.close()
-        self.file = file
-        self.say(f"warning: {path} was deleted while the run goes on; it is written again")
 
 
 def finite(value: Any) -> Any:

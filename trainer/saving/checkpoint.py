@@ -63,7 +63,7 @@ from trainer.saving.parts import (
 )
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
-from trainer.tensor_parts import is_sharded, part_of
+from trainer.sharding import is_sharded, part_of
 
 # bytes of a digest file: 64 digits and the name of a file
 MOST_DIGEST_BYTES = 4096

@@ -29,7 +29,7 @@ from common.nested import replaced
 from model.weight_files import check_kind
 from trainer.saving.places import appears
 from trainer.saving.weights import write_tensors
-from trainer.tensor_parts import TensorPart, rows_of_ranks
+from trainer.sharding import TensorPart, rows_of_ranks
 
 # the files of a folder beside the parts themselves
 SUMS = "SHA256SUMS"

@@ -14,8 +14,7 @@ from common.wording import printable
 from scripts.play import PlayedModel, parse_request
 from tests.scripts.playground.chromium import chromium, needs_chromium, requested, set_window, until
 from tests.scripts.playground.pages import HOSTILE, played_model, serving
-from tests.trainer.reporting.test_html_report import START, metrics_file
-from trainer.reporting.charts import Chart
+from tests.trainer.reporting.test_html_report import metrics_file
 
 # Half a minute in all
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -142,15 +141,6 @@ class Page:
         assert [entry["message"] for entry in self.driver.get_log("browser")] == []
 
 
-def test_a_link_of_another_page_leads_here(browser, small):
-    """It comes from another site, without an Origin; so does a reload of what it led to."""
-    browser.get(f"data:text/html,<a href='{small.address}'>go</a>")
-    browser.find_element("css selector", "a").click()
-    until(lambda: browser.title == "MiniMind: play")
-    browser.refresh()
-    until(lambda: browser.find_elements("css selector", ".card"))
-
-
 def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
     """Both models, each what it writes without the page; the time of the first token is printed."""
     page = Page(browser, small)
@@ -174,23 +164,6 @@ def request_of(page, text, tokens):
     values = {name: json.loads(page.one(f"#{name}").get_property("value")) for name in ("temperature", "top_p", "seed")}
     body = {"model": 0, "text": text, "max_new_tokens": tokens, **values}
     return parse_request(json.dumps(body).encode(), n_models=1)
-
-
-def test_pointing_at_a_piece_shows_what_else_could_have_stood_there(browser, small):
-    from selenium.webdriver import ActionChains
-
-    page = Page(browser, small)
-    page.write("the cat")
-    piece = page.all(".piece")[3]
-    ActionChains(browser).move_to_element(piece).perform()
-    until(lambda: page.one("#hint").is_displayed())
-    rows = page.one("#hint").text.splitlines()
-    assert len(page.all("#hint .bar")) >= 6 and any("%" in row for row in rows)
-    assert page.all("#hint .bar.drawn")
-    box = page.one("#hint").rect
-    width, height = page.run("return [innerWidth, innerHeight]")
-    assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    assert box["y"] >= 0 and box["y"] + box["height"] <= height
 
 
 def test_everything_works_by_keyboard(browser, small):
@@ -274,35 +247,6 @@ def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
         page.check_that_nothing_was_obeyed(server)
 
 
-def test_hostile_files_are_shown(browser, tmp_path):
-    for number, text in enumerate(HOSTILE):
-        path = metrics_file(tmp_path / f"run{number}.metrics.jsonl", n=3)
-        lines = path.read_text(encoding="utf-8").splitlines()[1:]
-        start = {**START, "charts": [Chart(text, ("loss", "lr", text)).as_record()]}
-        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, text: 1.0})]
-        lines += [json.dumps({"step": 9, "update": 9, "tokens": 400, "prompt": text, "text": text * 2})]
-        path.write_text("\n".join([json.dumps(start), *lines, '{"half']), encoding="utf-8")
-        # The latest six are looked at.
-        os.utime(path, (number, number))
-    if os.name != "nt":
-        metrics_file(tmp_path / "<img src=x onerror=alert(1)>\u202e.metrics.jsonl")
-    with serving([], tmp_path) as server:
-        page = Page(browser, server)
-        until(lambda: len(page.all(".run")) >= 30)
-        boxes = page.all(".run input")
-        for begin in range(0, len(boxes), 6):
-            for box in boxes:
-                wanted = box in boxes[begin : begin + 6]
-                if box.is_selected() != wanted:
-                    page.run("arguments[0].click()", box)
-            wanted = page.run(
-                "return [...document.querySelectorAll('.run:has(:checked)')].map(r => r.dataset.id).join()"
-            )
-            until(lambda wanted=wanted: page.one("#run-charts").get_attribute("data-shown") == wanted)
-            assert page.all("figure") and page.all("#run-samples pre")
-            page.check_that_nothing_was_obeyed(server)
-
-
 def test_a_run_that_trains_is_followed(browser, tmp_path):
     path = metrics_file(tmp_path / "pretrain_16.metrics.jsonl", n=10)
     with serving([], tmp_path) as server:
@@ -377,11 +321,3 @@ def contrast(first, second):
             parts.append(share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4)
         lights.append(0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2])
     return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-def test_an_error_is_told_in_words(browser, small):
-    page = Page(browser, small)
-    page.write("word " * 6000)
-    assert "4,096 fit; make it shorter" in page.one(".card .bad").text
-    page.write("the cat", tokens=2)
-    assert not page.all(".card .bad")

@@ -20,7 +20,7 @@ from trainer.budget.planner import with_row_length
 from trainer.budget.speed import Machine
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command, memory
+from trainer.pretrain import command, footprint
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -249,7 +249,7 @@ def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
 def test_what_a_plan_leaves_in_the_process_is_not_counted_twice(text, tmp_path, monkeypatch, capfd):
     """Compiled code and the heap of a measurement: the run's estimate has room for them. A run without a plan is warned."""
     free = {"now": 8e9}
-    for module in (memory, command):
+    for module in (footprint, command):
         monkeypatch.setattr(module, "available_memory", lambda device: free["now"])
     choose = planner.Planner.choose
 

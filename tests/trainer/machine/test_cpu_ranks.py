@@ -14,7 +14,7 @@ from trainer.electra.settings import parse_args as electra_args
 from trainer.machine import cpu_ranks
 from trainer.machine.cpu_ranks import Divisible, SharedMemory, choose, divide
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.micro_batch import micro_batch_of
+from trainer.pretrain.command import micro_batch_of
 from trainer.pretrain.settings import parse_args
 from trainer.train_electra import micro_batch_of as electra_micro_batch_of
 

@@ -5,27 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from common.errors import UserError
 from dataset.loader import Batch
 from dataset.packing import Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from tests.helpers import losses, records, tiny_model, train, write_corpus
+from tests.helpers import losses, tiny_model, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import command
-from trainer.pretrain.auto_batch import converted, fits_gpu, recorded_rows, row_choices, settle, with_rows
+from trainer.pretrain.auto_batch import fits_gpu, recorded_rows, settle
 from trainer.pretrain.settings import PretrainSettings, parse_args
 
 CUDA = torch.device("cuda", 0)
-GB = 10**9
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
-T = 512
 
 
 USUAL_ROWS = PretrainSettings.usual_rows()
@@ -43,23 +38,6 @@ def settled(
 
 
 # ------------------------------------------------------------------------------------------ which rows are taken
-
-
-@given(
-    steps=st.integers(1, 40),
-    most=st.integers(1, 400),
-    sharing=st.sampled_from([1, 2, 4, 8]),
-    warmup=st.sampled_from([0, 1, 10, 37, 100]),
-)
-def test_choices_divide_the_update_and_the_warm_up(steps, most, sharing, warmup):
-    """Reference: every number of rows, asked one by one."""
-    rows_of_update = USUAL_ROWS * steps
-    wanted = []
-    for rows in range(1, most + 1):
-        whole = (rows_of_update / rows).is_integer() and (USUAL_ROWS * warmup / rows).is_integer()
-        if whole and rows % sharing == 0:
-            wanted.append(rows)
-    assert row_choices(rows_of_update, most, sharing, USUAL_ROWS * warmup) == wanted[::-1]
 
 
 @pytest.mark.parametrize(
@@ -82,26 +60,6 @@ def test_the_update_keeps_its_rows(tmp_path, argv, rows_of_epoch, wanted):
     assert (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * settings_of(*argv).accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
-
-
-def test_a_cpu_takes_no_more_than_it_is_fast_with(tmp_path):
-    settings, _ = settled(tmp_path, device_type="cpu")
-    assert (settings.batch_size, settings.accumulation_steps) == (16, 16)
-
-
-def test_processes_that_share_a_micro_batch_get_equal_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.machine.collectives.dist.broadcast_object_list", lambda answer, src: None)
-    ranks = Ranks(0, 0, 4, sharing=4)
-    settings, _ = settled(tmp_path, "--device", "cpu", device_type="cpu", ranks=ranks, fits=lambda rows: False)
-    assert settings.batch_size == 4
-    with pytest.raises(UserError, match="--cpu_processes 3 --batch_size auto: updates of 256 rows cannot be divided"):
-        settled(tmp_path, device_type="cpu", ranks=Ranks(0, 0, 3, sharing=3))
-
-
-def test_a_loss_that_is_defined_over_a_micro_batch_keeps_it(tmp_path):
-    experts = MiniMindConfig(generation="minimind3", use_moe=True)
-    settings, _ = settled(tmp_path, config=experts)
-    assert (settings.batch_size, settings.accumulation_steps) == (32, 8)
 
 
 @pytest.mark.parametrize(
@@ -130,25 +88,6 @@ def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path, argv, fit, tried, w
     assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
 
-def test_what_counts_micro_batches_counts_as_many_rows():
-    settings = with_rows(
-        settings_of("--eval_interval", "0", "--log_interval", "1", "--save_interval", "1000000000"), 16
-    )
-    assert (settings.eval_interval, settings.log_interval, settings.save_interval) == (0, 2, 10**9)
-    settings = with_rows(settings_of("--warmup_iters", "16"), 256)
-    assert (settings.log_interval, settings.save_interval, settings.eval_interval) == (12, 12, 62)
-    assert settings.warmup_iters == 2 and converted(1, 256, USUAL_ROWS) == 1
-
-
-@pytest.mark.parametrize("bad", ["0", "-1", "AUTO", "auto ", "1.5", "automatic", ""])
-def test_anything_else_is_refused_in_one_line(bad, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse_args(["--batch_size", bad])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.count("\n") == 1 and "argument --batch_size" in said
-
-
 # --------------------------------------------------------------------------------------------------------- whole runs
 
 
@@ -165,27 +104,6 @@ AUTO_RUN = {
 @pytest.fixture
 def data(tmp_path):
     return write_corpus(tmp_path / "corpus.jsonl", 400)
-
-
-@pytest.mark.slow
-def test_a_run_is_that_of_the_flags_which_it_comes_to(tmp_path, data):
-    """References: the same flags given, bit for bit; and micro-batches of 32, to rounding."""
-    with simulated_cuda():
-        auto = train(data_path=data, out_dir=tmp_path / "auto", device=None, **AUTO_RUN)
-        counts = {"log_interval": 1, "eval_interval": 1, "warmup_iters": 2}
-        given = {**AUTO_RUN, "batch_size": 64, "accumulation_steps": 1, **counts}
-        explicit = train(data_path=data, out_dir=tmp_path / "explicit", device=None, **given)
-        usual = train(data_path=data, out_dir=tmp_path / "usual", device=None, **{**AUTO_RUN, "batch_size": 32})
-    assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (64, 1)
-    assert auto.progress.update == usual.progress.update > 2
-    assert losses(auto) == losses(explicit)
-    for name in ("val_loss", "lr"):
-        curves = [[record[name] for record in records(run, name)] for run in (auto, usual)]
-        # The log of the usual run has one more line: of the last micro-batch, whose update has a line already.
-        assert len(curves[0]) == auto.progress.update
-        assert curves[0] == pytest.approx(curves[1][: len(curves[0])], rel=1e-6)
-    for name, weight in usual.engine.model.state_dict().items():
-        torch.testing.assert_close(auto.engine.model.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
 
 
 def fails_beyond(monkeypatch, most_rows):
@@ -260,33 +178,6 @@ def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatc
     assert resumed.progress.update == whole.progress.update
     for name, weight in whole.engine.model.state_dict().items():
         assert torch.equal(resumed.engine.model.state_dict()[name], weight)
-
-
-def test_a_resume_that_asks_for_another_update_gets_it(tmp_path, data, capsys):
-    shape = {"data_path": data, "out_dir": tmp_path, "device": "cpu"}
-    train(**shape, **AUTO_RUN)
-    resumed = train(**shape, **{**AUTO_RUN, "accumulation_steps": 1}, from_resume=1, epochs=2)
-    assert (resumed.settings.batch_size, resumed.settings.accumulation_steps) == (16, 2)
-    assert "an update now covers 32 rows, before the resume it covered 64" in capsys.readouterr().out
-
-
-def test_what_is_said_of_flags_is_said_of_those_that_were_given(tmp_path, data, capsys):
-    """The run has 12 micro-batches of 32 rows, and twice as many of 16."""
-    changes = {"val_fraction": 0, "eval_interval": None, "warmup_iters": 12}
-    train(data_path=data, out_dir=tmp_path, **{**AUTO_RUN, **changes})
-    said = capsys.readouterr().out
-    assert "--eval_interval" not in said
-    assert "warning: --warmup_iters 12: the run has 12 micro-batches, so its rate only rises" in said
-
-
-def test_a_settings_file_that_is_none_ends_in_one_line(tmp_path, data, capsys):
-    (tmp_path / "pretrain_16.settings.yaml").write_text("batch_size: [1, 2]\n")
-    (tmp_path / "pretrain_16_resume").mkdir()
-    (tmp_path / "pretrain_16_resume" / "update_00000001.pt").write_bytes(b"of a run that has saved")
-    with pytest.raises(SystemExit) as ended:
-        train(data_path=data, out_dir=tmp_path, **AUTO_RUN, from_resume=1)
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1 and "pretrain_16.settings.yaml" in said
 
 
 def test_a_run_that_has_saved_nothing_chooses_its_micro_batches_anew(tmp_path):

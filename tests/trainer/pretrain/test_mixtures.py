@@ -4,15 +4,14 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 
 import contextlib
 import json
-import shutil
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
-from common.errors import DataError, UserError
-from tests.helpers import flags, new_port, run_ranks, train, trainers_that_fit, write_corpus
+from common.errors import UserError
+from tests.helpers import flags, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.clock import Clock, Course, clock_of_plan
 from trainer.engine import Engine
@@ -150,66 +149,6 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
 
 
-def test_what_a_resume_has_left_must_be_there_and_no_more_than_that(sources, tmp_path):
-    """From row 0 so large updates would ask for too much. Only those that are left have them."""
-    options = {"data_path": schedule(sources, ":x2"), "max_updates": 40}
-    with stopped_after(20):
-        run(**options, out_dir=tmp_path / "few")
-    shutil.copytree(tmp_path / "few", tmp_path / "many")
-    with pytest.raises(DataError, match="too little text for 40 updates: .* where 2 may be") as caught:
-        run(**options, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
-    fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
-    assert 20 < fits < 40
-    fewer = run(**{**options, "max_updates": fits}, out_dir=tmp_path / "few", from_resume=1, batch_size=6)
-    assert fewer.progress.update == fits and all(told.passes <= 2 for told in fewer.job.corpus.planned.told())
-    with stopped_after(32):
-        run(**options, out_dir=tmp_path / "many", from_resume=1)
-    assert run(**options, out_dir=tmp_path / "many", from_resume=1, batch_size=6).progress.update == 40
-
-
-def test_a_fresh_run_that_asks_for_too_much_leaves_nothing(sources, tmp_path):
-    with pytest.raises(DataError, match="too little text for 400 updates"):
-        run(data_path=schedule(sources), out_dir=tmp_path, max_updates=400)
-    assert not list(tmp_path.glob("*.pth")) and not list(tmp_path.glob("*.metrics.jsonl"))
-
-
-def test_a_clock_that_moves_the_end_beyond_the_text_is_said_once(sources, tmp_path, capsys):
-    """Reference: the passes over the rows that were trained."""
-    courses = {4: Course(fall_from=50, end=60), 10: Course(fall_from=60, end=70)}
-    with clock(courses):
-        ended = run(data_path=schedule(sources), out_dir=tmp_path, max_updates=20, lr_schedule="wsd", decay_share=0.2)
-    assert ended.progress.update == 70
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
-    assert line.startswith("warning: with the end that the budget sets, ") and "times where 1 may be" in line
-    assert max(passes for *_, passes in ended.job.corpus.trained(ended.progress.epoch, ended.progress.row)) > 1
-
-
-MOVED = {"max_updates": 40, "lr_schedule": "wsd", "decay_share": 0.2}
-MOVES = {4: Course(fall_from=20, end=26), 12: Course(fall_from=26, end=32)}
-
-
-def rows_of_rank(data_path, folder):
-    """What one rank of two computes while the clock moves the end."""
-    new_port("mixture")
-    with clock(MOVES), trained_rows() as rows:
-        ended = run(data_path=data_path, out_dir=folder, batch_size=1, num_workers=1, **MOVED)
-    return {"rows": list(rows), "update": ended.progress.update, "weights": weights(ended)}
-
-
-@pytest.mark.slow
-def test_the_clock_moves_the_rows_of_all_ranks(sources, tmp_path):
-    """Reference: one rank with the same updates. Rank r has every second row of each update."""
-    data_path = schedule(sources, ":x9")
-    with clock(MOVES), trained_rows() as rows:
-        one = run(data_path=data_path, out_dir=tmp_path / "one", **MOVED)
-    first, second = run_ranks(rows_of_rank, data_path, str(tmp_path / "two"))
-    assert first["update"] == second["update"] == one.progress.update == 32
-    assert [row for pair in zip(first["rows"], second["rows"], strict=True) for row in pair] == rows
-    for name, ours in weights(one).items():
-        assert torch.allclose(ours, first["weights"][name], atol=1e-5)
-        assert torch.equal(first["weights"][name], second["weights"][name])
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_workers):
     """The end comes nearer, then further away; and the same with a stop in between, bit for bit."""
@@ -271,19 +210,6 @@ def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
         run(data_path=schedule(sources), out_dir=tmp_path, from_resume=1, epochs=2)
 
 
-def test_another_mixture_is_told_as_it_is_written(sources, tmp_path):
-    with stopped_after(5):
-        run(data_path=schedule(sources), out_dir=tmp_path)
-    other = [f"{sources[0]}:0.75..0.25:x2", f"{sources[1]}:0.25..0.75"]
-    with pytest.raises(UserError, match="made with another row layout") as caught:
-        run(data_path=other, out_dir=tmp_path, from_resume=1)
-    told = ": shares 0.8..0.2, 0.2..0.8 there, shares 0.75..0.25:x2, 0.25..0.75 in this run; use the same one"
-    assert told in str(caught.value)
-    with pytest.raises(UserError) as caught:
-        run(data_path=[f"{sources[0]}:0.75", f"{sources[1]}:0.25"], out_dir=tmp_path, from_resume=1)
-    assert ": shares 0.8..0.2, 0.2..0.8 there, shares 0.75, 0.25 in this run; use the same one" in str(caught.value)
-
-
 def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     by_flags = run(data_path=schedule(sources), out_dir=tmp_path / "flags")
     file = tmp_path / "mix.yaml"
@@ -303,23 +229,3 @@ def most_updates(run):
     job = run.job
     clock = clock_of_plan(replace(job.settings, budget="1h"), job.ranks, job.corpus, None, layers=1, prompts=0)
     return clock.most_updates
-
-
-@pytest.mark.parametrize("share", [0.5, "0.6..0.4"])
-def test_a_clock_lets_all_text_of_a_mixture_be_read_as_often_as_a_plan_does(sources, tmp_path, share):
-    """Reference: eight passes over the tokens of both sources, though a pass of fixed shares ends with the smaller one."""
-    small = str(write_corpus(tmp_path / "small.jsonl", 20, seed=2))
-    other = 0.5 if share == 0.5 else "0.4..0.6"
-    with trainers_that_fit() as trainers:
-        paths = [f"{sources[0]}:{share}", f"{small}:{other}"]
-        assert train_pretrain.main([*flags(out_dir=tmp_path / "out", max_updates=3), "--data_path", *paths]) == 0
-    (run,) = trainers
-    first = run.job.plan(0)
-    tokens_of_update = 4 * first.row_targets(0, first.n_rows) / first.n_rows
-    tokens = sum(targets for _, targets in run.job.corpus.parts())
-    assert most_updates(run) == int(8 * tokens / tokens_of_update)
-
-
-def test_a_clock_lets_one_text_be_read_eight_times(sources, tmp_path):
-    run = train(data_path=sources[0], out_dir=tmp_path, max_updates=3)
-    assert most_updates(run) == 8 * run.job.plan(0).n_rows // 4

@@ -4,7 +4,6 @@ References: transformers' own classes on the same documents, and runs that were 
 """
 
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -18,20 +17,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from common.errors import DataError, UserError
 from dataset.loader import assemble
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.config import DECLARATIONS
-from model.hf_folder import list_tensors
 from model.model_minimind import MiniMindConfig
 from model.weight_record import vocabulary_of
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
-from tests.helpers import ROOT, command_line, flags, losses, records, train, write_corpus
+from tests.helpers import ROOT, flags, losses, train, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.first_model import init_model
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.outlook import next_commands
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
 
 ENTRIES = 300
@@ -148,14 +145,6 @@ def flags_of_helper():
     return SMALL.keys() - {*UNSAID, "device", "report"}
 
 
-def test_flags_that_agree_are_fine(data, public, tmp_path):
-    said = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    run = train(
-        data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **said, use_moe=0, generation="minimind3"
-    )
-    assert run.progress.update > 0
-
-
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -173,15 +162,6 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     with pytest.raises(UserError, match=f"--{name} .* contradicts .*qwen3, whose {name} is .*: leave the flag out"):
         train(**{**UNSAID, "data_path": data, "out_dir": tmp_path, "from_weight": public["qwen3"], name: value})
     assert not (tmp_path / "pretrain_32.settings.yaml").exists()
-
-
-@pytest.mark.slow
-def test_what_does_not_fit_is_one_line_of_a_process_that_ends_with_2(data, copied, tmp_path):
-    change_config(copied, hidden_act="gelu")
-    arguments = flags(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
-    ended = command_line(arguments, HF_HUB_OFFLINE="1")
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert ended.stderr == f'error: {copied}/config.json: hidden_act is "gelu", and MiniMind computes "silu" alone\n'
 
 
 @pytest.mark.parametrize(
@@ -209,67 +189,12 @@ def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, me
     assert not list(tmp_path.glob("pretrain*"))
 
 
-def test_another_tokenizer_is_taken_where_the_user_names_one(data, copied, tmp_path, capsys):
-    """It needs no more entries than the model has embeddings. Another vocabulary than the folder's own is told."""
-    write_tokenizer(tmp_path / "other", entries=310)
-    named = {"data_path": data, "out_dir": tmp_path, "from_weight": copied, "tokenizer_path": tmp_path / "other"}
-    run = train(**named, **UNSAID)
-    assert run.job.first_model.encoder.vocab_size == 310
-    line = f"warning: {copied} has a tokenizer of its own, with another vocabulary than --tokenizer_path"
-    assert capsys.readouterr().out.count(line) == 1
-    for path in copied.glob("tokenizer*"):
-        path.unlink()
-    train(**named, **UNSAID)
-    assert "tokenizer of its own" not in capsys.readouterr().out
-    with pytest.raises(UserError, match="has 6,400 entries and the model embeddings for 320"):
-        train(**{**named, "tokenizer_path": ROOT / "model"}, **UNSAID)
-
-
-def test_a_tokenizer_without_an_end_is_told(data, copied, tmp_path, capsys):
-    write_tokenizer(copied, pad_token=END)
-    train(data_path=data, out_dir=tmp_path, from_weight=copied, **UNSAID)
-    assert capsys.readouterr().out.count("warning: the tokenizer has no EOS") == 1
-
-
 def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
     """Nothing is fetched."""
     with pytest.raises(
         UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither such a folder nor .* hf download"
     ):
         train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
-
-
-def test_documents_end_as_the_tokenizer_says(data, public):
-    """Without a beginning none is added."""
-    encoder = DocumentEncoder(load_tokenizer(public["qwen3"]))
-    (ids,) = encoder.encode(["the cat"])
-    assert encoder.bos_id is None and ids[-1] == encoder.eos_id and ids.count(encoder.eos_id) == 1
-
-
-def test_a_file_of_a_folder_is_told_to_name_the_folder(data, public, tmp_path):
-    weights = next(public["llama"].glob("*.safetensors"))
-    with pytest.raises(UserError, match=f"safetensors: name the folder that holds it .* {public['llama']}$"):
-        train(data_path=data, out_dir=tmp_path, from_weight=weights, **UNSAID)
-
-
-def test_a_folder_with_the_name_of_a_weight_does_not_stand_in_its_way(data, public, tmp_path, monkeypatch):
-    """trainer/ has a folder pretrain, and the weight is called so too. A folder of a model is named by ./"""
-    monkeypatch.chdir(tmp_path)
-    train(data_path=data, out_dir=tmp_path)
-    (tmp_path / "pretrain").mkdir()
-    named = {"data_path": data, "out_dir": tmp_path, "from_weight": "pretrain"}
-    assert train(**named).job.config.hidden_size == 16
-    with pytest.raises(UserError, match="--from_weight pretrain: the folder holds no model, .* is not there"):
-        train(**{**named, "out_dir": tmp_path / "other"})
-    shutil.copytree(public["qwen3"], tmp_path / "pretrain", dirs_exist_ok=True)
-    assert train(**named).job.config.hidden_size == 16
-    assert train(**{**named, "from_weight": "./pretrain"}, **UNSAID).job.config.hidden_size == 32
-
-
-def test_a_start_reads_the_folder_once(data, public, tmp_path):
-    with mock.patch("model.hf_folder.list_tensors", side_effect=list_tensors) as listed:
-        train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
-    assert listed.call_count == 1
 
 
 def test_the_flags_of_the_model_are_the_settings_that_its_config_has():
@@ -315,17 +240,6 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     assert whole.progress.update > 2
 
 
-def test_a_resume_notices_that_the_folder_rotates_otherwise(data, copied, tmp_path):
-    """YaRN shows in no tensor, and the training computes with it."""
-    arguments = flags(data_path=data, epochs=2, **UNSAID, out_dir=tmp_path / "run", from_weight=copied)
-    stopped_after(2, arguments)
-    yarn = {"rope_type": "yarn", "rope_theta": 50_000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    change_config(copied, rope_parameters={**yarn, "original_max_position_embeddings": 128, "attention_factor": 1.0})
-    told = "another architecture: inference_rope_scaling False, .* there, inference_rope_scaling True, yarn_factor 4.0"
-    with pytest.raises(UserError, match=told):
-        train_pretrain.main([*arguments, "--from_resume", "1"])
-
-
 def same_weights(first, second):
     """Whether two runs have left the same checkpoint, in float32, and the same .pth."""
     states = []
@@ -348,37 +262,3 @@ def test_init_model_takes_a_folder_too(public):
     config.rope_theta = 1e4
     with pytest.raises(UserError, match=r"--from_weight: .*llama: its rope_theta is 50000.0, not 10000.0"):
         init_model(config, str(public["llama"]))
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("empty", "the folder holds no model, none of config.json, .*empty_512.pth is not there"),
-        ("notes.txt", "it is a file, but no .pth; .*notes.txt_512.pth is not there"),
-        ("9" * 300, "there is neither such a folder nor"),
-    ],
-)
-def test_init_model_says_what_it_has_looked_for(tmp_path, name, message):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "notes.txt").write_text("notes")
-    with pytest.raises(UserError, match=message):
-        init_model(MiniMindConfig(), tmp_path / name, tmp_path)
-
-
-def test_the_next_commands_name_the_tokenizer(data, public, tmp_path):
-    run = train(data_path=data, out_dir=tmp_path, from_weight=public["qwen3"], **UNSAID)
-    commands = [command.command for command in next_commands(run.job.settings.tokenizer_path, answers=False)]
-    assert commands and all(f"--tokenizer_path {public['qwen3']}" in command for command in commands)
-
-
-@pytest.mark.slow
-def test_two_ranks_begin_with_the_same_weights(data, public, tmp_path):
-    """Reference: one process with twice the rows in a micro-batch."""
-    of_run = {"data_path": data, "from_weight": public["qwen3_moe"], **UNSAID, "dtype": "float32"}
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    ended = command_line(flags(**of_run, out_dir=tmp_path / "two", batch_size=2), launcher)
-    assert ended.returncode == 0, ended.stderr
-    one = train(**of_run, out_dir=tmp_path / "one", batch_size=4)
-    lines = (tmp_path / "two" / "pretrain_32_moe.metrics.jsonl").read_text().splitlines()
-    two = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
-    assert two == pytest.approx([record["loss"] for record in records(one)], rel=1e-4)

@@ -42,18 +42,6 @@ def test_a_flag_wins_over_the_json(tmp_path):
     assert settings.num_hidden_layers == 5 and settings.hidden_size == 96
 
 
-def test_without_a_json_the_shape_is_the_default(tmp_path):
-    path = weight(tmp_path)
-    path.with_suffix(".json").unlink()
-    settings = parse_args(["--from_weight", str(path)])
-    assert (settings.hidden_size, settings.num_hidden_layers, settings.generation) == (512, 8, "minimind2")
-
-
-def test_fields_of_another_type_are_passed_over(tmp_path):
-    settings = parse_args(["--from_weight", str(weight(tmp_path, hidden_size="96", use_moe=1, num_hidden_layers=True))])
-    assert (settings.hidden_size, settings.num_hidden_layers, settings.use_moe) == (512, 8, False)
-
-
 def test_a_json_that_is_none_gets_a_line(tmp_path, capsys):
     path = weight(tmp_path)
     path.with_suffix(".json").write_text("{")

@@ -48,6 +48,7 @@ def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
     going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
     assert going_on.job.first_model.encoder.parse_special_tokens
     assert load(ModelChoice(str(tmp_path / "pretrain_16.pth")))[2].parse_special_tokens
+    assert "spell <|im" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)
     assert ended.value.code == 2 and "--parse_special_tokens 0" in capsys.readouterr().err
@@ -67,3 +68,6 @@ def test_spelt_tokens_are_told_where_the_flag_is_not_given(marked, tmp_path, cap
     train(data_path=data, out_dir=tmp_path / "b", parse_special_tokens=0)
     train(data_path=write(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38), out_dir=tmp_path / "c")
     assert "spell <|im" not in capsys.readouterr().out
+    # A weight that was read without them cannot be given the flag.
+    train(data_path=data, out_dir=tmp_path / "d", from_weight=tmp_path / "c" / "pretrain_16.pth")
+    assert f"{told} or other special tokens, which are read as plain text, as these weights" in capsys.readouterr().out

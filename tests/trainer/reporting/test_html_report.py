@@ -17,10 +17,10 @@ from common.errors import UserError
 from common.paths import ROOT
 from scripts import report
 from tests.helpers import records, train
+from trainer.advice import NextCommand, filled
 from trainer.pretrain.outlook import CHARTS as PRETRAINING
-from trainer.reporting.charts import BUCKETS, COMMON, Chart, thin
-from trainer.reporting.html_report import EARLIER, write_report
-from trainer.reporting.next_commands import NextCommand, filled
+from trainer.reporting.charts import thin
+from trainer.reporting.html_report import write_report
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords
 
 START = {
@@ -91,19 +91,6 @@ def test_the_page_of_a_run(data, tmp_path):
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_page_draws_what_the_start_declares(tmp_path):
-    """A chart that no code of the report knows, in the order of the declaration."""
-    charts = [Chart("Speed", ("tokens_per_second",)), Chart("Two <b> halves", ("expert_load/*",)), COMMON[0]]
-    path = metrics_file(tmp_path / "a.metrics.jsonl", start={"charts": [chart.as_record() for chart in charts]})
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page_of(path))
-    assert captions == ["Speed", "Two &lt;b&gt; halves", "Loss"]
-
-
-def test_text_is_never_markup(tmp_path):
-    page = page_of(metrics_file(tmp_path / "a.metrics.jsonl"))
-    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "&lt;a&gt;.jsonl" in page and "你好" in page
-
-
 def test_names_settings_and_commands_are_shown_and_not_obeyed(tmp_path):
     """What a browser would reorder or a copied command would hide; a name with two $ is no formula."""
     paths = []
@@ -132,28 +119,6 @@ def test_runs_side_by_side(tmp_path, capsys):
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
     assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
     assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
-
-
-def test_runs_of_different_texts_say_so(tmp_path):
-    pages = []
-    for other in ("one", "another"):
-        paths = []
-        for name, fingerprint in (("a", "one"), ("b", other)):
-            start = {"data": {**START["data"], "fingerprint": fingerprint}}
-            paths.append(metrics_file(tmp_path / f"{name}.metrics.jsonl", start=start))
-        pages.append(page_of(*paths))
-    assert ["different texts" in page for page in pages] == [False, True]
-
-
-def test_samples_are_limited_and_shown_as_text(tmp_path):
-    """The last evaluation's and 20 earlier ones'; control characters as pictures."""
-    path = metrics_file(tmp_path / "a.metrics.jsonl")
-    for update in range(100, 1100):
-        text = f"p text {update}\x00\x1b[2J"
-        add(path, {"step": update, "update": update, "tokens": update, "prompt": "p", "text": text})
-    page = page_of(path)
-    assert page.count("<pre><b>p</b>") == 1 and page.count("after update") == EARLIER
-    assert page.index("text 1099␀␛[2J") < page.index("Earlier ones") and "\x00" not in page and "\x1b" not in page
 
 
 @pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
@@ -198,11 +163,3 @@ def test_what_is_no_metrics_file_is_named(tmp_path, content):
     with pytest.raises(UserError, match="no .*metrics.jsonl in this folder"):
         (tmp_path / "empty").mkdir()
         report.main([str(tmp_path / "empty")])
-
-
-@pytest.mark.slow
-def test_a_million_updates_stay_under_3_mb(tmp_path):
-    path = metrics_file(tmp_path / "long.metrics.jsonl", n=1_000_000)
-    assert len(page_of(path)) < 3e6
-    x, y = RunRecords(path).curves["loss"]
-    assert len(x) == 1_000_000 and len(thin(x, y)[0]) <= 2 * BUCKETS + 2

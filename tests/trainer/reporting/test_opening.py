@@ -5,7 +5,7 @@ import json
 import torch
 
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import flags, train
+from tests.helpers import train
 from tests.trainer import test_train_electra as electra_runs
 from tests.trainer.glue.glue_helpers import arguments, fine_tune, make_place
 from trainer import train_electra, train_glue, train_pretrain
@@ -24,14 +24,6 @@ def test_pretraining_starts_again_from_its_settings(data, tmp_path):
     before, after = [torch.load(tmp_path / name / "pretrain_16.pth") for name in ("first", "second")]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_a_resumed_run_leaves_the_settings_with_which_it_goes_on(data, tmp_path):
-    train(data_path=data, out_dir=tmp_path)
-    kept = tmp_path / "pretrain_16.settings.yaml"
-    assert train_pretrain.main(["--config", str(kept), "--epochs", "2", "--from_resume"]) == 0
-    settings = pretrain_settings(["--config", str(kept)])
-    assert (settings.epochs, settings.from_resume) == (2, True)
 
 
 def test_electra_starts_again_from_its_settings(tmp_path):
@@ -56,23 +48,3 @@ def test_fine_tuning_starts_again_with_one_seed_of_several(tmp_path):
     second = json.loads((tmp_path / "second" / "eval_results.json").read_text())
     assert list(second) == ["cola"]
     assert second["cola"]["seeds"] == {"43": first["cola"]["seeds"]["43"]}
-
-
-def test_the_metrics_keep_the_settings_that_the_run_has(data, tmp_path):
-    """Reference: the file beside them. Neither tells what is not set."""
-    train(data_path=data, out_dir=tmp_path)
-    start = json.loads((tmp_path / "pretrain_16.metrics.jsonl").read_text().splitlines()[0])
-    kept = pretrain_settings(["--config", str(tmp_path / "pretrain_16.settings.yaml")])
-    assert start["settings"] == {name: value for name, value in vars(kept).items() if value is not None}
-
-
-def test_a_run_of_flags_and_one_of_their_file_print_the_same(data, tmp_path, capsys):
-    train(data_path=data, out_dir=tmp_path)
-    by_flags = capsys.readouterr().out
-    words = flags(data_path=data, out_dir=tmp_path)
-    text = json.dumps(dict(zip((word.removeprefix("--") for word in words[::2]), words[1::2], strict=True)))
-    (tmp_path / "run.json").write_text(text)
-    assert train_pretrain.main(["--config", str(tmp_path / "run.json")]) == 0
-    without_times = [line.split(" epoch_Time:")[0] for line in by_flags.splitlines() if line.startswith("Epoch:")]
-    by_file = [line.split(" epoch_Time:")[0] for line in capsys.readouterr().out.splitlines() if "Epoch:" in line]
-    assert by_file == without_times

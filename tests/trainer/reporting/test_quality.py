@@ -12,9 +12,8 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import records, train, write_corpus
 from tests.trainer.reporting.test_html_report import START, add, metrics_file, page_of
-from trainer.pretrain import compressors
-from trainer.reporting.quality import quality, remarks
-from trainer.reporting.records import RunRecords
+from trainer.pretrain import outlook
+from trainer.reporting.records import RunRecords, quality, remarks
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +36,8 @@ def bits(raw):
 def test_a_small_text_is_compressed_whole(store):
     documents, texts, tokenizer = store
     chosen = np.arange(0, 200, 2, dtype=np.uint32)
-    assert compressors.compressed(documents, chosen, tokenizer) == bits("\n".join(texts[::2]).encode())
-    assert compressors.compressed(documents, chosen[:0], tokenizer) == {}
-
-
-def test_of_a_long_text_a_part_from_all_of_it_is_compressed(store, monkeypatch):
-    documents, texts, tokenizer = store
-    whole = sum(len(text) for text in texts)
-    monkeypatch.setattr(compressors, "SAMPLE_BYTES", -(-whole // 4))
-    found = compressors.compressed(documents, np.arange(200, dtype=np.uint32), tokenizer)
-    assert found == bits("\n".join(texts[::4]).encode())
-    # One document that is longer than the sample gives its beginning.
-    monkeypatch.setattr(compressors, "SAMPLE_BYTES", 10)
-    longest = max(range(200), key=lambda i: len(texts[i]))
-    found = compressors.compressed(documents, np.array([longest], dtype=np.uint32), tokenizer)
-    assert 0 < found["bytes"] < len(texts[longest])
+    assert outlook.compressed(documents, chosen, tokenizer) == bits("\n".join(texts[::2]).encode())
+    assert outlook.compressed(documents, chosen[:0], tokenizer) == {}
 
 
 def of_texts(path, **data):
@@ -70,13 +56,6 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
     order += ["<h2>More curves", "<h2>Settings", "<details"]
     places = [page.index(part) for part in order]
     assert places == sorted(places)
-
-
-def test_an_expectation_that_ended_before_the_run_is_none(tmp_path):
-    """Of text that is read many times nothing is expected in the end."""
-    path = of_texts(tmp_path / "a.metrics.jsonl")
-    add(path, {"step": 20, "update": 20, "tokens": 2000, "expected_loss": 1.5})
-    assert quality(RunRecords(path)) == [("this model", 0.75)]
 
 
 def test_a_run_notes_it_and_one_without_validation_says_how_to_get_it(data, tmp_path):

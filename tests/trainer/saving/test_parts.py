@@ -20,7 +20,7 @@ from trainer.saving import parts as parts_module
 from trainer.saving import places
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, remove_temporaries, verified
 from trainer.saving.parts import PARTS, RUN, SUMS, filled, places_of
-from trainer.tensor_parts import TensorPart, rows_of_ranks
+from trainer.sharding import TensorPart, rows_of_ranks
 
 FIRST_FILE = "__0_0.distcp"
 

@@ -1,6 +1,7 @@
-"""About how much memory pretraining takes at its peak: one formula, for plans and for a line before the run.
+"""What training a MiniMind takes: floating-point operations, and about how much memory at its peak.
 
-Whether a micro-batch really fits is found out by trying: see auto_batch.py.
+One formula of memory, for plans and for a line before the run. Whether a micro-batch really fits is found out by trying: see
+auto_batch.py.
 """
 
 import math
@@ -9,12 +10,43 @@ import torch
 
 from common.arithmetic import ceil_div
 from common.errors import UserError
+from dataset.packing import RowPlan
 from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
 from trainer.machine.collectives import least_of_ranks
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.measure import available_memory, total_memory
 from trainer.machine.ranks import Ranks
+
+
+def flops_per_token(config: MiniMindConfig, length: float) -> float:
+    """Floating-point operations of one training step (forward and backward) per token.
+
+    Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
+    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free.
+    """
+    H = config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    # Of the weights that a token is multiplied with, in one layer: three matrices of an MLP, and the router of experts.
+    if config.use_moe:
+        experts = config.num_experts_per_tok + config.n_shared_experts
+        mlp = 3 * H * config.moe_intermediate_size * experts + H * config.num_experts
+    else:
+        mlp = 3 * H * config.intermediate_size
+    # q_proj and o_proj, k_proj and v_proj.
+    attention = 2 * H * queries + 2 * H * keys
+    weights = config.num_hidden_layers * (attention + mlp) + config.vocab_size * H
+    # Scores and their products with v: two products over half of the keys.
+    scores = config.num_hidden_layers * length * queries
+    return 6 * weights + 6 * scores
+
+
+def mean_context(plan: RowPlan) -> float:
+    """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
+    *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
+    return float((pairs**2).sum() / max(pairs.sum(), 1))
+
 
 FP32 = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.

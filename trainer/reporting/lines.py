@@ -1,0 +1,250 @@
+"""What a run says and records: at its start, in its log lines, and at its end."""
+
+import contextlib
+import glob
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.errors import UserError
+from common.settings_files import write_settings
+from common.wording import counted, one_line
+from trainer.advice import filled
+from trainer.engine import Outcome
+from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress
+from trainer.machine.collectives import on_main
+from trainer.machine.measure import describe_machine, versions
+from trainer.machine.ranks import Ranks
+from trainer.reporting.records import RunRecords, risen_validation
+from trainer.reporting.reporter import Reporter, Say
+from trainer.reporting.trackers import open_tracker
+from trainer.saving.checkpoint import Checkpoints, snapshot
+from trainer.updates import rows_of_update
+
+# What fields are called in a log line, where that is not their name in the metrics.
+LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
+
+
+def position(progress: Progress) -> dict[str, int]:
+    """Where a line of the metrics file stands: the axis that all of them share."""
+    return {"step": progress.step, "update": progress.update, "tokens": progress.tokens}
+
+
+# ------------------------------------------------------------------------------------------------------- at the start
+
+
+def open_records(
+    job: Job[Any, Any, Any],
+    reporter: Reporter,
+    checkpoints: Checkpoints,
+    tracker_ids: dict[str, str | None],
+    progress: Progress,
+    resumed: bool,
+) -> None:
+    """On rank 0: begin or continue the tracker's run, whose id is noted in `tracker_ids`, and the metrics file.
+
+    A fresh run first moves an earlier one out of its way.
+    """
+    settings = job.settings
+    stem = job.files.stem
+    # The tracker comes first: if it refuses, nothing has been moved.
+    if settings.tracker != "none":
+        kind = settings.tracker
+        reporter.tracker, tracker_ids[kind] = open_tracker(
+            kind, settings.wandb_project, stem, vars(settings), tracker_ids.get(kind), progress.step
+        )
+    metrics = Path(f"{stem}.metrics.jsonl")
+    settings_file = Path(f"{stem}.settings.yaml")
+    begun = [metrics, settings_file, *job.files.begun]
+    files = [*begun, Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
+    if resumed:
+        names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
+        checkpoints.bring_back([*names, *job.files.replaced])
+    else:
+        for pattern in job.files.replaced:
+            files += sorted(stem.parent.glob(pattern))
+        # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
+        unsaved = [] if is_finished(metrics) else begun
+        checkpoints.set_aside(files, job.files.outputs.values(), reporter.say, unsaved)
+    write_settings(job.files.settings, settings_file)
+    for write in job.files.begun.values():
+        write()
+    # Parts of an evaluation that is to be done again
+    again = {"val_loss", "text"} if progress.evaluation_due else set()
+
+    def is_past(record: dict[str, Any]) -> bool:
+        """Whether a line is of the time before the checkpoint. A run that was killed has written further ones."""
+        at_checkpoint = record["step"] == progress.step and not again & record.keys()
+        return bool(record["step"] < progress.step or at_checkpoint)
+
+    reporter.open(metrics, is_past if resumed else None)
+
+
+def is_finished(metrics: Path) -> bool:
+    """Whether a metrics file is of a run that has come to its end."""
+    with contextlib.suppress(UserError):
+        return RunRecords(metrics).last("eta") == 0
+    return False
+
+
+def describe(
+    job: Job[Any, Any, Any],
+    outlook: Outlook,
+    progress: Progress,
+    ranks: Ranks,
+    device: torch.device,
+    updates: int,
+    epochs: int,
+    command: str,
+) -> tuple[str, dict[str, Any]]:
+    """(the line on what a run derives from its flags, the record of its start)."""
+    settings = job.settings
+    plan = outlook.plan
+    rows = rows_of_update(settings, ranks)
+    micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
+    line = (
+        f"run: {counted(updates, 'update')} in {counted(epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
+        f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
+        f"{str(job.engine.dtype).removeprefix('torch.')}"
+    )
+    data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
+    record = {
+        **position(progress),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": command,
+        "settings": {name: value for name, value in vars(settings).items() if value is not None},
+        "model": outlook.model_fields,
+        "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
+        "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
+        "versions": versions(),
+        "charts": [chart.as_record() for chart in outlook.charts],
+        "next_commands": filled(outlook.next_commands, command, job.files.stem),
+    }
+    return line, record
+
+
+# ---------------------------------------------------------------------------------------- log lines
+
+
+def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) -> str:
+    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
+    line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
+    for name in shown:
+        # A gradient norm that is not known yet is None; an accuracy of 0 is a finding.
+        if record.get(name) is not None:
+            line += f" {LOG_NAMES.get(name, name)}:{record[name]:.4g}"
+    line += f" tokens/s:{record['tokens_per_second']:,.0f}"
+    if record["skipped_updates"]:
+        line += f" skipped_updates:{record['skipped_updates']}"
+    return line
+
+
+def bar_line(record: Mapping[str, Any]) -> str:
+    """What stands behind the bar: the figures of the last log line."""
+    expected = record.get("expected_loss")
+    parts = [
+        f"{record['tokens'] / 1e6:,.2f}M tokens",
+        f"{record['tokens_per_second']:,.0f}/s",
+        f"loss {record['loss']:.3f}" + (f" ({expected:.2f} expected)" if expected is not None else ""),
+        f"lr {record['lr']:.2g}",
+        f"{record['memory'] / 1e9:.1f} GB",
+    ]
+    if record["skipped_updates"]:
+        parts.append(f"{record['skipped_updates']} skipped")
+    return ", ".join(parts)
+
+
+# --------------------------------------------------------------------------------------------------------- at the end
+
+
+def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is_complete: bool) -> None:
+    """On rank 0: say and record how the run has ended, close its records, and write its report."""
+    # To count what was trained may take a while, and a run that is stopped must end soon.
+    if is_complete:
+        tell_trained(job, progress, reporter)
+    if progress.skipped:
+        updates = counted(progress.update, "update")
+        reporter.say(
+            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
+        )
+    if is_complete:
+        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss)
+        if risen:
+            reporter.say(risen)
+        reporter.say(left_by(job))
+    reporter.close()
+    if is_complete and job.settings.report:
+        write_own_report(job.files.stem, reporter.say)
+
+
+def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
+    """Say and record what was trained of each source."""
+    try:
+        trained = job.trained(progress)
+    except Exception as error:
+        # Hours of training do not end with an error for want of this.
+        reporter.say(f"warning: the run is done, but what was trained cannot be counted: {one_line(error)}")
+        return
+    total = max(sum(tokens for _, tokens, _ in trained), 1)
+    sources = []
+    for name, tokens, passes in trained:
+        share = tokens / total
+        sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
+        reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
+    if sources:
+        reporter.record({**position(progress), "trained": sources})
+
+
+def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
+    """What to say of an update that was not applied. plan: that its rows are of."""
+    assert outcome.where is not None
+    number, step, first_row, end_row = outcome.where
+    so_far = f"update {number} is not applied ({int(outcome.skipped)} so far)"
+    if outcome.overflow:
+        # No document is to blame: the scaler finds its scale by that.
+        return f"step {step}: float16: the gradients overflowed at their scale, which is halved: {so_far}"
+    documents = [str(document) for document in plan.documents_of(first_row, end_row)]
+    more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
+    return (
+        f"step {step}: non-finite loss or gradient: {so_far}; its documents (counted from 0) are "
+        f"{', '.join(documents[:8])}{more}"
+    )
+
+
+def left_by(job: Job[Any, Any, Any]) -> str:
+    """The line on what the run leaves."""
+    return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
+
+
+def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, epochs: int, reporter: Reporter) -> None:
+    """For a finished run that is asked to go on. Outputs that were moved away are written again."""
+    length = job.length
+    done = counted(epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
+    further = f" (a higher {length.flag} goes on)" if length.flag else ""
+    reporter.say(f"this run has already done its {done}: nothing to do{further}")
+    engine = job.engine
+    # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
+    all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
+    if not all_there:
+        # A later run has moved them away, and this one was brought back by renaming its folder.
+        weights = snapshot(engine.weights())
+        on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
+    reporter.say(left_by(job))
+
+
+def write_own_report(stem: Path, say: Say) -> None:
+    """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
+    again = f"python scripts/report.py {stem}.metrics.jsonl makes it"
+    try:
+        # Matplotlib takes a second to import.
+        from trainer.reporting.html_report import write_report
+
+        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
+        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
+    except ModuleNotFoundError as error:
+        say(f"no report was written: pip install {error.name}, then {again}")
+    except Exception as error:
+        say(f"warning: no report was written ({error}); {again}")
