@@ -51,6 +51,8 @@ COMPARED_UPDATES = (1, 2, 10)
 T = 512
 # 4,096 tokens: the embedding's backward pass has another kernel from 3,072 on.
 ROWS = 8
+# positions that are no multiple of any block of a kernel
+ODD_ROWS, ODD_T = 2, 511
 UPDATES_OF_RUN = {"cuda": 600, "cpu": 50}
 
 Note = Callable[[str, torch.Tensor], None]
@@ -65,7 +67,8 @@ def training_of(case: str, device: torch.device) -> Training:
     optimizer = "muon" if "Muon" in case else "adamw"
     dtype = "float32" if "float32" in case else "bfloat16"
     compiled = "Flex" in case
-    training = Training(fields, device, ROWS, T, compiled=compiled, optimizer=optimizer, dtype=dtype)
+    rows, positions = (ODD_ROWS, ODD_T) if "2 x 511" in case else (ROWS, T)
+    training = Training(fields, device, rows, positions, compiled=compiled, optimizer=optimizer, dtype=dtype)
     if "PyTorch's attention" in case:
         training.model.compiled_backend = CompiledBackend(Block, (ROWS, T), on_gpu=device.type == "cuda")
     return training
