@@ -31,7 +31,7 @@ import torch
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixed_plan import Move
 from dataset.store.check import DigestCheck
-from trainer.advice import LossWatch, NextCommand
+from trainer.advice import CurveWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
@@ -269,7 +269,7 @@ class Outlook:
     charts: Sequence[Chart] = COMMON
     next_commands: Sequence[NextCommand] = ()
     # Looks at the figures of the run, and says where they go wrong.
-    watch: LossWatch = field(default_factory=LossWatch)
+    watch: CurveWatch | None = None
 
 
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):

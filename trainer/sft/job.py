@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -13,17 +12,10 @@ from model.weight_record import THOUGHTS_FIELD
 from trainer.job import Outlook, Progress
 from trainer.pretrain.data import TextKind, UsualData
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_weights
 from trainer.sft.defaults import note_on_little_change
 from trainer.sft.settings import USUAL_FILE, SftSettings
 from trainer.updates import rows_of_update
-
-
-def chat_encoder(tokenizer: Any, settings: PretrainSettings) -> ChatEncoder:
-    """What makes ids of a conversation."""
-    return ChatEncoder(tokenizer)
-
 
 CONVERSATIONS = TextKind(
     ChatCorpus,
@@ -33,7 +25,7 @@ CONVERSATIONS = TextKind(
         build_embedded_questions,
         "questions on the documentation inside the installed Python",
     ),
-    chat_encoder,
+    lambda tokenizer, settings: ChatEncoder(tokenizer),
     answers=True,
     flags_of_data="--data_path, --skip_bad_lines",
 )
