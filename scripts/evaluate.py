@@ -172,7 +172,7 @@ def perplexity(
 ) -> Results:
     """Documents whole, as in training: BOS, text, EOS, every token but the first predicted once, in strided windows.
 
-    Intervals are those of a ratio of sums over documents, or over windows where there is one document only.
+    Intervals are those of a ratio of sums over documents.
     """
     bad_lines = BadLines() if args.skip_bad_lines else None
     documents: list[list[Row]] = []
@@ -198,26 +198,14 @@ def perplexity(
         announce(told, to_stderr=True)
     refuse_nothing(documents, args)
     scores = iter(scorer.score([row for rows in documents for row in rows]))
-    of_windows = [[-next(scores) for _ in rows] for rows in documents]
-    losses = [math.fsum(of_document) for of_document in of_windows]
+    losses = [math.fsum(-next(scores) for _ in rows) for rows in documents]
     tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
-    if len(documents) > 1:
-        per_token = ratio(losses, tokens, "linearised, over documents")
-    else:
-        # One document alone says nothing of how documents differ; its windows do, a little.
-        per_token = ratio(of_windows[0], [len(row.ids) - row.start for row in documents[0]], "linearised, over windows")
+    per_token = ratio(losses, tokens)
     figures = {"loss": per_token, "perplexity": transformed(per_token, exp)}
     for name, units, change in (("bits_per_byte", bytes_of, bits), ("word_perplexity", words_of, exp)):
         # A text of spaces alone has no word.
-        if not sum(units):
-            continue
-        if len(documents) > 1:
-            per_unit = ratio(losses, units, per_token.interval)
-        else:
-            # The windows of one document have no bytes of their own: as wide, relatively, as the loss per token.
-            tokens_per_unit = tokens[0] / units[0]
-            per_unit = transformed(per_token, lambda loss, factor=tokens_per_unit: loss * factor)  # type: ignore[misc]
-        figures[name] = transformed(per_unit, change)
+        if sum(units):
+            figures[name] = transformed(ratio(losses, units), change)
     counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
     return figures, counts
 
@@ -407,16 +395,18 @@ def share(right: Sequence[bool]) -> Metric:
     return Metric(p, max(low, 0.0), min(high, 1.0), "Wilson")
 
 
-def ratio(tops: Sequence[float], bottoms: Sequence[int], interval: str) -> Metric:
-    """sum(tops) / sum(bottoms); variance of a ratio of sums by linearisation (Cochran, Sampling Techniques, 6.4)."""
+def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
+    """sum(tops) / sum(bottoms) over documents; variance of a ratio of sums by linearisation (Cochran, Sampling Techniques, 6.4).
+
+    One document says nothing of how documents differ: it has no interval."""
     n = len(tops)
     value = math.fsum(tops) / sum(bottoms)
     if n < 2:
-        return Metric(value, math.nan, math.nan, "none: one unit")
+        return Metric(value, math.nan, math.nan, "none: one document")
     # The residuals of the documents from the common ratio.
     squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
     half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
-    return Metric(value, value - half, value + half, interval)
+    return Metric(value, value - half, value + half, "linearised, over documents")
 
 
 def transformed(metric: Metric, change: Callable[[float], float]) -> Metric:
