@@ -35,8 +35,7 @@ from common.command_clock import count_from_here
 from common.notices import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
-from trainer.sft.defaults import fitted_to_text
-from trainer.sft.job import SftJob
+from trainer.sft.job import SftJob, fitted_to_text
 from trainer.sft.settings import SftSettings, read
 
 
