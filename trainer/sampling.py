@@ -48,7 +48,7 @@ def samples(
     with_prompt: a text begins with its prompt, as the model was given it.
     """
     ranks = engine.ranks
-    # Of a sharded model the whole weights are on rank 0 alone.
+    # Rank 0 alone has the whole weights of a sharded model.
     weights = engine.weights() if is_last else {}
     model: list[MiniMindForCausalLM] = []
     if is_last:
@@ -110,10 +110,10 @@ def sample(
     positions = model.config.max_position_embeddings
 
     def new_tokens(length: int) -> int:
-        # Of a model with few positions a long prompt leaves half of them.
+        # A long prompt leaves half of the positions of a model with few.
         return min(max_new_tokens, max(positions - length, positions // 2))
 
-    # Of a prompt that does not fit, its end.
+    # The end of a prompt that does not fit.
     ids = encoder.prompt_ids(prompt)
     ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
     # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.

@@ -112,7 +112,7 @@ def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSe
 
 
 def bytes_of_data(settings: SftSettings) -> float:
-    """Of the files, as they lie there; infinite for what lies elsewhere."""
+    """Size of the files as they lie there; infinite for what lies elsewhere."""
     usual = ROOT / "dataset" / USUAL_FILE
     if not settings.data_path and not usual.exists():
         return EMBEDDED
