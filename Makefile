@@ -88,8 +88,7 @@ chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
 	$(RUN) scripts/evaluate.py answers --weight out/full_sft_256.pth
 	$(ACTIVATE)
 
-# A small one on a CPU: networks and steps for a quarter of an hour. It ends with held-out text, in which the words stand out that it
-# believes replaced.
+# A small one on a CPU: networks and steps for a quarter of an hour
 ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \
           --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear \
           --max_seq_len 32 --max_steps 2000 --warmup_steps 100 --val_fraction 0.02 --log_interval 50

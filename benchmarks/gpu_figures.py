@@ -30,7 +30,7 @@ T = 512
 
 @dataclass(frozen=True)
 class Figure:
-    """What was measured; docs/gpu.md says what a calculation for one H200 gave."""
+    """What was measured."""
 
     what: str
     value: str | float

@@ -43,9 +43,10 @@ def tokenizer_metadata(
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{where}: llama.cpp needs a tokenizer.json, and this tokenizer has none")
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    rule = llama_cpp_rule(content)
-    if rule is None:
-        raise UserError(f"{where}: {why_no_rule(content)}")
+    try:
+        rule = llama_cpp_rule(content)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
     fields: Metadata = {"model": "gpt2", "pre": rule}
     tokens, types = entries(tokenizer, vocab_size)
     fields["tokens"] = tokens
@@ -68,64 +69,48 @@ def tokenizer_metadata(
     return metadata
 
 
-def llama_cpp_rule(content: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name for how a tokenizer cuts texts and merges; None where it would not follow it exactly.
+def llama_cpp_rule(content: Mapping[str, Any]) -> str:
+    """llama.cpp's name for how a tokenizer cuts texts and merges. Errors: UserError where it would not follow it exactly.
 
     content: of its tokenizer.json, as the library tokenizers writes it.
     """
-    if fault_of_form(content) is not None:
-        return None
+    refuse_what_it_lacks(content)
     rule = piece_rule(content["pre_tokenizer"])
     if rule not in NAMES:
-        return None
+        raise UserError(
+            "llama.cpp does not have the rule by which this tokenizer cuts texts into pieces, and by another rule the model "
+            "reads worse; train a tokenizer with train_tokenizer.py --pieces llama-bpe, and a model with it"
+        )
     whole_first, merges_alone = NAMES[rule]
     takes_whole = content["model"]["ignore_merges"]
     # Where each entry is what the merges make of its own bytes, both ways give the same.
     same = all_merge_to_themselves(content)
     if whole_first is not None and (same or takes_whole):
         return whole_first
-    if same or not takes_whole:
-        return merges_alone
-    return None
-
-
-def why_no_rule(content: Mapping[str, Any]) -> str:
-    """Why `llama_cpp_rule` has no name for a tokenizer, and what to do about it."""
-    fault = fault_of_form(content)
-    if fault is not None:
-        return fault
-    rule = piece_rule(content["pre_tokenizer"])
-    if rule not in NAMES:
-        return (
-            "llama.cpp does not have the rule by which this tokenizer cuts texts into pieces, and by another rule the model "
-            "reads worse; train a tokenizer with train_tokenizer.py --pieces llama-bpe, and a model with it"
+    if takes_whole and not same:
+        raise UserError(
+            "the tokenizer takes entries whole that its merges do not make (ignore_merges); llama.cpp does not where texts "
+            f"are cut by the rule {merges_alone}, but does with --pieces llama-bpe of train_tokenizer.py"
         )
-    _, merges_alone = NAMES[rule]
-    return (
-        "the tokenizer takes entries whole that its merges do not make (ignore_merges); llama.cpp does not where texts are "
-        f"cut by the rule {merges_alone}, but does with --pieces llama-bpe of train_tokenizer.py"
-    )
+    return merges_alone
 
 
-def fault_of_form(content: Mapping[str, Any]) -> str | None:
-    """What a tokenizer.json has that llama.cpp has no counterpart of; None: nothing."""
+def refuse_what_it_lacks(content: Mapping[str, Any]) -> None:
+    """Errors: UserError for what a tokenizer.json has and llama.cpp has no counterpart of."""
     model = content["model"]
     if model["type"] != "BPE":
-        return f"llama.cpp takes a byte-level BPE, and this tokenizer is a {model['type']}"
-    for option in ("byte_fallback", "dropout"):
+        raise UserError(f"llama.cpp takes a byte-level BPE, and this tokenizer is a {model['type']}")
+    for option in ("byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(option):
-            return f"llama.cpp takes a byte-level BPE, and knows none with {option}"
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        return "llama.cpp knows no BPE with a prefix or suffix in its entries"
+            raise UserError(f"llama.cpp takes a byte-level BPE, and knows none with {option}")
     if not model["merges"]:
-        return "the tokenizer has no merges, and llama.cpp takes none without"
+        raise UserError("the tokenizer has no merges, and llama.cpp takes none without")
     if content["normalizer"] is not None:
         kind = content["normalizer"]["type"]
-        return f"the tokenizer changes texts first ({kind}), which llama.cpp does not"
+        raise UserError(f"the tokenizer changes texts first ({kind}), which llama.cpp does not")
     for added in content["added_tokens"]:
         if added["lstrip"] or added["rstrip"] or added["single_word"]:
-            return f"the token {added['content']!r} takes white space or whole words; llama.cpp does not"
-    return None
+            raise UserError(f"the token {added['content']!r} takes white space or whole words; llama.cpp does not")
 
 
 def piece_rule(pre_tokenizer: Mapping[str, Any] | None) -> str | None:

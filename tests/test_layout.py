@@ -12,6 +12,7 @@ from dataclasses import fields
 import pytest
 
 from common.flags import boolean
+from model.electra.sizes import NETWORK_SIZES
 from tests.helpers import ROOT
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
@@ -154,6 +155,7 @@ def test_every_flag_is_read(module):
     read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()
+    by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
     assert flags - read - by_name == set()
     assert all(action.help for action in parser()._actions)
 

@@ -21,6 +21,43 @@ from trainer.machine.signals import StopSignals
 
 
 @torch.no_grad()
+def rows_of_batches(
+    engine: Engine[Any, Any],
+    places: Sequence[Any],
+    compute: Callable[[int], Any],
+    shape: tuple[int, int],
+    signals: StopSignals,
+) -> tuple[torch.Tensor, int]:
+    """(float64 table of `shape`, in which compute(i) fills the rows places[i]; number of a stop signal, or 0).
+
+    Batch i is computed by rank i mod world size into rows of its own; the sum over the ranks adds zeros to them, so that the
+    table is the same on every rank and world size. Where the ranks have sharded the model they compute together: one that has
+    no batch left computes the last one, and nothing comes of it.
+    """
+    ranks = engine.ranks
+    # Without dropout.
+    engine.model.eval()
+    # Behind the rows the signal of each rank.
+    table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
+    for first in range(0, len(places), ranks.world_size):
+        i = first + ranks.rank
+        has_batch = i < len(places)
+        if engine.largest(signals.signum):
+            table[shape[0] + ranks.rank, 0] = signals.signum
+            break
+        if not has_batch and engine.shards is None:
+            break
+        rows = compute(i if has_batch else len(places) - 1)
+        if has_batch:
+            table[places[i]] = torch.as_tensor(rows, dtype=torch.float64, device="cpu")
+    engine.model.train()
+    if ranks.world_size > 1:
+        table = table.to(engine.device)
+        dist.all_reduce(table)
+    table = table.cpu()
+    return table[: shape[0]], int(table[shape[0] :, 0].max())
+
+
 def sums_over_batches(
     engine: Engine[Any, Any],
     n_batches: int,
@@ -30,37 +67,12 @@ def sums_over_batches(
 ) -> tuple[list[float], int]:
     """(the sums of a batch's n_figures over all batches, identical on every world size; number of a stop signal, or 0).
 
-    Floating-point sums depend on their order, and figures must not depend on the number of ranks. So batch i is computed
-    by rank i mod world size into slots of its own; the sum over the ranks adds zeros to them, and then every rank adds up
-    the slots in the same order. Where the ranks have sharded the model they compute together: one that has no batch left
-    computes the last one, and nothing comes of it.
+    Floating-point sums depend on their order, and figures must not depend on the number of ranks: every rank adds up the
+    figures of all batches in the same order.
     """
-    ranks = engine.ranks
-    # Without dropout.
-    engine.model.eval()
-    n_slots = n_figures * n_batches
-    # The figures of each batch; behind them the signal of each rank.
-    slots = torch.zeros(n_slots + ranks.world_size, dtype=torch.float64)
-    for first in range(0, n_batches, ranks.world_size):
-        i = first + ranks.rank
-        has_batch = i < n_batches
-        if engine.largest(signals.signum):
-            slots[n_slots + ranks.rank] = signals.signum
-            break
-        if not has_batch and engine.shards is None:
-            break
-        figures = figures_of(i if has_batch else n_batches - 1)
-        if has_batch:
-            slots[n_figures * i : n_figures * (i + 1)] = torch.tensor(figures, dtype=torch.float64)
-    engine.model.train()
-    if ranks.world_size > 1:
-        slots = slots.to(engine.device)
-        dist.all_reduce(slots)
-    slots = slots.cpu()
-    table = slots[:n_slots].view(n_batches, n_figures)
+    table, stop_signal = rows_of_batches(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
     # One column at a time: as Python's numbers all of them would take four times the memory.
-    sums = [math.fsum(table[:, number].tolist()) for number in range(n_figures)]
-    return sums, int(slots[n_slots:].max())
+    return [math.fsum(table[:, number].tolist()) for number in range(n_figures)], stop_signal
 
 
 # Positions that are evaluated at once. Rows of up to 2,048 are all those of a batch. Of longer ones there are fewer: the mask of a

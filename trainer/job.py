@@ -215,6 +215,8 @@ class Identity:
 
 # (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
 Evaluate = Callable[[Engine[Any, Any], StopSignals, int], tuple[dict[str, float], int]]
+# Writes a state dict on the CPU, for other people's code
+SaveBest = Callable[[Mapping[str, torch.Tensor]], None]
 # ([(prompt, text)], number of a stop signal); the last argument: no update comes after them
 Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, str]], int]]
 
@@ -225,7 +227,7 @@ class Looks:
 
     evaluate: None: not at all; else after every `eval_interval`, and at the end. samples: texts, with each evaluation, and
     after every `sample_interval` updates. counts_updates: what the intervals of the settings and `eval_interval` count;
-    else micro-batches, as in MiniMind.
+    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: they are not kept.
     """
 
     evaluate: Evaluate | None = None
@@ -233,6 +235,7 @@ class Looks:
     samples: Samples | None = None
     sample_interval: int = 0
     counts_updates: bool = False
+    save_best: SaveBest | None = None
 
 
 class HasState(Protocol):

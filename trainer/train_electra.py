@@ -1,7 +1,7 @@
 """Pretrain an ELECTRA: generator and discriminator, as two Hugging Face models that train_glue.py fine-tunes.
 
     python trainer/train_electra.py --data_path corpus.jsonl --vocab_path vocab.txt           # the small one
-    python trainer/train_electra.py --max_steps 2000 --hidden_size 128 --num_hidden_layers 4 --batch_size 32  # on a CPU
+    python trainer/train_electra.py --hidden_size 128 --num_hidden_layers 4 --max_seq_len 32 --max_steps 2000  # on a laptop
     torchrun --nproc_per_node 2 trainer/train_electra.py --size base                          # data parallel
 
 Without `--data_path` it trains on the documentation inside the installed Python, without `--vocab_path` on a WordPiece
@@ -29,7 +29,6 @@ if __name__ == "__main__":
     SETTINGS = parse_args()
 
 from common.command_clock import count_from_here
-from model.electra.sizes import SIZES
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of, parse_args
 from trainer.job import Surroundings
@@ -53,13 +52,11 @@ def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = F
 
 def micro_batch_of(settings: ElectraSettings) -> Divisible:
     """What processes divide among themselves, known before anything is opened; --model_path counts as the published size."""
-    size = SIZES[settings.size]
-    n_layers = settings.num_hidden_layers or size.layers
-    width = settings.hidden_size or size.width
-    inner = settings.intermediate_size or size.ffn
-    # The generator is narrower, and shares the embeddings; 30,522 are those of the published models.
-    networks = 2 * n_layers * (4 * width * width + 2 * width * inner)
-    parameters = networks + 30_522 * (settings.embedding_size or size.embedding)
+    size = settings.network_sizes()
+    width = size["hidden_size"]
+    # Of both networks; the generator's layers are narrower. The embeddings are shared, 30,522 are published.
+    layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
+    parameters = layers + 30_522 * size["embedding_size"]
     return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
 
 

@@ -48,8 +48,6 @@ def read_rows(path: Path, task: Task, labelled: bool = True) -> Rows:
             column.append(field)
         if labelled:
             labels.append(label_of(task, fields[-1], f"{path}:{number}"))
-    if not sentences[0]:
-        raise DataError(f"{path}: no example in there")
     return Rows(sentences, labels, skipped)
 
 
@@ -63,8 +61,6 @@ def words_of_labels(path: Path, task: Task) -> Words:
         if not word.strip() or any(sign in word for sign in "\t\n\r"):
             raise DataError(f"{path}:{number}: {word[:LONGEST_SHOWN]!r} cannot be the name of a class; mend the line")
         found.add(word)
-    if not found:
-        raise DataError(f"{path}: no example in there")
     return tuple(sorted(found))
 
 
@@ -87,13 +83,7 @@ def label_of(task: Task, word: str, place: str) -> float:
 
 
 def records(path: Path, task: Task, labelled: bool) -> Iterator[Record]:
-    """The Records of a file. Errors: DataError."""
-    lines = lines_of(path)
-    return (json_records if path.suffix == ".jsonl" else tsv_records)(path, lines, task, labelled)
-
-
-def lines_of(path: Path) -> list[str]:
-    """The lines of a file without their ends; not the empty ones at its end. Errors: DataError."""
+    """The Records of a file. Errors: DataError, also where there is none."""
     try:
         content = path.read_bytes()
         # Not splitlines(): a sentence may hold a U+2028.
@@ -105,23 +95,26 @@ def lines_of(path: Path) -> list[str]:
         raise DataError(f"{path}:{number}: not UTF-8 text; mend the line") from None
     while lines and not lines[-1]:
         lines.pop()
-    if not lines:
+    n_examples = 0
+    if lines:
+        for number, fields in (json_records if path.suffix == ".jsonl" else tsv_records)(path, lines, task, labelled):
+            n_examples += fields is not None
+            yield number, fields
+    if not n_examples:
         raise DataError(f"{path}: no example in there")
-    return lines
 
 
 def tsv_records(path: Path, lines: list[str], task: Task, labelled: bool) -> Iterator[Record]:
     """Of the lines of a TSV."""
-    wanted = (*task.text, task.label) if labelled else task.text
     # Some files have no header where they have labels.
     has_header = not (labelled and task.names)
     header = lines[0].split("\t") if has_header else list(task.names)
+    wanted = (*task.text, task.label) if labelled else task.text
     for name in wanted:
         if header.count(name) != 1:
-            shown = ", ".join(header)[:200]
             raise DataError(
-                f"{path}:1: {header.count(name) or 'no'} columns {name!r} in the header ({shown}); --text and --label name "
-                f"those of a task of your own, and this is no {task.folder} file"
+                f"{path}:1: {header.count(name) or 'no'} columns {name!r} in the header ({', '.join(header)[:200]}); --text "
+                f"and --label name those of a task of your own, and this is no {task.folder} file"
             )
     columns = [header.index(name) for name in wanted]
     for number, line in enumerate(lines[has_header:], 1 + has_header):
@@ -141,7 +134,6 @@ def json_records(path: Path, lines: list[str], task: Task, labelled: bool) -> It
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        fault = f"{path}:{number}: an object with the texts {', '.join(task.text)}{f' and {task.label}' * labelled} is wanted"
         try:
             record = json.loads(line)
             fields = [record[name] for name in task.text]
@@ -150,8 +142,9 @@ def json_records(path: Path, lines: list[str], task: Task, labelled: bool) -> It
                 fields.append(label if isinstance(label, str) else json.dumps(label))
             # A half of a surrogate pair is no character.
             "".join(fields).encode()
-        except KeyError as error:
-            raise DataError(f"{fault}, and {error} is not there; --text and --label name other fields") from None
-        except (ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{fault} ({str(error)[:LONGEST_SHOWN]}); mend the line") from None
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
+            absent = f"{error} is not there; --text and --label name other fields"
+            fault = absent if isinstance(error, KeyError) else f"not this ({str(error)[:LONGEST_SHOWN]}); mend the line"
+            wanted = f"an object with the texts {', '.join(task.text)}{f' and {task.label}' * labelled} is wanted"
+            raise DataError(f"{path}:{number}: {wanted}, and {fault}") from None
         yield number, fields

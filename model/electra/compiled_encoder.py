@@ -56,57 +56,6 @@ class Dropout(torch.nn.Dropout):
         return dropout(x, self.p, self.training)
 
 
-class _Attention(torch.autograd.Function):
-    """Softmax attention with dropout, whose backward pass needs neither the random numbers nor the softmax again.
-
-    With probabilities P and weights W = P where kept and 0 where dropped, the output is O = W v / (1 - p). Kept for the
-    backward pass is one tensor: P where kept and -P where dropped, from which both follow. With dO' = dO / (1 - p)
-
-        dW = dO' v^T        d score = W dW - P (sum over keys of W dW) = W dW - P (sum over D of dO O)
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-        p: float,
-    ) -> torch.Tensor:
-        """query, key, value: [R, H, T, D]; mask: float, added to the scores, broadcast to [R, H, T, T]; -> [R, H, T, D]."""
-        scores = (query @ key.transpose(-2, -1)).float() * scaling
-        if mask is not None:
-            scores = scores + mask
-        exp_scores = (scores - scores.amax(-1, keepdim=True)).exp()
-        probabilities = exp_scores / exp_scores.sum(-1, keepdim=True)
-        signed = probabilities
-        if p:
-            # 1 where kept, -1 where dropped
-            signs = 1 + 2 * dropped(scores.shape, p, scores.device)
-            signed = probabilities * signs.float()
-        signed = signed.to(value.dtype)
-        output = (signed.clamp(min=0) @ value) * (1 / (1 - p))
-        ctx.save_for_backward(query, key, value, signed, output)
-        ctx.scaling = scaling
-        ctx.p = p
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (d_output,) = grads
-        query, key, value, signed, output = ctx.saved_tensors
-        # Over keys W dW sums up to it: flash attention computes it so too.
-        sum_over_keys = (d_output.float() * output.float()).sum(-1, keepdim=True)
-        scaled = d_output * (1 / (1 - ctx.p))
-        weights = signed.clamp(min=0)
-        d_weights = scaled @ value.transpose(-2, -1)
-        d_scores = weights.float() * d_weights.float() - signed.float().abs() * sum_over_keys
-        d_scores = (d_scores * ctx.scaling).to(query.dtype)
-        return d_scores @ key, d_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ scaled, None, None, None
-
-
 def written_out(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -115,15 +64,15 @@ def written_out(
     scaling: float,
     p: float,
 ) -> torch.Tensor:
-    """Softmax attention with dropout p by autograd, of encoders that are not compiled; [R, H, T, D].
+    """Softmax attention with dropout p by autograd; [R, H, T, D].
 
     query, key, value: [R, H, T, D]; mask: a bool is True where a key is seen, a float is added to the scores; it broadcasts
-    to [R, H, T, T]. As in compiled layers the scores are rounded to the inputs' precision before the softmax. They are kept
-    for the backward pass, which is why long rows would need much memory.
+    to [R, H, T, T]. The scores are rounded to the inputs' precision before the softmax. They are kept for the backward
+    pass, which is why long rows would need much memory.
     """
     scores = (query @ key.transpose(-2, -1)).float() * scaling
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
-    return F.dropout(scores.softmax(-1).to(value.dtype), p) @ value
+    return dropout(scores.softmax(-1).to(value.dtype), p) @ value
 
 
 def is_slow_for_sdpa(query: torch.Tensor) -> bool:
@@ -144,26 +93,12 @@ def attention(
 
     query, key, value: [R, H, T, D]; attention_mask: see `ready_mask`; gives ([R, T, H, D], None).
     """
-    dropout_p = options.pop("dropout", 0.0)
-    if not (torch.compiler.is_compiling() and query.device.type == "cpu"):
-        # transformers gives no mask where no row of a batch is padded.
-        if is_slow_for_sdpa(query) and attention_mask is not None and scaling is not None:
-            output = written_out(query, key, value, attention_mask, scaling, dropout_p)
-            return output.transpose(1, 2), None
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout_p, scaling=scaling, **options
-        )
-    if attention_mask is not None and attention_mask.dtype is torch.bool:
-        attention_mask = additive(attention_mask)
-    # Masks of the encoders that are compiled are not trained: the backward pass has no gradient for them.
-    assert attention_mask is None or not attention_mask.requires_grad
-    output = _Attention.apply(query, key, value, attention_mask, scaling, dropout_p)
-    return output.transpose(1, 2), None
-
-
-def additive(visible: torch.Tensor) -> torch.Tensor:
-    """float32: 0 where a bool is True, -inf elsewhere."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, -torch.inf)
+    in_graphs = torch.compiler.is_compiling() and query.device.type == "cpu"
+    # transformers gives no mask where no row of a batch is padded.
+    if (in_graphs or is_slow_for_sdpa(query)) and attention_mask is not None and scaling is not None:
+        output = written_out(query, key, value, attention_mask, scaling, options.get("dropout", 0.0))
+        return output.transpose(1, 2), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
 def ready_mask(real: torch.Tensor, in_graphs: bool) -> torch.Tensor:
@@ -175,7 +110,7 @@ def ready_mask(real: torch.Tensor, in_graphs: bool) -> torch.Tensor:
     R, T = real.shape
     seen = real[:, None, None, :]
     if in_graphs and real.device.type == "cpu":
-        seen = additive(seen)
+        seen = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
     return seen.expand(R, 1, T, T)
 
 
@@ -191,21 +126,16 @@ def quicken_attention(network: Any) -> None:
     network.config._attn_implementation = QUICK_ON_CPU
 
 
-def compiled_shape(network: Any) -> tuple[int, int] | None:
-    """The (rows, positions) of the batches that its layers were compiled for; None: they were not."""
-    shape: tuple[int, int] | None = getattr(network, "compiled_shape", None)
-    return shape
-
-
 def uses_graphs(network: Any, shape: Sequence[int]) -> bool:
-    """Whether compiled layers are computed by their graphs for batches of a shape, (rows, positions)."""
+    """Whether compiled layers are computed by their graphs for batches of a shape, (rows, positions). `compiled_shape` of a
+    network is that of the batches that its layers were compiled for; none or None: they were not."""
     # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
-    return bool(network.training) and compiled_shape(network) == tuple(shape)
+    return bool(network.training) and getattr(network, "compiled_shape", None) == tuple(shape)
 
 
 def graphs_for(network: Any, shape: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
     """A context in which compiled layers use their graphs if these are for batches of this shape, (rows, positions)."""
-    if compiled_shape(network) is None or uses_graphs(network, shape):
+    if getattr(network, "compiled_shape", None) is None or uses_graphs(network, shape):
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
 

@@ -7,71 +7,78 @@ Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked position
 V: vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+)
 
+from common.errors import UserError
 from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, graphs_for, quicken_attention, ready_mask, uses_graphs
 from model.electra.masking import IGNORE
 from model.electra.sampling import AddsUpChunks, add_up_chunks, sample
-from model.electra.saved_network import load_network
-from model.electra.sizes import POSITION_INITS, Size
+from model.electra.saved_network import load_config, load_network
+from model.electra.sizes import POSITION_INITS
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")
 
 
 def configs(
-    size: Size,
+    sizes: Mapping[str, int],
     vocab_size: int,
     pad_id: int | None = 0,
-    max_seq_len: int | None = None,
+    max_seq_len: int = 512,
     init_std: float = 0.02,
     position_init: str = "normal",
-    **changes: int | None,
+    dropout: float = 0.1,
 ) -> tuple[ElectraConfig, ElectraConfig]:
-    """(generator's, discriminator's) ElectraConfig of a Size; `changes` (layers, width, heads ...) override its fields.
+    """(generator's, discriminator's) ElectraConfig. sizes: those of NETWORK_SIZES.
 
-    init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see
-    init_position_embeddings.
+    init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see init_position_embeddings.
     Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
     """
     assert position_init in POSITION_INITS
-    values = {**vars(size), **{name: value for name, value in changes.items() if value is not None}}
-    for name, flag in (("width", "hidden_size"), ("heads", "num_attention_heads"), ("ffn", "intermediate_size")):
-        if values[name] % values["divisor"]:
+    divided = ("hidden_size", "num_attention_heads", "intermediate_size")
+    for name in divided:
+        if sizes[name] % sizes["generator_divisor"]:
             raise ValueError(
-                f"--{flag} {values[name]} is no multiple of --generator_divisor {values['divisor']}, which the generator's is "
-                "divided by"
+                f"--{name} {sizes[name]} is no multiple of --generator_divisor {sizes['generator_divisor']}, which the "
+                "generator's is divided by"
             )
 
     def config(divisor: int) -> ElectraConfig:
-        width = values["width"] // divisor
-        heads = values["heads"] // divisor
+        width, heads, ffn = (sizes[name] // divisor for name in divided)
         if width % heads:
             raise ValueError(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
         # The usual value is left out, so that such a config is as other people's code writes it.
         own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
             vocab_size=vocab_size,
-            embedding_size=values["embedding"],
+            embedding_size=sizes["embedding_size"],
             hidden_size=width,
-            num_hidden_layers=values["layers"],
+            num_hidden_layers=sizes["num_hidden_layers"],
             num_attention_heads=heads,
-            intermediate_size=values["ffn"] // divisor,
-            max_position_embeddings=max(512, max_seq_len or 0),
+            intermediate_size=ffn,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            max_position_embeddings=max(512, max_seq_len),
             pad_token_id=pad_id,
             initializer_range=init_std,
             **own,
         )
 
     discriminator = config(1)
-    return config(values["divisor"]), discriminator
+    return config(sizes["generator_divisor"]), discriminator
 
 
 def init_position_embeddings(network: Any) -> None:
@@ -155,15 +162,26 @@ class ElectraPretrainer(torch.nn.Module):
         return model
 
     @classmethod
-    def from_pretrained(cls, folder: Path, **options: Any) -> "ElectraPretrainer":
+    def from_pretrained(cls, what: str, folder: Path, **options: Any) -> "ElectraPretrainer":
         """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again.
 
-        Errors: UserError where a folder does not hold all of a network; ValueError where the two do not fit each other.
+        Errors: UserError, which `what` begins, where a folder does not hold all of a network, or they do not fit each other.
         """
-        kinds = (ElectraForMaskedLM, ElectraForPreTraining)
-        networks = [
-            load_network(str(folder / name), folder / name, kind) for name, kind in zip(NETWORKS, kinds, strict=True)
-        ]
+        networks = []
+        for name, kind in zip(NETWORKS, (AutoModelForMaskedLM, AutoModelForPreTraining), strict=True):
+            place = f"{what}: {folder / name}"
+            config = load_config(place, folder / name)
+            if config.model_type != "electra":
+                raise UserError(
+                    f"{place}: a model of the kind {str(config.model_type)[:40]}; a network of an ELECTRA is wanted"
+                )
+            network, missing = load_network(place, folder / name, kind, config)
+            if missing:
+                raise UserError(
+                    f"{place}: {len(missing)} weights of an {type(network).__name__} are not in there, {min(missing)}; name "
+                    "a folder as train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining"
+                )
+            networks.append(network)
         return cls(*networks, **options)
 
     def networks(self) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:

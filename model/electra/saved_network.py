@@ -1,4 +1,4 @@
-"""Networks in folders of `save_pretrained`: what does not hold all of a network is refused."""
+"""Networks of transformers in folders of `save_pretrained`."""
 
 from pathlib import Path
 from typing import Any
@@ -17,29 +17,28 @@ def load_config(what: str, folder: Path) -> Any:
     try:
         if (folder / CONFIG).exists():
             read_checked(folder)
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
-
-
-def load_network(what: str, folder: Path, kind: Any) -> Any:
-    """A network of an ELECTRA of a class of transformers, in fp32.
-
-    Errors: UserError for a folder that holds another model, or not all of its weights.
-    """
-    config = load_config(what, folder)
     refuse_foreign_attention(config, what)
-    if config.model_type != "electra":
-        raise UserError(f"{what}: a model of the kind {str(config.model_type)[:40]}; a network of an ELECTRA is wanted")
-    refuse_oversize(folder, lambda: kind(config))
+    return config
+
+
+def load_network(what: str, folder: Path, kind: Any, config: Any) -> tuple[Any, set[str]]:
+    """(the network of a folder in fp32, names of its weights that are not in there or have another shape: they are random).
+
+    kind: an Auto class of transformers. config: of load_config, perhaps changed. Errors: UserError.
+    """
+    refuse_oversize(folder, lambda: kind.from_config(config, trust_remote_code=False))
     try:
         network, faults = kind.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
+            ignore_mismatched_sizes=True,
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -47,11 +46,4 @@ def load_network(what: str, folder: Path, kind: Any) -> Any:
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    missing = sorted(map(str, faults["missing_keys"]))
-    if missing:
-        # transformers would fill them with random numbers.
-        raise UserError(
-            f"{what}: {len(missing)} weights of an {kind.__name__} are not in there, {missing[0]}; name a folder as "
-            "train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining"
-        )
-    return network
+    return network, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}

@@ -11,15 +11,15 @@ SHORTEST = 5
 
 @dataclass(frozen=True)
 class Size:
-    """A published configuration: the networks (the generator's width, heads and FFN are divided by `divisor`), and how
-    it is trained."""
+    """A published configuration, its fields named as the flags: the networks (the generator's width, heads and FFN are
+    divided by `generator_divisor`), and how they are trained."""
 
-    layers: int
-    width: int
-    heads: int
-    ffn: int
-    embedding: int
-    divisor: int
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    embedding_size: int
+    generator_divisor: int
     max_steps: int
     batch_size: int
     max_seq_len: int
@@ -32,3 +32,12 @@ SIZES = {
     "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
     "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
 }
+# Those of its fields that make the networks.
+NETWORK_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "embedding_size",
+    "generator_divisor",
+)

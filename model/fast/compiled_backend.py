@@ -116,10 +116,9 @@ def compiled_backend(
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
     plain = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
-    if device.type != "cuda":
-        return plain
     if config.dropout:
-        plain.notice = "attention: PyTorch's own with a mask, since FlexAttention has no dropout"
+        plain.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+    if config.dropout or device.type != "cuda":
         return plain
     trial = try_flex(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
     if not trial.works:

@@ -39,7 +39,7 @@ DEFAULTS = {
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
-        "decay_share": 0.2, "deduplicate": "none", "mixture": None,
+        "decay_share": 0.2, "deduplicate": "none", "mixture": None, "dropout": 0.0,
     },
     "sft": {
         "out_dir": str(ROOT / "out"), "save_interval": 100, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
@@ -54,7 +54,7 @@ DEFAULTS = {
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
         "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
-        "decay_share": 0.2,
+        "decay_share": 0.2, "dropout": 0.0,
     },
     "electra": {
         "out_dir": str(ROOT / "out"), "save_interval": 1000, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,

@@ -57,6 +57,13 @@ def make_corpus(path, n_documents=60, seed=0):
     return Path(path)
 
 
+def rising(folder):
+    """Settings of a run whose validation loss rises: its letters are not in what is trained."""
+    path = Path(folder) / "valid.jsonl"
+    path.write_text('{"text": "XYZ"}\n')
+    return {"val_path": path, "learning_rate": 0.02}
+
+
 class ForkServer:
     """The process of tests/faults/server.py."""
 
@@ -198,8 +205,15 @@ class Lab:
         return {
             "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
+            "best": self.best(name),
             "metrics": self.metrics(name),
         }
+
+    def best(self, name):
+        """Digest of the weights of the lowest validation loss; None: there are no such files."""
+        path = Path(f"{self.stem(name)}.best.pth")
+        assert path.is_file() == path.with_suffix(".json").is_file()
+        return digest(torch.load(path, weights_only=True)) if path.is_file() else None
 
     def metrics(self, name):
         """The metrics file as dicts, without times and without what each start has noted about itself."""

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.faults.harness import Lab, seeded_random
+from tests.faults.harness import Lab, rising, seeded_random
 from trainer.saving.checkpoint import load_checkpoint, verified
 
 INTERVAL = 3  # updates between saves: --save_interval 6 micro-batches, two of them an update
@@ -114,12 +114,13 @@ QUICK = [(False, 0, "bfloat16", 1), (True, 1, "bfloat16", 1), (False, 1, "bfloat
     [pytest.param(*kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS],
 )
 def test_kill_9_and_exact_resume(scratch, server, tokenizer, corpus, tmp_path, use_moe, pack, dtype, world_size):
-    """Killed once and stopped twice, at moments that are no saves: the same bits and lines."""
-    lab = Lab(tmp_path, server, tokenizer, corpus, use_moe=use_moe, pack=pack, dtype=dtype, val_fraction=0.1)
-    lab.settings.update(eval_interval=7, num_key_value_heads=2)
+    """Killed once and stopped twice, at moments that are no saves: the same bits and lines, of the lowest validation loss too."""
+    lab = Lab(tmp_path, server, tokenizer, corpus, use_moe=use_moe, pack=pack, dtype=dtype)
+    lab.settings.update(rising(tmp_path), eval_interval=7, num_key_value_heads=2, dropout=0.1)
     bfloat16 = {"any_cpu_has_bfloat16": {}}
     lab.run_ranks("whole", world_size, hooks=bfloat16)
     end = lab.state("whole")["progress"]["update"]
+    assert lab.best("whole")
     for update, name in ((2, "SIGTERM"), (end // 2, "SIGKILL"), (end - 2, "SIGTERM")):
         hooks = {**bfloat16, "signal_at": {"updates": [update], "name": name}}
         if world_size == 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.harness import Lab, digest, whole_state
+from tests.faults.harness import Lab, digest, rising, whole_state
 from tests.faults.test_damage import malicious
 from trainer.saving.checkpoint import Checkpoints, verified
 from trainer.saving.parts import PARTS, RUN, SUMS
@@ -56,14 +56,18 @@ def test_weights_moments_and_progress_move_on_bit_for_bit(lab, optimizer):
 
 def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
     lab.settings.update(SETTINGS, rows_per_update=8, accumulation_steps=None, epochs=2)
+    lab.settings.update(rising(lab.folder), eval_interval=2)
     lab.run_ranks("run", hooks={"signal_at": {"updates": [4]}}, expect=143)
     path = lab.checkpoints("run")[0]
+    best = lab.best("run")
+    assert best
     weights = lab.state("run")["model"]
     # The half-precision file is as any other run leaves it.
     for name, tensor in torch.load(f"{lab.stem('run')}.pth", weights_only=True).items():
         assert torch.equal(tensor, weights[name].half())
     process = lab.run("run", from_resume=1, shard="none")
     assert f"resumed from {path}" in process.out and not lab.checkpoints("run")[0].is_dir()
+    assert lab.best("run") == best
 
 
 # ------------------------------------------------------------------------------------------------ kill -9

@@ -175,7 +175,7 @@ def test_attention_without_tiles_that_work_is_pytorchs(card):
 
     backend, said = lines_of(tiny(dropout=0.1))
     assert type(backend) is CompiledBackend
-    assert said == ["attention: PyTorch's own with a mask, since FlexAttention has no dropout"]
+    assert said == ["attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"]
 
 
 def test_gradients_that_are_not_finite_count_as_a_failure(card, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from trainer.evaluation import evaluate
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
-from trainer.pretrain import first_model
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +82,9 @@ def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatc
 def test_training_is_the_same_with_and_without_evaluations_and_samples(tmp_path, capsys):
     """Reference: the run without; dropout would show a random state that was used up."""
     data, valid = write_corpus(tmp_path / "data.jsonl"), write_corpus(tmp_path / "valid.jsonl", 5, seed=1)
-    config_from_flags = first_model.config_from_flags
-
-    def with_dropout(*args):
-        config = config_from_flags(*args)
-        config.dropout = 0.1
-        return config
-
-    with mock.patch.object(first_model, "config_from_flags", with_dropout):
-        plain = train(data_path=data, out_dir=tmp_path / "plain")
-        watched = train(
-            data_path=data, out_dir=tmp_path / "watched", val_path=valid, eval_interval=4, sample_prompts="The cat"
-        )
+    plain = train(data_path=data, dropout=0.1, out_dir=tmp_path / "plain")
+    looks = {"val_path": valid, "eval_interval": 4, "sample_prompts": "The cat"}
+    watched = train(data_path=data, dropout=0.1, out_dir=tmp_path / "watched", **looks)
     assert len(records(watched, "val_loss")) > 2
     assert capsys.readouterr().out.count("--- sample from 'The cat'") == len(records(watched, "val_loss"))
     for p, q in zip(plain.engine.parameters, watched.engine.parameters, strict=True):

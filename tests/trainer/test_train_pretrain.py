@@ -278,6 +278,16 @@ def test_launch_from_elsewhere_by_torchrun(data, tmp_path):
     assert ours == pytest.approx(one.progress.best_val_loss, rel=1e-5)
 
 
+@pytest.mark.slow
+def test_a_compiled_run_with_dropout_goes_on_to_the_last_bit(data, tmp_path):
+    options = {"data_path": data, "use_compile": 1, "dropout": 0.2, "lr_schedule": "constant"}
+    whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
+    train(out_dir=tmp_path / "parts", epochs=1, **options)
+    parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
+    for mine, theirs in zip(whole.engine.parameters, parts.engine.parameters, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no file names that are not UTF-8")
 def test_folders_whose_names_are_not_utf8(tmp_path):
     """Training, metrics and report; the name in the metrics file is read back as it was."""

@@ -45,7 +45,7 @@ def answers_loss(model, path):
 
 def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_path, chats):
     """The loss of the first update, which holds all conversations, is that of the pretrained model on the answers."""
-    before = pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
+    before = pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path, dropout=0.1)
     run = train(
         data_path=chats, out_dir=tmp_path, from_weight=None, batch_size=64, accumulation_steps=1, epochs=2, report=1
     )
@@ -54,7 +54,7 @@ def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_
     endings = ("pth", "json", "settings.yaml", "metrics.jsonl", "report.html", "loss.png")
     assert {f"full_sft_16.{ending}" for ending in endings} | {"full_sft_16_resume"} <= names
     assert MiniMindForCausalLM.from_pth(tmp_path / "full_sft_16.pth").config.hidden_size == 16
-    assert run.settings.learning_rate == 1e-5 and run.progress.epoch == 2
+    assert run.settings.learning_rate == 1e-5 and run.progress.epoch == 2 and run.engine.model.config.dropout == 0
     page = (tmp_path / "full_sft_16.report.html").read_text(encoding="utf-8")
     assert "--chat" in page and "scripts/play.py --weight" in page and "bits per byte" not in page.lower()
     assert "40 conversations in rows" in page and not re.search(r"\d documents?\b", page)
@@ -147,13 +147,17 @@ def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
 
 
 def test_a_run_goes_on_to_the_last_bit(tmp_path, chats):
-    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 1e-3, "use_moe": 1}
+    """With dropout, and with a validation loss that rises again."""
+    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 0.05, "use_moe": 1, "dropout": 0.1}
+    options.update(val_fraction=0.3, eval_interval=1)
     whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
     train(out_dir=tmp_path / "parts", epochs=1, **options)
     parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
     assert parts.progress == whole.progress
     for mine, theirs in zip(whole.engine.model.parameters(), parts.engine.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+    best = [(tmp_path / name / "full_sft_16_moe.best.pth").read_bytes() for name in ("whole", "parts")]
+    assert best[0] == best[1]
 
 
 def test_it_learns_answers_and_tells_them_in_samples(tmp_path):

@@ -1,6 +1,8 @@
 """Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +11,31 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import user_errors
 from common.files import atomic_folder
+from common.flags import seed
 from common.paths import ROOT
+from common.settings_files import read_plain
 from common.wording import counted
-from dataset.corpus import notices_of_paths
+from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.held_out import HeldOut, hold_out, with_last_part
 from dataset.reading.file_kinds import expanded
-from dataset.sources import sum_of_targets
-from dataset.store.check import DigestCheck
-from dataset.store.deduplicate import check_library, notice_of, open_sources
-from dataset.store.format import TokenStore
-from dataset.store.token_store import StoreOptions
+from dataset.shares import Source
+from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import save_wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, flops_per_token
 from model.electra.sizes import SIZES
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
-from trainer.electra.loss import N_SUMS, LossWeights, electra_loss, metrics
+from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
-from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
+from trainer.electra.settings import ElectraSettings, ElectraTraining, batch_size_of, warmup_of
 from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
 from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import first_rank_first, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
@@ -65,25 +65,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         *SPEED,
         SKIPPED,
     )
-    MAY_CHANGE = (
-        "learning_rate",
-        "muon_lr",
-        "embed_lr",
-        "lr_schedule",
-        "batch_size",
-        "accumulation_steps",
-        "rows_per_update",
-        "grad_clip",
-        "weight_decay",
-        "max_steps",
-        "gen_weight",
-        "disc_weight",
-        "sampling",
-        "gen_smooth",
-        "disc_smooth",
-        "warmup_steps",
-        "adam_epsilon",
-    )
+    # What a resume may change, unless the identity below says otherwise
+    MAY_CHANGE = tuple(one.name for one in fields(ElectraTraining) if one.name != "from_resume")
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -98,7 +81,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         compare_precision(self.ranks, self.dtype)
-        self.loss_weights = LossWeights(settings.gen_weight, settings.disc_weight)
+        self.loss_weights = (settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -109,18 +92,21 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             # Networks that an earlier run has saved on its way
             replaced=["percent_*", "checkpoint-*[0-9]"],
         )
-        # The same seed on all ranks, so that all begin with the same weights.
-        seed_everything(settings.seed)
         with user_errors():
             # From here on no other run may write these files.
             claim(self.ranks, self.files.stem)
+            if settings.seed is None:
+                settings.seed = on_main(self.ranks, self._draw_seed)
+            # The same seed on all ranks, so that all begin with the same weights.
+            seed_everything(settings.seed)
             # Before the vocabulary is made, which takes a while.
             check_library(settings.deduplicate)
             embedded = ROOT / "dataset" / "python_docs.jsonl"
             self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
-            self.store, self.held_out = first_rank_first(self.ranks, self._open_stores)
+            self.corpus = first_rank_first(self.ranks, self._open_corpus)
+            self.store = self.corpus.store
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to cut a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -131,11 +117,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             self.validation: Validation | None = None
             # They read all tokens.
             with until_all_are_ready(self.ranks):
-                documents = None if self.held_out is None else self.held_out.documents
                 T, unknown = settings.max_seq_len, self.tokenizer.unk_token_id
+                documents = self.corpus.documents
                 self.examples = Examples(self.store, T, self.encoder.sep_id, settings.seed, unknown, documents)
-                if self.held_out is not None:
-                    self.validation = Validation(self.held_out, settings, self.tokenizer, self.model, self.loss_weights)
+                if self.corpus.val_store is not None:
+                    self.validation = Validation(self.corpus, settings, self.tokenizer)
         row_layout = [
             "max_seq_len",
             "seed",
@@ -173,8 +159,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         )
         # One rank of each machine reads all tokens: they have the same files.
         if self.ranks.local_rank == 0:
-            own = self.held_out.val_store if settings.val_path and self.held_out is not None else None
-            self.digest_check = DigestCheck([self.store, *([own] if isinstance(own, TokenStore) else [])])
+            self.digest_check = self.corpus.digest_check()
         # {updates: percent} of --save_percents; the end is always one. And the updates of --save_steps.
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
@@ -188,33 +173,38 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             counts_updates=True,
         )
 
-    def _open_stores(self) -> tuple[TokenStore, HeldOut | None]:
-        """The text to train, and what is held out of it."""
+    def _draw_seed(self) -> int:
+        """Of --seed None: a random one, and at a resume that of the run."""
+        saved = Path(f"{self.files.stem}.settings.yaml")
+        if self.settings.from_resume and saved.exists():
+            settings = read_plain(saved, "--seed None:")
+            assert isinstance(settings, dict)
+            return seed(settings["seed"])
+        return secrets.randbelow(2**32)
+
+    def _open_corpus(self) -> Corpus:
+        """The text to train, and what is held out of it. Its plans are those of a language model, and are not used."""
         settings = self.settings
-        store_options: StoreOptions = {
-            "progress": self.ranks.is_main,
-            "cache_dir": settings.cache_dir,
-            "text_field": settings.text_field,
-            "text_suffixes": settings.text_suffixes,
-            "skip_bad_lines": settings.skip_bad_lines,
-        }
-        (store,) = open_sources([self.data_path], self.encoder, settings.deduplicate, **store_options)
-        (store,) = with_last_part([store], self.encoder, settings.val_fraction)
+        corpus = Corpus(
+            [Source(self.data_path)],
+            self.encoder,
+            max_seq_len=settings.max_seq_len,
+            seed=settings.seed,
+            val_path=settings.val_path,
+            val_fraction=settings.val_fraction,
+            allow_val_overlap=settings.allow_val_overlap,
+            deduplicate=settings.deduplicate,
+            cache_dir=settings.cache_dir,
+            text_field=settings.text_field,
+            text_suffixes=settings.text_suffixes,
+            skip_bad_lines=settings.skip_bad_lines,
+            progress=self.ranks.is_main,
+        )
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
-        check_known(store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
-        held_out = hold_out(
-            store,
-            self.encoder,
-            settings.val_path,
-            settings.val_fraction,
-            settings.allow_val_overlap,
-            lambda store, documents: sum_of_targets(store, documents) > 0,
-            "no document with text",
-            **store_options,
-        )
-        return store, held_out
+        check_known(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+        return corpus
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -234,7 +224,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
     ) -> tuple[dict[str, float], int]:
         assert self.validation is not None
-        return self.validation(engine, signals)
+        return self.validation(engine, self.model, signals)
 
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
@@ -285,11 +275,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         # Networks from files have sizes of their own.
         size = "" if settings.model_path or settings.discriminator_config else f" {settings.size}"
         one_segment = float((self.examples.second == 0).mean())
-        copies = notice_of(self.store)
         lines = [
-            *notices_of_paths(settings.data_path or [], settings.text_suffixes),
-            *([copies] if copies else []),
-            *self.store.bad_lines.report(),
+            *self.corpus.notices,
+            *(line for bad_lines in self.corpus.bad_lines for line in bad_lines.report()),
             f"model: ELECTRA{size}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
@@ -297,8 +285,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
-        if self.held_out is not None and self.validation is not None:
-            lines += [self.validation.described, *self.held_out.notices]
+        if self.validation is not None:
+            lines.append(self.validation.described)
         shards = self.engine.shards
         told = [self.precision_notice, shards.described if shards is not None else None]
         of_rank = flops / self.ranks.world_size
@@ -328,18 +316,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings = self.settings
         # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
         own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
-        no_data = "no validation data"
-        evaluates = self.validation is not None
         one_cycle = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
         of_files = bool(settings.model_path or settings.discriminator_config)
         cases = [
             ("warmup_steps", one_cycle, "--lr_schedule one_cycle has its own"),
             ("init_std", of_files and is_changed(settings, "init_std"), "the networks come from files"),
             ("position_init", of_files and is_changed(settings, "position_init"), "the networks come from files"),
-            ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
             ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
-            ("eval_interval", is_changed(settings, "eval_interval") and not evaluates, no_data),
-            ("eval_batch_size", is_changed(settings, "eval_batch_size") and not evaluates, no_data),
         ]
         lines = warnings_of(settings, cases)
         highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -10,8 +10,8 @@ from dataset.electra.electra_dataset import Batch, Totals
 from model.electra.masking import IGNORE
 from model.electra.model_electra import ElectraPretrainer, Losses, is_real
 
-# Of the discriminator's loss beside the generator's, as published.
-DISC_WEIGHT = 50.0
+# What the generator's and the discriminator's loss are multiplied with, as published.
+WEIGHTS = (1.0, 50.0)
 # Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
 # beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
 AUC_BINS = 200
@@ -19,23 +19,13 @@ LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
 
 
-class LossWeights(NamedTuple):
-    """What the two losses are multiplied with."""
-
-    generator: float = 1.0
-    discriminator: float = DISC_WEIGHT
-
-
-PUBLISHED = LossWeights()
-
-
 def electra_loss(
-    model: ElectraPretrainer, batch: Batch, totals: Totals, weights: LossWeights = PUBLISHED
+    model: ElectraPretrainer, batch: Batch, totals: Totals, weights: tuple[float, float] = WEIGHTS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; what to add up, see `sums_of`)."""
     found = model(*batch)
-    of_generator = weights.generator * found.mlm / max(totals.masked, 1)
-    of_discriminator = weights.discriminator * found.disc / max(totals.targets, 1)
+    of_generator = weights[0] * found.mlm / max(totals.masked, 1)
+    of_discriminator = weights[1] * found.disc / max(totals.targets, 1)
     return of_generator + of_discriminator, sums_of(found, batch)
 
 
@@ -54,7 +44,7 @@ def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
     return torch.cat((torch.stack((found.mlm, found.disc, masked, found.correct)), counts))
 
 
-def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[dict[str, Any], float]:
+def metrics(sums: Sequence[float], weights: tuple[float, float] = WEIGHTS) -> tuple[dict[str, Any], float]:
     """(what to log, positions) of the sums of `electra_loss`. Precision and recall are those of finding replaced tokens."""
     mlm, disc, masked, correct = sums[:4]
     original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
@@ -76,7 +66,7 @@ def metrics(sums: Sequence[float], weights: LossWeights = PUBLISHED) -> tuple[di
         below = original.cumsum(0) - original / 2
         auc = float((replaced * below).sum()) / (n_original * n_replaced)
     values = {
-        "loss": weights.generator * mlm_loss + weights.discriminator * disc_loss,
+        "loss": weights[0] * mlm_loss + weights[1] * disc_loss,
         "mlm_loss": mlm_loss,
         "disc_loss": disc_loss,
         "gen_acc": correct / max(masked, 1),

@@ -16,7 +16,6 @@ from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, configs
-from model.electra.sizes import SIZES
 from trainer.electra.settings import ElectraSettings
 from trainer.machine.collectives import on_main
 from trainer.machine.ranks import Ranks
@@ -84,7 +83,7 @@ def open_vocabulary(
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
     """Fresh networks, or those of --model_path. Errors: ValueError where flags, files and tokenizer do not fit."""
-    options = {
+    options: dict[str, Any] = {
         "sampling": settings.sampling,
         "gen_smooth": settings.gen_smooth,
         "disc_smooth": settings.disc_smooth,
@@ -92,27 +91,21 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
     if settings.model_path:
         return load_networks(settings, tokenizer, options)
     if settings.generator_config and settings.discriminator_config:
-        generator = config_of_file("--generator_config", settings.generator_config, settings, tokenizer)
-        discriminator = config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer)
-    else:
-        generator, discriminator = configs(
-            SIZES[settings.size],
-            vocab_size=len(tokenizer),
-            pad_id=tokenizer.pad_token_id,
-            max_seq_len=settings.max_seq_len,
-            init_std=settings.init_std,
-            position_init=settings.position_init,
-            width=settings.hidden_size,
-            layers=settings.num_hidden_layers,
-            heads=settings.num_attention_heads,
-            ffn=settings.intermediate_size,
-            embedding=settings.embedding_size,
-            divisor=settings.generator_divisor,
+        pair = (
+            config_of_file("--generator_config", settings.generator_config, settings, tokenizer),
+            config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer),
         )
-        for config in (generator, discriminator):
-            config.hidden_dropout_prob = settings.dropout
-            config.attention_probs_dropout_prob = settings.dropout
-    return ElectraPretrainer.from_configs(generator, discriminator, **options)
+    else:
+        pair = configs(
+            settings.network_sizes(),
+            len(tokenizer),
+            tokenizer.pad_token_id,
+            settings.max_seq_len,
+            settings.init_std,
+            settings.position_init,
+            settings.dropout,
+        )
+    return ElectraPretrainer.from_configs(*pair, **options)
 
 
 def config_of_file(
@@ -121,11 +114,9 @@ def config_of_file(
     """The config in a JSON file of an ElectraConfig's fields. What it does not say of vocabulary and positions is as the run needs
     it. Errors: UserError where it cannot be read, or does not fit."""
     what = f"{flag} {path}"
+    usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     try:
-        fields = json.loads(expanded(path).read_bytes())
-        config = ElectraConfig(
-            **{"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len), **fields}
-        )
+        config = ElectraConfig(**{**usual, **json.loads(expanded(path).read_bytes())})
     except OSError as error:
         raise UserError(f"{what} cannot be read ({error.strerror})") from error
     except Exception as error:
@@ -139,16 +130,20 @@ def config_of_file(
         raise UserError(
             f"{what}: hidden_size {config.hidden_size} is no multiple of {config.num_attention_heads} attention heads"
         )
+    check_room(what, config, settings, tokenizer)
+    return config
+
+
+def check_room(what: str, config: Any, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Errors: UserError where the embeddings are too few for the run. An example has two segments."""
     least = {
         "vocab_size": len(tokenizer),
         "max_position_embeddings": settings.max_seq_len,
-        # An example has two segments.
         "type_vocab_size": 2,
     }
     for name, number in least.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
-    return config
 
 
 def load_networks(
@@ -162,15 +157,10 @@ def load_networks(
         raise UserError(f"{what}: train_electra.py leaves a folder with {' and '.join(NETWORKS)}, which are not there")
     # Of transformers: it would be drawn over our own lines.
     disable_progress_bar()
-    try:
-        model = ElectraPretrainer.from_pretrained(folder, **options)
-    except ValueError as error:
-        raise UserError(f"{what}: {error}") from error
+    model = ElectraPretrainer.from_pretrained(what, folder, **options)
     config = model.discriminator.config
     check_size(len(tokenizer), config.vocab_size, what)
-    for name, least in (("vocab_size", len(tokenizer)), ("max_position_embeddings", settings.max_seq_len)):
-        if getattr(config, name) < least:
-            raise UserError(f"{what}: {name} is {getattr(config, name)}, {least} is wanted")
+    check_room(what, config, settings, tokenizer)
     for network in model.networks():
         network.config.hidden_dropout_prob = settings.dropout
         network.config.attention_probs_dropout_prob = settings.dropout

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.flags import at_least, fraction, inner_share, not_negative, positive
+from common.flags import at_least, fraction, inner_share, not_negative, positive, seed
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from model.electra.sizes import MASK_STYLES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
+from model.electra.sizes import MASK_STYLES, NETWORK_SIZES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
@@ -29,6 +29,10 @@ def percents(text: str) -> list[float]:
     if not all(0 < value <= 100 for value in values):
         raise argparse.ArgumentTypeError(f"{text}: percents of the run, above 0 and at most 100, as in 25,50,100")
     return values
+
+
+def seed_or_none(text: str) -> int | None:
+    return None if text == "None" else seed(text)
 
 
 @dataclass(kw_only=True)
@@ -88,6 +92,11 @@ class NetworkSettings(Settings):
     )
     dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
 
+    def network_sizes(self) -> dict[str, int]:
+        """The flags of NETWORK_SIZES; one that is not given is as published."""
+        given = {name: getattr(self, name) for name in NETWORK_SIZES if getattr(self, name) is not None}
+        return {name: getattr(SIZES[self.size], name) for name in NETWORK_SIZES} | given
+
 
 @dataclass(kw_only=True)
 class ElectraData(TextSettings):
@@ -122,6 +131,8 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
     muon_lr: float = with_default(OptimizerSettings, "muon_lr", MUON_RATE)
+    # The settings hold the number, once it is drawn.
+    seed: int = setting(42, check=seed_or_none, help="of weights, data order and masks; None: a random one")
     lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
     warmup_steps: int | None = setting(
         None, check=not_negative(int), help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
@@ -157,19 +168,11 @@ class ElectraSettings(
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
-        sizes = (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "embedding_size",
-            "generator_divisor",
-        )
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if len(files) == 1:
             raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
         deciding = ["model_path"] if self.model_path else files
-        others = [name for name in (*sizes, *files) if getattr(self, name) is not None and name not in deciding]
+        others = [name for name in (*NETWORK_SIZES, *files) if getattr(self, name) is not None and name not in deciding]
         if deciding and others:
             raise ValueError(f"--{deciding[0]} decides the networks: drop --{others[0]}")
         if not (self.gen_weight or self.disc_weight):
@@ -203,7 +206,11 @@ def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
 
 def parser() -> SettingsParser:
     """The command line of train_electra.py."""
-    return SettingsParser(ElectraSettings, "train_electra.py", "Pretrain an ELECTRA (generator and discriminator).")
+    description = (
+        "Pretrain an ELECTRA (generator and discriminator). The published sizes want a GPU and days; on a laptop:\n"
+        "train_electra.py --hidden_size 128 --num_hidden_layers 4 --max_seq_len 32 --max_steps 2000"
+    )
+    return SettingsParser(ElectraSettings, "train_electra.py", description)
 
 
 def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:

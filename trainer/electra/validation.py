@@ -7,10 +7,10 @@ from transformers import PreTrainedTokenizerBase
 
 from common.arithmetic import ceil_div
 from common.wording import counted
+from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
-from dataset.held_out import HeldOut
 from model.electra.model_electra import ElectraPretrainer
-from trainer.electra.loss import N_SUMS, LossWeights, metrics, sums_of
+from trainer.electra.loss import N_SUMS, metrics, sums_of
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -25,46 +25,38 @@ LABELS = ("original", "replaced")
 class Validation:
     """The examples of held-out documents in the order of the data, and their figures on fixed masks and draws."""
 
-    def __init__(
-        self,
-        held_out: HeldOut,
-        settings: ElectraSettings,
-        tokenizer: PreTrainedTokenizerBase,
-        model: ElectraPretrainer,
-        weights: LossWeights,
-    ) -> None:
-        store = held_out.val_store
+    def __init__(self, corpus: Corpus, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        store, documents = corpus.val_store, corpus.val_documents
+        assert store is not None and documents is not None
         T, share, style = settings.max_seq_len, settings.mask_share, settings.mask_style
-        examples = Examples(store, T, tokenizer.sep_token_id, SEED, tokenizer.unk_token_id, held_out.val_documents)
+        examples = Examples(store, T, tokenizer.sep_token_id, SEED, tokenizer.unk_token_id, documents)
         self.plan = ElectraPlan(examples, share, SEED, 0, shuffle=False)
         self.assembler = ElectraAssembler(store, tokenizer, T, share, style, SEED)
         self.batch_size = settings.eval_batch_size
-        self.model = model
-        self.weights = weights
-        self.described = (
-            f"validation: {counted(len(held_out.val_documents), 'document')}, {counted(self.plan.n_rows, 'example')}"
-        )
-
-    def __getitem__(self, number: int) -> Batch:
-        first = number * self.batch_size
-        rows = range(first, min(first + self.batch_size, self.plan.n_rows))
-        return self.assembler[self.plan.recipe(rows)]
+        self.weights = (settings.gen_weight, settings.disc_weight)
+        self.described = f"validation: {counted(len(documents), 'document')}, {counted(self.plan.n_rows, 'example')}"
 
     @torch.no_grad()
-    def __call__(self, engine: Engine[Batch, Totals], signals: StopSignals) -> tuple[dict[str, float], int]:
+    def __call__(
+        self, engine: Engine[Batch, Totals], model: ElectraPretrainer, signals: StopSignals
+    ) -> tuple[dict[str, float], int]:
         """({val_{figure}: value}, number of a stop signal that came meanwhile, or 0), the same on every world size."""
+        n_rows = self.plan.n_rows
 
         def figures_of(number: int) -> list[float]:
-            batch = self[number].to(engine.device)
+            first = number * self.batch_size
+            recipe = self.plan.recipe(range(first, min(first + self.batch_size, n_rows)))
+            batch = self.assembler[recipe].to(engine.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(SEED + number)
             with engine.autocast():
-                sums: list[float] = sums_of(self.model(*batch), batch).tolist()
+                sums: list[float] = sums_of(model(*batch), batch).tolist()
             return sums
 
-        n_batches = ceil_div(self.plan.n_rows, self.batch_size)
         with undisturbed(engine):
-            sums, stop_signal = sums_over_batches(engine, n_batches, figures_of, N_SUMS, signals)
+            sums, stop_signal = sums_over_batches(
+                engine, ceil_div(n_rows, self.batch_size), figures_of, N_SUMS, signals
+            )
         values, _ = metrics(sums, self.weights)
         return {f"val_{name}": values.get(name, float("nan")) for name in FIGURES}, stop_signal
 

@@ -29,9 +29,8 @@ from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
 from trainer.advice import common_warnings, is_changed, warnings_of
-from trainer.encoder_folder import find_model
 from trainer.glue.loss import metric_of
-from trainer.glue.model import init_model, open_tokenizer
+from trainer.glue.model import find_model, init_model, open_tokenizer
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim, make_folder
@@ -99,7 +98,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         # Rank 0 looks first: its error ends all ranks, and is told once.
         folders = on_main(ranks, lambda: task_folders(settings, say))
         own = on_main(ranks, lambda: own_task(settings)) if settings.kind else None
-        folder = on_main(ranks, lambda: find_model("--model_path", settings.model_path))
+        folder = on_main(ranks, lambda: find_model(settings.model_path))
         on_main(ranks, lambda: check_earlier(settings, out, folders, folder))
         tokenizer = open_tokenizer(settings, folder)
         encoder = DocumentEncoder(tokenizer)
@@ -117,11 +116,9 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
         on_main(ranks, lambda: make_room(settings, out, folders))
     if passed_over := settings.passed_over():
         say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
-    no_evaluation = "no evaluation while training"
     cases = [
         ("epochs", bool(settings.epochs and settings.max_steps), f"--max_steps {settings.max_steps} overrides it"),
         ("lower_case", is_changed(settings, "lower_case") and not settings.vocab_path, "the tokenizer folder says it"),
-        ("eval_interval", bool(settings.eval_interval) and not settings.evaluate_during_training, no_evaluation),
         ("num_seeds", settings.num_seeds > 1 and not settings.do_train, "one evaluation is like another"),
     ]
     precision = [precision_notice] if precision_notice else []

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.store.interface import Ints
 from model.checkpointing import recompute_layers
-from model.electra.compiled_encoder import compiled_shape
 from trainer.engine import Engine
 from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, write_json
 from trainer.glue.loss import N_SUMS, glue_loss, logged
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
-from trainer.glue.scores import Evaluation, write_predictions
-from trainer.glue.settings import GlueSettings
+from trainer.glue.scores import evaluate, outputs, write_predictions
+from trainer.glue.settings import FineTuningSettings, GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
@@ -48,21 +47,8 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
-    MAY_CHANGE = (
-        "epochs",
-        "learning_rate",
-        "batch_size",
-        "accumulation_steps",
-        "rows_per_update",
-        "grad_clip",
-        "weight_decay",
-        "max_steps",
-        "dropout",
-        "warmup_share",
-        "warmup_steps",
-        "lr_schedule",
-        "adam_epsilon",
-    )
+    # What a resume may change, unless the identity below says otherwise
+    MAY_CHANGE = ("dropout", *(one.name for one in fields(FineTuningSettings) if one.name != "from_resume"))
     MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
@@ -143,7 +129,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.files.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
-        self._evaluation: Evaluation | None = None
+        # Examples that a rank evaluates at once; the update that was evaluated last, and its figures
+        self.eval_batch_size = settings.eval_batch_size or settings.batch_size
+        self.latest: tuple[int, dict[str, float]] = (-1, {})
 
     # ------------------------------------------------------------------------------------------ what is trained
 
@@ -175,15 +163,14 @@ class GlueJob(Job[Ints, Batch, Totals]):
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return logged(self.data.task, sums)
 
-    def evaluation(self, engine: Engine, signals: StopSignals) -> Evaluation:
-        """The Evaluation of this run, which remembers what it has computed last."""
-        if self._evaluation is None:
-            at_once = self.settings.eval_batch_size or self.settings.batch_size
-            self._evaluation = Evaluation(engine, self.data.task, self.data.dev, at_once, signals)
-        return self._evaluation
-
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        return self.evaluation(engine, signals)(update)
+        """Asked again for the same update, at the end of a run, nothing is computed."""
+        if self.latest[0] == update:
+            return self.latest[1], 0
+        found, stop_signal = evaluate(engine, self.data.task, self.data.dev, self.eval_batch_size, signals)
+        if not stop_signal:
+            self.latest = (update, found)
+        return found, stop_signal
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         every = self.settings.save_steps
@@ -258,7 +245,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         width = self.model.config.hidden_size
         compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width=width)
-        if compiled_shape(self.model):
+        if getattr(self.model, "compiled_shape", None):
             self.assembler = full
         return said
 
@@ -284,9 +271,8 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    evaluation = job.evaluation(trainer.engine, signals)
     with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
-        stop_signal = look_back(job, evaluation, result)
+        stop_signal = look_back(job, signals, result)
     # Computed with again after the run's own end.
     trainer.engine.close()
     if job.engine.shards is not None:
@@ -305,35 +291,36 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     return 0, result
 
 
-def look_back(job: GlueJob, evaluation: Evaluation, result: dict[str, Any]) -> int:
+def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any]) -> int:
     """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
-    settings = job.settings
-    say = job.command.say
+    settings, engine, task, say = job.settings, job.engine, job.data.task, job.command.say
     where = f"{result['task']}, seed {result['seed']}"
+
+    def metrics_after(update: int) -> tuple[dict[str, float], int]:
+        values, stop_signal = job.evaluate(engine, signals, update)
+        return {name: value for name, value in values.items() if name != "val_loss"}, stop_signal
+
     result["results"] = {}
-    engine = evaluation.engine
     if settings.do_eval:
-        values, stop_signal = evaluation(result["updates"])
+        result["results"], stop_signal = metrics_after(result["updates"])
         if stop_signal:
             return stop_signal
-        result["results"] = {name: value for name, value in values.items() if name != "val_loss"}
         say(f"{where}: {line_of(result['results'])}")
     for name, assembler in job.data.test.items():
-        logits, stop_signal = evaluation.outputs(assembler)
+        logits, stop_signal = outputs(engine, task, assembler, job.eval_batch_size, signals)
         if stop_signal:
             return stop_signal
         target = job.folder / "predictions" / f"{name}.tsv"
         # All ranks have the same logits; one writes.
-        on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
+        on_main(job.ranks, partial(write_predictions, target, task, logits))
         say(f"predictions: {target}")
     if settings.eval_all_checkpoints and settings.do_eval:
         result["checkpoints"] = {}
         for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
             engine.load_weights(load_file(path / "model.safetensors"))
-            values, stop_signal = evaluation(update, anew=True)
+            metrics, stop_signal = metrics_after(update)
             if stop_signal:
                 return stop_signal
-            metrics = {name: value for name, value in values.items() if name != "val_loss"}
             result["checkpoints"][str(update)] = metrics
             say(f"{where}, update {update}: {line_of(metrics)}")
     return 0

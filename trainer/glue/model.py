@@ -1,5 +1,6 @@
 """The classifier of train_glue.py: an encoder of transformers with its own head for sentences, and a rate for each layer."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,20 +9,19 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+from transformers.utils import cached_file
 
 from common.errors import UserError
 from common.files import atomic_folder
-from common.packages import loader_reason, refuse_foreign_attention
 from dataset.glue.glue_tasks import Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import load_wordpiece
-from model.config_bounds import refuse_oversize
 from model.electra.compiled_encoder import compile_layers, quicken_attention
 from model.electra.model_electra import init_position_embeddings
-from model.electra.saved_network import load_config
+from model.electra.saved_network import load_config, load_network
 from trainer.glue.settings import GlueSettings
 from trainer.optim.build import Groups, parameter_groups
 
@@ -52,6 +52,23 @@ def has_segments(config: PretrainedConfig) -> bool:
     return config.model_type == "xlnet" or (getattr(config, "type_vocab_size", 0) or 0) >= 2
 
 
+def find_model(model_path: str) -> Path:
+    """The folder that --model_path names; a name is looked up in the local cache of Hugging Face. Errors: UserError."""
+    path = expanded(model_path)
+    if (path / "config.json").exists():
+        return path
+    if not path.exists():
+        with contextlib.suppress(OSError, ValueError):
+            cached = cached_file(model_path, "config.json", local_files_only=True)
+            if cached is not None:
+                return Path(cached).parent
+    found = ", nor such a name in the local Hugging Face cache; train_electra.py leaves electra_small/discriminator"
+    # The folder of a run of train_electra.py holds its networks, and users name it as a whole.
+    if (path / "discriminator" / "config.json").is_file():
+        found = f"; {path / 'discriminator'} has one"
+    raise UserError(f"--model_path {model_path}: no config.json there{found}")
+
+
 def open_tokenizer(settings: GlueSettings, folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or that in the model's folder. Errors: ValueError."""
     path = expanded(settings.vocab_path) if settings.vocab_path else folder
@@ -69,7 +86,6 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     """
     what = f"--model_path {settings.model_path}"
     config = load_config(what, folder)
-    refuse_foreign_attention(config, what)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     if config.vocab_size < vocab_size:
@@ -92,7 +108,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         init_position_embeddings(model)
         new = set(model.state_dict())
     else:
-        model, new = load_pretrained(what, folder, config)
+        model, new = load_network(what, folder, AutoModelForSequenceClassification, config)
         check_new(settings, task, model, new)
         order_classes(model, saved_classes, task.labels)
     for name, table in model.named_modules():
@@ -104,26 +120,6 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config._attn_implementation == "sdpa":
         quicken_attention(model)
     return model, new
-
-
-def load_pretrained(what: str, folder: Path, config: PretrainedConfig) -> tuple[Any, set[str]]:
-    """(the classifier of a folder, names of its weights that are not in there or do not fit). Errors: UserError."""
-    kind = AutoModelForSequenceClassification
-    refuse_oversize(folder, lambda: kind.from_config(config, trust_remote_code=False))
-    try:
-        model, faults = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    return model, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
 
 
 def check_new(settings: GlueSettings, task: Task, model: Any, new: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive
@@ -185,10 +185,8 @@ class PublishedFlags(Settings):
 
     def passed_over(self) -> list[str]:
         """Those that are given and do nothing."""
-        switches = ("no_cuda", "fp16")
-        return [
-            f"--{one.name}" for one in fields(PublishedFlags) if one.name not in switches and getattr(self, one.name)
-        ]
+        names = ("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port")
+        return [f"--{name}" for name in names if getattr(self, name)]
 
 
 @dataclass(kw_only=True)
@@ -222,25 +220,19 @@ class GlueSettings(
             raise ValueError("--from_scratch 1 draws random weights, which --do_train 0 would evaluate: drop one")
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("--do_train 0, --do_eval 0 and --do_predict 0 leave nothing to do")
-        if self.kind is None:
-            self._check_tasks()
-        else:
-            self._check_own_task()
-
-    def _check_tasks(self) -> None:
+        if self.kind is not None:
+            return self._check_own_task(self.kind)
         names = self.task.split(",")
-        for name in names:
-            if name not in (*TASKS, "all"):
-                raise ValueError(
-                    f"--task {name[:80]}: not one of {', '.join(TASKS)}, all; a task of your own needs --kind"
-                )
+        if unknown := [name for name in names if name not in (*TASKS, "all")]:
+            raise ValueError(
+                f"--task {unknown[0][:80]}: not one of {', '.join(TASKS)}, all; a task of your own needs --kind"
+            )
         if "all" in names and len(names) > 1:
             raise ValueError(f"--task {self.task}: all is every task; give it alone")
         if self.data_dir is None:
             raise ValueError(f"--task {self.task} needs --data_dir, the folder of the benchmark's files")
 
-    def _check_own_task(self) -> None:
-        assert self.kind is not None
+    def _check_own_task(self, kind: str) -> None:
         if self.task in (*TASKS, "all") or not OWN_NAME.fullmatch(self.task):
             raise ValueError(
                 f"--task {self.task[:80]!r}: with --kind a name of letters, digits, '.', '-' and '_' is wanted that is none "
@@ -248,17 +240,14 @@ class GlueSettings(
             )
         if len(self.text) > 2:
             raise ValueError(f"--text {' '.join(self.text)[:80]}: one or two columns are wanted")
-        needed = {"train_file": self.do_train, "dev_file": self.do_eval, "test_file": self.do_predict}
-        for name, is_needed in needed.items():
-            if is_needed and getattr(self, name) is None:
-                raise ValueError(f"--{name} is needed, or --do_{name.removesuffix('_file').replace('dev', 'eval')} 0")
-        if wrong := [name for name in self.metrics if name not in METRICS[self.kind]]:
-            raise ValueError(
-                f"--metrics {wrong[0]}: with --kind {self.kind} {', '.join(METRICS[self.kind])} are measured"
-            )
-        if self.kind == "regression" and self.labels:
+        for part, purpose in (("train", "train"), ("dev", "eval"), ("test", "predict")):
+            if getattr(self, f"do_{purpose}") and getattr(self, f"{part}_file") is None:
+                raise ValueError(f"--{part}_file is needed, or --do_{purpose} 0")
+        if wrong := [name for name in self.metrics if name not in METRICS[kind]]:
+            raise ValueError(f"--metrics {wrong[0]}: with --kind {kind} {', '.join(METRICS[kind])} are measured")
+        if kind == "regression" and self.labels:
             raise ValueError("--labels: a score has no classes")
-        if self.kind == "classification" and not (self.labels or self.train_file):
+        if kind == "classification" and not (self.labels or self.train_file):
             raise ValueError("--labels is needed where there is no --train_file")
         if self.labels and (len(self.labels) < 2 or len(set(self.labels)) < len(self.labels)):
             raise ValueError("--labels: two classes or more, each once, are wanted")

@@ -85,6 +85,7 @@ def open_model(
 
     if folder is not None:
         notices += tokenizer_notices(folder, path, vocabulary)
+        config.dropout = settings.dropout
         # The documents begin and end with the tokenizer's own.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
@@ -129,6 +130,7 @@ def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: An
     return MiniMindConfig(
         **asked,
         vocab_size=vocab_size,
+        dropout=settings.dropout,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -172,7 +174,8 @@ def init_model(
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, config, Path(out_dir))}")
-    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
+    # Not the dropout with which the weights were trained before
+    asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)
     except (ValueError, OSError) as error:

@@ -83,7 +83,10 @@ def training_bytes(
         block = FP32 * H + half * (3 * H + 5 * A + 3 * mlp)
     else:
         block = 4 * FP32 * H + half * (5 * H + 4 * A + 4 * mlp + T)
-    if compiled and device_type == "cpu":
+    if config.dropout and device_type == "cpu":
+        # PyTorch's attention keeps all pairs there: their weights before and after the dropout, and what it drew.
+        block += 3 * FP32 * config.num_attention_heads * T
+    elif compiled and device_type == "cpu":
         # block_attention keeps exp(scores) of about half of the pairs.
         block += half * 0.6 * config.num_attention_heads * T
     blocks: float = layers * FP32 * H + block if recomputes else layers * block

@@ -1,7 +1,9 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files, in the order in which they come about."""
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +40,7 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.outlook import make_fast, pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings, weight_name
 from trainer.sampling import read_prompts, samples
+from trainer.saving.places import best_stem
 from trainer.saving.weights import save_weights
 from trainer.updates import rows_of_warmup
 
@@ -106,6 +109,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
                 settings=settings,
                 begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)},
+                replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
             )
             claim(ranks, stem)
 
@@ -169,6 +173,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             evaluate=self.evaluate if self.validation else None,
             eval_interval=settings.eval_interval,
             samples=self.samples if self.prompts else None,
+            save_best=partial(self.write_weights, best_stem(self.files.stem)),
         )
         self.length = length_of_run(
             settings, ranks, self.corpus, self.validation, self.config.num_hidden_layers, len(self.prompts)
@@ -247,9 +252,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return samples(engine, first.tokenizer, first.encoder, self.prompts, signals, seed, is_last, with_prompt)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        self.write_weights(self.files.stem, weights)
+
+    def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        vocabulary = self.first_model.vocabulary
-        save_weights(dict(weights), self.config.to_dict(), self.files.stem, vocabulary, special_tokens)
+        save_weights(dict(weights), self.config.to_dict(), stem, self.first_model.vocabulary, special_tokens)
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)

@@ -212,6 +212,9 @@ class TrainingSettings(OptimizerSettings, UpdateSettings):
         WSD_DECAY_SHARE, check=share, help="of --lr_schedule wsd: the part of the run over which the rate falls"
     )
     warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
+    dropout: float = setting(
+        0.0, check=fraction, help="of embeddings, attention and what each block adds, for text that is read many times"
+    )
 
 
 @dataclass(kw_only=True)

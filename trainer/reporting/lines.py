@@ -171,7 +171,7 @@ def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is
             f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
         )
     if is_complete:
-        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss)
+        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss, job.files.stem)
         if risen:
             reporter.say(risen)
         reporter.say(left_by(job))

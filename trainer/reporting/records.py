@@ -12,6 +12,7 @@ from common.errors import UserError
 from common.files import refuse_irregular
 from trainer.reporting.charts import COMMON, Chart, Curve
 from trainer.reporting.reporter import flat_numbers
+from trainer.saving.places import best_stem
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
@@ -166,12 +167,18 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     return bars + [(name, compressors[name]) for name in ("xz", "gzip") if name in compressors]
 
 
-def risen_validation(lowest: float, update: int, last: float) -> str | None:
-    """A sentence for a run whose validation loss was lower, after `update`, than it is at the end; None: it was not."""
+def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str | None:
+    """A sentence for a run whose validation loss was lower, after `update`, than it is at the end; None: it was not.
+
+    stem: path of the run's files without their endings.
+    """
     if not lowest < last:
         return None
+    best = Path(f"{best_stem(stem)}.pth")
+    of_best, of_last = (f" ({best})", f" ({stem}.pth)") if best.is_file() else ("", "")
     line = (
-        f"the validation loss was lowest after update {update:,}: {lowest:.3f}; that of the saved weights is {last:.3f}"
+        f"the validation loss was lowest after update {update:,}: {lowest:.3f}{of_best}; that of the last update is "
+        f"{last:.3f}{of_last}"
     )
     if last > OVERFITTED * lowest:
         line += ", so the model has begun to learn its training data by heart (fewer epochs or more data help)"
@@ -187,7 +194,7 @@ def remarks(run: RunRecords) -> list[str]:
         # Every line has its update, and lines with the same number of tokens have the same one.
         line_tokens, updates = run.curves["update"]
         update = int(updates[np.searchsorted(line_tokens, tokens[lowest])])
-        risen = risen_validation(float(values[lowest]), update, float(values[-1]))
+        risen = risen_validation(float(values[lowest]), update, float(values[-1]), run.path.with_name(run.name))
         if risen:
             sentences.append(f"{risen[0].upper()}{risen[1:]}.")
     answers = trains_answers(run)

@@ -68,7 +68,7 @@ from trainer.sharding import is_sharded, part_of
 # bytes of a digest file: 64 digits and the name of a file
 MOST_DIGEST_BYTES = 4096
 # The endings of what a run writes beside its stem, the mark of its lock among it
-OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "running")
+OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
 LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 # What the file of a checkpoint is called, or its folder of parts. Whatever else lies beside them is somebody's own.

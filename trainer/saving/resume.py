@@ -19,6 +19,7 @@ from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.reporting.reporter import Reporter
+from trainer.saving.best import BestWeights
 from trainer.saving.checkpoint import Checkpoints, update_of, verified
 from trainer.saving.parts import filled
 from trainer.updates import rows_of_update
@@ -43,6 +44,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         # Ranks that have parts of the model save together.
         group = self.engine.shards.saving_group if self.engine.shards is not None else None
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group)
+        self.best = BestWeights(job)
         # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
         # the update that was saved last
@@ -72,6 +74,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
         def save_weights(copy: dict[str, Any]) -> None:
             self.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
+            self.best.write(copy["best"], copy["progress"])
 
         self.checkpoints.save(state, progress.update, before=save_weights if self.ranks.is_main else None)
 
@@ -89,6 +92,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "model": self.engine.model.state_dict(keep_vars=True),
             "engine": self.engine.state_dict(),
             "progress": asdict(progress),
+            "best": self.best.weights,
             "ranks": ranks,
             # How many of them shared a micro-batch.
             "sharing": self.ranks.sharing,
@@ -172,6 +176,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
+        on_main(self.ranks, lambda: self.best.restore(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]
         for name, part in self.job.extra_state.items():
             part.load_state_dict(state["job"][name])

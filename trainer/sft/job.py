@@ -52,10 +52,9 @@ class SftJob(PretrainJob):
         outlook.notices = [*outlook.notices, *note]
         return outlook
 
-    def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+    def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
-        vocabulary = self.first_model.vocabulary
-        save_weights(dict(weights), fields, self.files.stem, vocabulary, parse_special_tokens=False)
+        save_weights(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
 
 
 # ------------------------------------------------------------------------------ defaults that follow the amount of text

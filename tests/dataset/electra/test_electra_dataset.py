@@ -5,15 +5,14 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.loader import UpdateSchedule, make_loader
 from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece, train_wordpiece
-from model.electra.masking import IGNORE, mask_count
+from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
+from model.electra.masking import IGNORE
 from tests.helpers import ROOT, SHARED, command_line, needs_shared
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
@@ -106,80 +105,36 @@ def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
 
 
 def test_the_random_choices_have_their_shares(tmp_path):
-    """One-segment examples, random targets and overflowing first segments, counted over 20,000 short lines."""
+    """One-segment examples, random targets and overflowing first segments, counted over 30,000 short lines."""
     tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
     with open(tmp_path / "data.jsonl", "w") as file:
         for _ in range(20):
-            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 5000)}) + "\n")
+            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 1500)}) + "\n")
     encoder = LineEncoder(tokenizer)
     store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
     examples = Examples(store, 128, encoder.sep_id, seed=3)
     full = examples.lengths >= 127
-    assert np.mean(~full) == pytest.approx(0.05, abs=0.015)
-    assert np.mean(examples.second[full] == 0) == pytest.approx(0.1, abs=0.02)
+    assert np.mean(~full) == pytest.approx(0.05, abs=0.02)
+    assert np.mean(examples.second[full] == 0) == pytest.approx(0.1, abs=0.03)
     pairs = examples.first[full & (examples.second > 0)]
-    assert np.mean(pairs >= 62) == pytest.approx(0.5, abs=0.03)
+    assert np.mean(pairs >= 62) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_text_file_has_a_document_between_blank_lines(tmp_path):
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    (tmp_path / "data.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\nsat on\r\n\r\n  \r\na mat\n\n\ndogs ran")
-    store = open_or_build(str(tmp_path / "data.txt"), LineEncoder(tokenizer), progress=False)
+    """And the spelling of a special token is text: it ends no line and stands for no masked position."""
+    vocabulary = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "[", "]", "sep", "mask", *WORDS])
+    encoder = LineEncoder(load_wordpiece(vocabulary))
+    (tmp_path / "data.txt").write_bytes(b"\xef\xbb\xbfthe cat\r\nsat [SEP]\r\n\r\n  \r\na [MASK]\n\n\ndogs ran")
+    store = open_or_build(str(tmp_path / "data.txt"), encoder, progress=False)
     ids = [store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)]
-    assert [tokenizer.decode(document) for document in ids] == [
-        "the cat [SEP] sat on [SEP]",
-        "a mat [SEP]",
+    assert [" ".join(load_wordpiece(vocabulary).convert_ids_to_tokens(document)) for document in ids] == [
+        "the cat [SEP] sat [ sep ] [SEP]",
+        "a [ mask ] [SEP]",
         "dogs ran [SEP]",
     ]
-
-
-def test_a_text_file_is_cut_into_blocks_at_blank_lines(tmp_path, monkeypatch):
-    """The same documents whatever the blocks' size; a faulty one is named with the line on which it begins."""
-    import dataset.store.builder as module
-
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    generator = random.Random(0)
-    texts = [
-        "\n".join(" ".join(generator.choices(WORDS, k=5)) for _ in range(generator.randint(1, 6))) for _ in range(60)
-    ]
-    path = tmp_path / "data.txt"
-    path.write_text("\n\n".join(texts), encoding="utf-8")
-    wanted = LineEncoder(tokenizer).encode(texts)
-    for size in (1, 40, 300, 1 << 20):
-        monkeypatch.setattr(module, "BLOCK_BYTES", size)
-        store = open_or_build(str(path), LineEncoder(tokenizer), cache_dir=str(tmp_path / str(size)), progress=False)
-        assert [
-            store.tokens[a:b].tolist() for a, b in zip(store.offsets[:-1], store.offsets[1:], strict=True)
-        ] == wanted
-    path.write_bytes(b"the cat\n\nsat\n\xff on\n\na mat\n")
-    with pytest.raises(DataError, match=r"data.txt:3: .*0xff"):
-        open_or_build(str(path), LineEncoder(tokenizer), progress=False)
-
-
-def test_the_spelling_of_a_special_token_is_text(tmp_path):
-    """[SEP] and [MASK] in a text end no line and stand for no masked position."""
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "[", "]", "sep", "mask", "a"]))
-    ids = LineEncoder(tokenizer).encode(["a [SEP] a [MASK]\n\n \na"])[0]
-    assert tokenizer.convert_ids_to_tokens(ids) == [
-        *["a", "["],
-        "sep",
-        "]",
-        "a",
-        "[",
-        "mask",
-        "]",
-        "[SEP]",
-        "a",
-        "[SEP]",
-    ]
-
-
-def test_no_text_is_an_error(tmp_path):
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    (tmp_path / "data.jsonl").write_text('{"text": "\\n"}\n')
-    with pytest.raises((DataError, ValueError), match="data.jsonl|data_path"):
-        encoder = LineEncoder(tokenizer)
-        Examples(open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False), 32, encoder.sep_id, 1)
+    (tmp_path / "nothing.jsonl").write_text('{"text": "\\n"}\n')
+    with pytest.raises((DataError, ValueError), match="nothing.jsonl|data_path"):
+        Examples(open_or_build(str(tmp_path / "nothing.jsonl"), encoder, progress=False), 32, encoder.sep_id, 1)
 
 
 # -------------------------------------------------------------------------------------- order and masking
@@ -213,51 +168,21 @@ def test_an_epoch_has_another_order_and_other_masks(opened):
     assert same < len(first) / 2  # very short examples have few choices
 
 
-def test_totals_are_what_the_batches_hold(opened):
-    tokenizer, encoder, store, _ = opened
-    plan = ElectraPlan(Examples(store, 32, encoder.sep_id, 1, tokenizer.unk_token_id), 0.15, 1, 0)
-    for lo, hi in ((0, 7), (7, plan.n_rows)):
-        batch = ElectraAssembler(store, tokenizer, 32, 0.15, "electra", 1)[plan.recipe(range(lo, hi))]
-        totals = plan.totals(lo, hi)
-        assert totals == (int(batch.lengths.sum()), int((batch.labels != IGNORE).sum()))
-        assert torch.equal((batch.labels != IGNORE).sum(1), torch.from_numpy(mask_count(batch.lengths, 0.15)))
-
-
-def test_unknown_tokens_are_not_masked_and_the_totals_know(tmp_path):
+def test_totals_are_what_the_batches_hold(tmp_path):
+    """Of a text with many unknown words, which are not masked."""
     tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
     with open(tmp_path / "data.jsonl", "w", encoding="utf-8") as file:
         for i in range(50):
-            file.write(
-                json.dumps({"text": " ".join(["cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)])}) + "\n"
-            )
+            words = ["cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)]
+            file.write(json.dumps({"text": " ".join(words)}) + "\n")
     encoder = LineEncoder(tokenizer)
     store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
     plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id), 0.5, 1, 0)
-    batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(plan.n_rows))]
-    assert plan.totals(0, plan.n_rows).masked == int((batch.labels != IGNORE).sum()) > 0
-    assert set(batch.labels[batch.labels != IGNORE].tolist()) == {tokenizer.convert_tokens_to_ids("cat")}
-
-
-def test_examples_of_some_documents(tmp_path):
-    """Reference: the examples of all documents hold theirs in the same order, token for token."""
-    path, _ = write_lines(tmp_path / "data.jsonl")
-    encoder = LineEncoder(load_wordpiece(write_vocab(tmp_path / "vocab.txt")))
-    store = open_or_build(str(path), encoder, progress=False)
-    chosen = np.array([0, 3, 4, 11, len(store) - 1])
-    some = ElectraPlan(Examples(store, 24, encoder.sep_id, 1, documents=chosen), 0.15, 1, 0, shuffle=False)
-    assert some.documents_of(0, some.n_rows) == chosen.tolist()
-    wanted = []
-    for document in chosen:
-        tokens = store.tokens[store.offsets[document] : store.offsets[document + 1]]
-        wanted += tokens[tokens != encoder.sep_id].tolist()
-    examples = some.examples
-    found = []
-    for begin, span in zip(examples.begin, examples.span, strict=True):
-        tokens = store.tokens[begin : begin + span]
-        found += tokens[tokens != encoder.sep_id].tolist()
-    assert found == wanted
-    everything = Examples(store, 24, encoder.sep_id, 1, documents=np.arange(len(store)))
-    assert np.array_equal(everything.begin, Examples(store, 24, encoder.sep_id, 1).begin)
+    for lo, hi in ((0, 7), (7, plan.n_rows)):
+        batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(lo, hi))]
+        assert plan.totals(lo, hi) == (int(batch.lengths.sum()), int((batch.labels != IGNORE).sum()))
+        assert {*batch.labels[batch.labels != IGNORE].tolist()} <= {tokenizer.convert_tokens_to_ids("cat")}
+    assert plan.totals(0, plan.n_rows).masked > 0
 
 
 # ---------------------------------------------------------------------------------------------- vocabulary
@@ -268,84 +193,53 @@ def test_the_standard_vocabulary(tmp_path):
     path = SHARED / "tokenizers" / "bert-base-uncased-vocab.txt"
     tokenizer = load_wordpiece(path)
     assert len(tokenizer) == 30_522
-    assert tokenizer.convert_ids_to_tokens(LineEncoder(tokenizer).encode(["Café noir!"])[0]) == [
-        "cafe",
-        "noir",
-        "!",
-        "[SEP]",
-    ]
+    ids = LineEncoder(tokenizer).encode(["Café noir!"])[0]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["cafe", "noir", "!", "[SEP]"]
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[100], lines[101] = lines[101], lines[100]
     with pytest.raises(ValueError, match="unk is id 101.*it is 100"):
         load_wordpiece(write_vocab(tmp_path / "swapped.txt", lines))
 
 
+@pytest.mark.slow
 def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
     """Many characters of equal frequency, trained in processes of their own; the commonest characters come first."""
     texts = ["".join(chr(0x4E00 + (7 * i + j) % 3000) for j in range(40)) + " the cat" for i in range(2000)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     found = []
     for name in "ab":
-        command = [
-            "--type",
-            "wordpiece",
-            "--vocab_size",
-            300,
-            "--data_path",
-            tmp_path / "data.jsonl",
-            "--out_dir",
-            tmp_path / name,
-        ]
+        command = ["--type", "wordpiece", "--vocab_size", 300, "--data_path", tmp_path / "data.jsonl"]
+        command += ["--out_dir", tmp_path / name]
         ended = command_line(command, script=ROOT / "trainer" / "train_tokenizer.py", PYTHONHASHSEED=str(len(found)))
         assert ended.returncode == 0, ended.stderr
         found.append((tmp_path / name / "vocab.txt").read_text())
     lines = found[0].splitlines()
     assert found[0] == found[1] and len(lines) <= 300 and lines[:5] == SPECIALS and len(set(lines)) == len(lines)
-    assert load_wordpiece(tmp_path / "a").tokenize("the cat") == load_wordpiece(tmp_path / "a" / "vocab.txt").tokenize(
-        "the cat"
-    )
-    assert train_wordpiece(["The THE the"] * 5, 40, lower_case=False).tokenize("The") != ["the"]
+    pieces = [load_wordpiece(tmp_path / place).tokenize("the cat") for place in ("a", "a/vocab.txt")]
+    assert pieces[0] == pieces[1]
 
 
-def test_a_vocabulary_with_gaps_is_refused(tmp_path):
-    """An id beyond the number of entries has no embedding."""
-    save_wordpiece(load_wordpiece(write_vocab(tmp_path / "vocab.txt")), tmp_path / "a")
-    path = tmp_path / "a" / "tokenizer.json"
+def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
+    save_wordpiece(load_wordpiece(write_vocab(tmp_path / "vocab.txt")), tmp_path / "gaps")
+    path = tmp_path / "gaps" / "tokenizer.json"
     content = json.loads(path.read_text())
-    n_entries = len(content["model"]["vocab"])
     content["model"]["vocab"]["cat"] = 40_000
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"gaps: the highest of {n_entries} is 40,000"):
-        load_wordpiece(tmp_path / "a")
+    faults = {
+        tmp_path / "gaps": "ids of this tokenizer have gaps",
+        tmp_path / "none.txt": "no such vocab.txt",
+        path: "a tokenizer's folder, which here is",
+        write_vocab(tmp_path / "no_mask.txt", [*SPECIALS[:4], *WORDS]): r"no \[MASK\]",
+        write_vocab(tmp_path / "twice.txt", ["the", "cat", "the"]): "'the' stands in it twice, in lines 1 and 3",
+    }
+    for place, message in faults.items():
+        with pytest.raises(ValueError, match=f"^--from_resume 1: {place}: .*{message}"):
+            load_wordpiece(place, named_by="--from_resume 1: ")
 
 
-def test_what_has_named_a_vocabulary_stands_before_it(tmp_path):
-    for path in (tmp_path / "none.txt", write_vocab(tmp_path / "vocab.txt", [*SPECIALS[:4], *WORDS])):
-        with pytest.raises(ValueError, match=f"^--vocab_path {path}: "):
-            load_wordpiece(path)
-        with pytest.raises(ValueError, match=f"^--from_resume 1: {path}: "):
-            load_wordpiece(path, named_by="--from_resume 1: ")
-
-
-def test_a_vocabulary_without_a_mask_token(tmp_path):
-    with pytest.raises(ValueError, match=r"no \[MASK\]"):
-        load_wordpiece(write_vocab(tmp_path / "vocab.txt", [*SPECIALS[:4], *WORDS]))
-    with pytest.raises(ValueError, match="'the' stands in it twice, in lines 1 and 3"):
-        load_wordpiece(write_vocab(tmp_path / "twice.txt", ["the", "cat", "the"]))
-    with pytest.raises(ValueError, match="no such vocab.txt"):
-        load_wordpiece(tmp_path / "none.txt")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=f"a tokenizer's folder, which here is {tmp_path}"):
-        load_wordpiece(tmp_path / "tokenizer.json")
-
-
-def test_a_vocabulary_that_windows_has_saved_begins_with_a_mark_that_is_no_text(tmp_path):
-    path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "the"])
+def test_case_and_the_mark_that_windows_writes(tmp_path):
+    path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "The", "the"])
+    assert [load_wordpiece(path, lower).tokenize("The") for lower in (True, False)] == [["the"], ["The"]]
     marked = tmp_path / "marked.txt"
     marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert load_wordpiece(marked).get_vocab() == load_wordpiece(path).get_vocab()
-
-
-def test_lower_casing_can_be_switched_off(tmp_path):
-    path = write_vocab(tmp_path / "vocab.txt", [*SPECIALS, "The", "the"])
-    assert [load_wordpiece(path, lower).tokenize("The") for lower in (True, False)] == [["the"], ["The"]]

@@ -61,13 +61,6 @@ def test_quotes_are_text_and_bom_crlf_and_odd_line_breaks_do_no_harm(tmp_path, e
     assert rows.sentences == [['"He said', "a\u2028b"], ['She "said" it', ""]] and rows.labels == [1, 0]
 
 
-def test_cola_has_a_header_in_its_test_file_alone(tmp_path):
-    train = tsv(tmp_path / "train.tsv", "gj04\t0\t*\tThey a.", "gj04\t1\t\tThey b.")
-    assert read_rows(train, TASKS["cola"]).sentences == [["They a.", "They b."]]
-    test = tsv(tmp_path / "test.tsv", "index\tsentence", "0\tThey c.")
-    assert read_rows(test, TASKS["cola"], labelled=False) == ([["They c."]], [], 0)
-
-
 def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tsv(tmp_path / "train.tsv", header, "0\t1\t2\ta\tb\t1", "1\t1\tand more?", "2\t1\t2\tc\td\t0")
@@ -77,42 +70,64 @@ def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path):
         read_rows(path, TASKS["qqp"], labelled=False)
 
 
-@pytest.mark.parametrize(
-    ("task", "lines", "reason"),
-    [
-        ("rte", [RTE, "0\ta\tb\tentailment", "1\ta\tentailment"], ":3: 3 columns where 4"),
-        ("rte", [RTE, "0\ta\tb\tentailment", "1\ta\tb\tc\tentailment"], ":3: 5 columns where 4"),
-        ("rte", [RTE, "0\ta\tb\tperhaps"], ":2: label 'perhaps' is not one of entailment, not_entailment"),
-        ("stsb", ["sentence1\tsentence2\tscore", "a\tb\tmuch"], ":2: label 'much' is not a number from 0 to 5"),
-        ("stsb", ["sentence1\tsentence2\tscore", "a\tb\tnan"], ":2: label 'nan'"),
-        (
-            "sst2",
-            ["text\tlabel", "a\t1"],
-            ":1: no columns 'sentence' in the header (text, label)",
-        ),
-        ("sst2", ["sentence\tlabel"], "no example"),
-        ("sst2", [], "no example in there"),
-    ],
-)
-def test_a_faulty_line_is_named_with_its_file(tmp_path, task, lines, reason):
-    path = tsv(tmp_path / "dev.tsv", *lines)
-    with pytest.raises(DataError) as error:
-        read_rows(path, TASKS[task])
-    assert str(error.value).startswith(str(path)) and reason in str(error.value)
+def test_names_of_tasks_and_the_header_of_cola(tmp_path):
+    """CoLA has one in its test file alone. Reference for the names: the benchmark's folders."""
+    train = tsv(tmp_path / "train.tsv", "gj04\t0\t*\tThey a.", "gj04\t1\t\tThey b.")
+    assert read_rows(train, TASKS["cola"]).sentences == [["They a.", "They b."]]
+    test = tsv(tmp_path / "test.tsv", "index\tsentence", "0\tThey c.")
+    assert read_rows(test, TASKS["cola"], labelled=False) == ([["They c."]], [], 0)
+    for name, task in TASKS.items():
+        assert {task_name(task.folder), task_name(task.folder.lower())} == {name}
+    assert task_list("SST-2, mrpc,sst2,STS-B,sts,colla") == "sst2,mrpc,stsb,colla"
 
-
-def test_text_that_is_not_utf8_and_a_missing_file_are_named(tmp_path):
-    path = tsv(tmp_path / "dev.tsv", "sentence\tlabel", "caf\u00e9\t1", encoding="latin-1")
-    with pytest.raises(DataError, match="dev.tsv:2: not UTF-8"):
-        read_rows(path, TASKS["sst2"])
-    with pytest.raises(DataError, match="nowhere.tsv: cannot be read"):
-        read_rows(tmp_path / "nowhere.tsv", TASKS["sst2"])
-
-
-# ----------------------------------------------------------------------------------------------- one's own tasks
 
 OWN = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
 SCORE = Task("mine", ("text",), "label", (), ("pearson",), bounds=UNBOUNDED)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "reason"),
+    [
+        ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
+        ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
+        (
+            "stsb",
+            "dev.tsv",
+            "sentence1\tsentence2\tscore\na\tb\tmuch\n",
+            ":2: label 'much' is not a number from 0 to 5",
+        ),
+        ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":1: no columns 'sentence' in the header (text, label)"),
+        ("sst2", "dev.tsv", "sentence\tlabel\n", "no example"),
+        ("sst2", "dev.tsv", "", "no example in there"),
+        ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: not UTF-8"),
+        ("sst2", "nowhere.tsv", None, "cannot be read"),
+        (OWN, "a.jsonl", '{"title": "a", "body": "b"}', ":1: an object with the texts title, body and stars is wanted"),
+        (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: an object with the texts"),
+        (OWN, "a.jsonl", '{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: an object with the texts"),
+        (OWN, "a.jsonl", '\n["a"]', ":2: an object with the texts"),
+        (OWN, "a.jsonl", "[" * 100_000, ":1: an object with the texts"),
+        (OWN, "a.jsonl", "\n \n", "no example in there"),
+        (OWN, "a.tsv", "title\tbody\tstars\tstars\n", ":1: 2 columns 'stars' in the header"),
+        (
+            OWN,
+            "a.tsv",
+            f"title\tbody\tstars\n{'a' * ((1 << 20) + 1)}\tb\tbad\n",
+            ":2: a sentence of more than 1,048,576",
+        ),
+        # Of 1e39 float32 makes infinity, and of 1e20 its square in the loss. Python reads 45 in 4_5.
+        *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "4_5", "")),
+    ],
+)
+def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path, task, name, content, reason):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(DataError) as error:
+        read_rows(path, TASKS[task] if isinstance(task, str) else task)
+    assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
+
+
+# ----------------------------------------------------------------------------------------------- one's own tasks
 
 
 def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
@@ -126,65 +141,14 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         assert found == ([[row[0] for row in rows], [row[1] for row in rows]], [1, 0], 0)
         assert words_of_labels(tmp_path / name, OWN) == ("bad", "good")
         assert read_rows(tmp_path / name, OWN._replace(label="none"), labelled=False).labels == []
-
-
-def test_labels_of_a_jsonl_file_may_be_numbers_and_truth_values(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": -3}\n{"text": "b", "label": "1e3"}\n')
-    assert read_rows(tmp_path / "a.jsonl", SCORE).labels == [-3, 1000]
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n')
-    assert read_rows(tmp_path / "a.jsonl", SCORE._replace(labels=("false", "true"))).labels == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        (
-            "a.jsonl",
-            '{"title": "a", "body": "b"}',
-            ":1: an object with the texts title, body and stars is wanted, and 'stars'",
-        ),
-        ("a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: an object with the texts"),
-        ("a.jsonl", '{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: an object with the texts"),
-        ("a.jsonl", '\n["a"]', ":2: an object with the texts"),
-        ("a.jsonl", "[" * 100_000, ":1: an object with the texts"),
-        ("a.jsonl", "\n \n", "no example in there"),
-        ("a.tsv", "title\tbody\tstars\tstars\n", ":1: 2 columns 'stars' in the header"),
-        ("a.tsv", "title\tbody\tstars\na\tb\tfair\n", ":2: label 'fair' is not one of bad, good"),
-        ("a.tsv", f"title\tbody\tstars\n{'a' * ((1 << 20) + 1)}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
-    ],
-)
-def test_a_fault_of_an_own_file_is_named_with_its_line(tmp_path, name, content, reason):
-    (tmp_path / name).write_bytes(content.encode())
-    with pytest.raises(DataError) as error:
-        read_rows(tmp_path / name, OWN)
-    assert str(error.value).startswith(str(tmp_path / name)) and reason in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_scores_are_finite_numbers(tmp_path):
-    """Of 1e39 float32 makes infinity, and of 1e20 its square in the loss. Python reads 45 in 4_5."""
-    for word in ("nan", "inf", "1e39", "-1e20", "4_5", "", "."):
-        tsv(tmp_path / "a.tsv", "text\tlabel", "a\t1e15", f"a\t{word}")
-        with pytest.raises(DataError, match=r"a.tsv:3: label .* is not a number from -1e\+16 to 1e\+16"):
-            read_rows(tmp_path / "a.tsv", SCORE)
-
-
-def test_a_blank_label_is_no_class(tmp_path):
-    tsv(tmp_path / "a.tsv", "title\tbody\tstars", "a\tb\t ")
-    with pytest.raises(DataError, match="a.tsv:2: ' ' cannot be the name of a class"):
-        words_of_labels(tmp_path / "a.tsv", OWN)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_tasks_have_the_names_of_the_benchmark(name):
-    """Reference: the folders that it ships."""
-    folder = TASKS[name].folder
-    assert {task_name(folder), task_name(folder.lower()), task_name(folder.replace("-", "_"))} == {name}
-
-
-def test_a_list_of_tasks_has_each_once():
-    assert task_list("SST-2, mrpc,sst2,STS-B") == "sst2,mrpc,stsb"
-    assert task_list("sts,sst") == "stsb,sst2" and task_list("colla") == "colla"
+    # Labels of a .jsonl file may be numbers and truth values.
+    (tmp_path / "b.jsonl").write_text('{"text": "a", "label": -3}\n{"text": "b", "label": "1e3"}\n')
+    assert read_rows(tmp_path / "b.jsonl", SCORE).labels == [-3, 1000]
+    (tmp_path / "b.jsonl").write_text('{"text": "a", "label": true}\n{"text": "b", "label": false}\n')
+    assert read_rows(tmp_path / "b.jsonl", SCORE._replace(labels=("false", "true"))).labels == [1, 0]
+    tsv(tmp_path / "b.tsv", "title\tbody\tstars", "a\tb\t ")
+    with pytest.raises(DataError, match="b.tsv:2: ' ' cannot be the name of a class"):
+        words_of_labels(tmp_path / "b.tsv", OWN)
 
 
 # ------------------------------------------------------------------------------------------ features, batches
@@ -194,40 +158,27 @@ def features_of(tmp_path, *lines, task="rte", max_seq_len=8):
     return encode_file(tsv(tmp_path / "train.tsv", *lines), TASKS[task], tokenizer(), max_seq_len, True)
 
 
-def test_examples_are_what_the_tokenizer_makes_and_batches_are_padded(tmp_path):
-    """The longer sentence of a pair is cut first."""
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_examples_are_what_the_tokenizer_makes_and_batches_are_padded(tmp_path, side):
+    """The longer sentence of a pair is cut first; padding stands on the tokenizer's side, up to the longest of a batch or, for a
+    compiler, of all."""
     pairs = [("a b c d e f", "g h"), ("a", '[ "'), ("a b c d", "e f g h")]
     features = features_of(tmp_path, RTE, *(f"0\t{a}\t{b}\tnot_entailment" for a, b in pairs))
-    batch = GlueAssembler(features, tokenizer(), 8)[np.array([0, 1, 2])]
-    wanted = tokenizer()([a for a, _ in pairs], [b for _, b in pairs], truncation=True, max_length=8, padding=True,
-                         return_tensors="pt")  # fmt: skip
+    own = tokenizer()
+    own.padding_side = side
+    batch = GlueAssembler(features, own, 8)[np.array([0, 1, 2])]
+    first, second = ([pair[i] for pair in pairs] for i in (0, 1))
+    wanted = own(first, second, truncation=True, max_length=8, padding=True, return_tensors="pt")
     a, g = WORDS.index("a"), WORDS.index("g")
     assert batch.ids[0].tolist() == [2, a, a + 1, a + 2, 3, g, g + 1, 3]
     assert torch.equal(batch.ids, wanted.input_ids) and torch.equal(batch.types, wanted.token_type_ids)
     assert torch.equal(batch.mask, wanted.attention_mask)
     assert batch.labels.tolist() == [1, 1, 1] and batch.labels.dtype == torch.int64
-    assert GlueAssembler(features, tokenizer(), 128)[np.array([1])].ids.shape == (1, 8)  # its longest, a multiple of 8
 
-
-def test_rows_are_padded_on_the_tokenizers_side(tmp_path):
-    features = features_of(tmp_path, "x\t1\t\ta b c d e f g h", "x\t0\t\ta", task="cola", max_seq_len=7)
-    left = tokenizer()
-    left.padding_side = "left"
-    for own, place in ((tokenizer(), slice(3)), (left, slice(4, 7))):
-        batch = GlueAssembler(features, own, 7)[np.array([0, 1])]
-        assert batch.ids.shape == (2, 7) and batch.ids[0, -1] == 3
-        assert (
-            batch.ids[1, place].tolist() == [2, WORDS.index("a"), 3] and batch.ids[1].sum() == batch.ids[1, place].sum()
-        )
-        assert batch.mask.sum(1).tolist() == [7, 3] and batch.mask[1, place].all()
-
-
-def test_batches_of_one_width_for_a_compiler():
-    """Reference: the longest length of each batch by hand."""
     lengths = np.array([5, 11, 3, 4, 4, 3, 9])
     tokens = np.full(lengths.sum(), 10, dtype=np.uint32)
     features = Features(tokens, tokens * 0, np.cumsum(lengths) - lengths, lengths, lengths, np.array(0))
-    full, plain = (GlueAssembler(features, tokenizer(), 128, full=full) for full in (True, False))
+    full, plain = (GlueAssembler(features, own, 128, full=full) for full in (True, False))
     plan = GluePlan(features, 1, 0)
     order = plan.recipe(range(7))
     assert plan.width(2) == pytest.approx(np.mean([lengths[order[i : i + 2]].max() for i in range(0, 7, 2)]))

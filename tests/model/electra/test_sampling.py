@@ -52,32 +52,26 @@ def test_logits_that_are_no_numbers_give_some_token():
     assert ((drawn >= 0) & (drawn < 600)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial"])
-def test_sampled_frequencies_are_the_softmax(how, dtype):
-    """400,000 draws from logits of each --dtype, one token at p = 0.98: within five standard errors everywhere."""
-    torch.manual_seed(0)
-    logits = torch.randn(50).to(dtype)
-    logits[7] = torch.logsumexp(logits[torch.arange(50) != 7].float(), 0).to(dtype) + math.log(0.98 / 0.02)
-    n = 400_000
-    counts = torch.bincount(sample(logits.expand(n, 50), how), minlength=50).double() / n
-    p = logits.double().softmax(-1)
-    assert p[7] == pytest.approx(0.98, abs=2e-3)
-    assert ((counts - p).abs() < 5 * (p * (1 - p) / n).sqrt() + 2e-6).all()
-
-
-def test_half_precision_noise_favours_likely_tokens():
-    """Why fp16_gumbel is not the default: with its noise p = 0.98 is drawn clearly more often."""
+@pytest.mark.parametrize("how", ["fp32_gumbel", "multinomial", "fp16_gumbel"])
+def test_sampled_frequencies_are_the_softmax(how):
+    """One token at p = 0.98: within five standard errors. With noise in half precision it comes clearly more often, which is
+    why that is not the default."""
     torch.manual_seed(0)
     logits = torch.cat((torch.tensor([math.log(0.98)]), torch.full((400,), math.log(0.02 / 400))))
-    share = (sample(logits.expand(20_000, 401), "fp16_gumbel") == 0).double().mean()
-    assert share > 0.99
-    assert (sample(logits.expand(20_000, 401)) == 0).double().mean() == pytest.approx(0.98, abs=0.005)
+    n = 50_000
+    counts = torch.bincount(sample(logits.expand(n, 401), how), minlength=401).double() / n
+    p = logits.double().softmax(-1)
+    if how == "fp16_gumbel":
+        assert counts[0] > 0.99
+    else:
+        assert ((counts - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
 
 
 def test_deterministic_runs_draw_without_the_sums_that_a_gpu_refuses(monkeypatch, deterministic_algorithms):
-    """Operations that raise then on CUDA, by torch's own list: cumsum of floats. Reference: what is drawn with it."""
-    logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(0)) * 3
+    """torch's own list of what raises then on CUDA has cumsum of floats. Reference: what is drawn with it."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 1000, generator=generator) * 3
+    numbers = torch.rand(50, 300, dtype=torch.float64) * 10.0 ** torch.randint(-12, 3, (50, 300), generator=generator)
 
     def drawn():
         torch.manual_seed(1)
@@ -88,20 +82,8 @@ def test_deterministic_runs_draw_without_the_sums_that_a_gpu_refuses(monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(torch.Tensor, "cumsum", refused)
-        ours = drawn()
-    torch.use_deterministic_algorithms(False)
-    assert torch.equal(ours, drawn())
-
-
-def test_running_sums_never_fall(deterministic_algorithms):
-    """Of numbers of very different sizes. Reference: torch.cumsum, to rounding."""
-    generator = torch.Generator().manual_seed(0)
-    exponents = torch.randint(-12, 3, (50, 300), generator=generator)
-    numbers = torch.rand(50, 300, generator=generator, dtype=torch.float64) * 10.0**exponents
-    sums = running_sums(numbers)
+        ours, sums = drawn(), running_sums(numbers)
     assert (sums.diff(dim=-1) >= 0).all()
     torch.testing.assert_close(sums, numbers.cumsum(-1), rtol=1e-12, atol=0.0)
-
-
-def test_logits_that_are_no_numbers_give_some_token_in_deterministic_runs_too(deterministic_algorithms):
-    test_logits_that_are_no_numbers_give_some_token()
+    torch.use_deterministic_algorithms(False)
+    assert torch.equal(ours, drawn())

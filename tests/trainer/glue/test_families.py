@@ -138,7 +138,8 @@ def test_the_saved_folder_gives_in_transformers_what_the_evaluation_said(family,
         wanted = [
             model.eval()(**saved(a, b, truncation=True, max_length=16, return_tensors="pt")).logits for a, b in pairs
         ]
-    assert (said[0] - torch.cat(wanted)).abs().max() < 1e-5 * torch.cat(wanted).abs().max()
+    # Of outputs of about 1; both are off by as much from float64.
+    assert (said[0] - torch.cat(wanted)).abs().max() < 1e-6
     if family in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         ids = saved("a", "b").input_ids
         assert ids.count(saved.sep_token_id) == 3
@@ -164,8 +165,7 @@ def test_every_parameter_has_the_rate_of_its_depth(family, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlnet", "xlm"])
-@pytest.mark.usefixtures("moses")
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlnet"])
 def test_classes_in_another_order_are_put_into_the_tasks(family, tmp_path):
     """As in public RoBERTas of MNLI. Reference: the same columns of what the head gave before."""
     tokenizer = tokenizer_of(family, tmp_path)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,11 +99,10 @@ def test_overfitting_is_said_at_the_end_and_on_the_page(tmp_path, capsys):
     lowest = min(evaluations, key=lambda record: record["val_loss"])
     last = evaluations[-1]["val_loss"]
     assert last > 1.01 * lowest["val_loss"], "this run does not overfit"
-    said = (
-        f"lowest after update {lowest['update']}: {lowest['val_loss']:.3f}; that of the saved weights is {last:.3f}, so"
-    )
+    best, stem = f"{lowest['update']}: {lowest['val_loss']:.3f}", tmp_path / "pretrain_16"
+    said = f"lowest after update {best} ({stem}.best.pth); that of the last update is {last:.3f} ({stem}.pth), so"
     assert said in capsys.readouterr().out
-    assert said in (tmp_path / "pretrain_16.report.html").read_text()
+    assert said in Path(f"{stem}.report.html").read_text()
 
 
 def test_a_run_that_is_best_at_its_end_has_not_overfitted(data, tmp_path, capsys):

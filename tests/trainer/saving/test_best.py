@@ -1,0 +1,59 @@
+"""The weights of the lowest validation loss. Kills are in tests/faults/test_kill.py."""
+
+import shutil
+
+import pytest
+import torch
+
+from tests.helpers import flags, records, train, write_corpus
+from trainer import train_pretrain
+
+# A rate at which the validation loss falls and rises again
+RISES = {
+    "val_fraction": 0.4,
+    "eval_interval": 10,
+    "save_interval": 10,
+    "learning_rate": 0.05,
+    "lr_schedule": "constant",
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "a.jsonl", 6)
+
+
+def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path, data):
+    """Reference: the run that ends there. A fresh run moves them away with the run that they are of."""
+    run = train(data_path=data, out_dir=tmp_path / "run", epochs=20, **RISES)
+    lowest = min(records(run, "val_loss"), key=lambda record: record["val_loss"])["update"]
+    assert lowest < run.progress.update
+    train(data_path=data, out_dir=tmp_path / "short", max_updates=lowest, **RISES)
+    best, last = (
+        torch.load(tmp_path / "run" / f"pretrain_16.{name}", weights_only=True) for name in ("best.pth", "pth")
+    )
+    for name, weight in torch.load(tmp_path / "short/pretrain_16.pth", weights_only=True).items():
+        assert torch.equal(weight, best[name]) and not torch.equal(weight, last[name])
+    # Its own lowest loss is its last.
+    assert not list((tmp_path / "short").glob("*.best.*"))
+
+    train(data_path=data, out_dir=tmp_path / "run", max_updates=1)
+    moved = sorted(path.name for path in (tmp_path / "run").rglob("*.best.*"))
+    assert moved == ["pretrain_16.best.json", "pretrain_16.best.pth"]
+    assert not list((tmp_path / "run").glob("*.best.*"))
+
+
+def test_files_of_a_part_of_the_run_that_was_lost_do_not_stay(tmp_path, data):
+    """A later part was killed between its best weights and its checkpoint. A resume goes by the checkpoint."""
+    falling, risen = tmp_path / "falling", tmp_path / "risen"
+    for out_dir, updates in ((falling, 10), (risen, 80)):
+        train(data_path=data, out_dir=out_dir, max_updates=updates, **RISES)
+    best = (risen / "pretrain_16.best.pth").read_bytes()
+    for ending in ("pth", "json"):
+        shutil.copy(risen / f"pretrain_16.best.{ending}", falling)
+        shutil.copy(falling / f"pretrain_16.{ending}", risen / f"pretrain_16.best.{ending}")
+    for out_dir, updates in ((falling, 10), (risen, 80)):
+        arguments = flags(data_path=data, out_dir=out_dir, max_updates=updates, from_resume=1, **RISES)
+        assert train_pretrain.main(arguments) == 0
+    assert not list(falling.glob("*.best.*"))
+    assert (risen / "pretrain_16.best.pth").read_bytes() == best
