@@ -53,7 +53,7 @@ SMOOTHED = 5
 @dataclass(frozen=True)
 class Forecast:
     """The curve of a run that goes well. unique: as of laws.effective_tokens. T: positions of a row. text_scale: see
-    trainer/budget/text.py."""
+    trainer/budget/laws.py."""
 
     parameters: float
     depth: laws.Depth

@@ -32,8 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.errors import UserError
 from common.wording import counted
 from model.products import without_kept_copies
-from trainer.machine.agreement import compare_with_main
-from trainer.machine.collectives import on_main
+from trainer.machine.collectives import compare_with_main, on_main
 from trainer.machine.ranks import Ranks, network_of
 from trainer.machine.settings import FULL, NONE
 

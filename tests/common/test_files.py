@@ -4,7 +4,7 @@ import os
 import time
 
 from common.files import LEFT_BEHIND_AFTER_S, atomic_file
-from trainer.budget.kept_plan import keep_plan, plan_path, read_plan
+from trainer.budget.kept_plan import keep_plan, plan_path
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.settings import PretrainSettings
 
@@ -36,4 +36,4 @@ def test_what_a_kill_left_of_a_plan_goes_away_at_the_next_start(tmp_path):
     leave(tmp_path / "pretrain_16.plan.yaml.123.tmp", 10**6)
     keep_plan(settings, ONE_RANK, stem)
     assert [path.name for path in tmp_path.iterdir()] == [plan_path(stem).name]
-    assert read_plan(plan_path(stem), settings).max_updates == 5
+    assert PretrainSettings.read(plan_path(stem)).max_updates == 5

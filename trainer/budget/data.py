@@ -8,7 +8,6 @@ from dataset.corpus import EVAL_ROWS, ValidationBatches
 from dataset.sources import split_by_hash
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
-from trainer.budget.text import parts_of, text_scale
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.footprint import mean_context
@@ -87,8 +86,8 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         bytes_per_token=bytes_per_token,
         evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
         val_fraction=val_fraction,
-        text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
-        parts=tuple(part._replace(unique=trained_part * part.unique) for part in parts_of(corpus)),
+        text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
+        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus)),
         # One pass is the longest run there is, see PlannedMixture.
         most=tokens_of_pass if corpus.planned is not None else None,
     )

@@ -8,9 +8,15 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 2305.16264). Batch: Step Law (arXiv 2503.04715).
 """
 
+import lzma
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dataset.corpus import Corpus
+from dataset.store.interface import HasTokens
 
 
 class LossLaw(NamedTuple):
@@ -281,3 +287,43 @@ def kv_heads_for(heads: int) -> int:
     """The number of key and value heads that goes with so many query heads: up to four of these share one."""
     shared_by = max(n for n in (1, 2, 3, 4) if heads % n == 0)
     return heads // shared_by
+
+
+# ------------------------------------------------------------------------------------------ the text of a run
+
+# So many places of the text are looked at, and so many tokens at each.
+SAMPLES = 8
+SAMPLE_TOKENS = 50_000
+# Of the text of WIKI: the bits per byte that xz makes of such samples, and the bytes of a token.
+WIKI_XZ = 2.72
+WIKI_BYTES_PER_TOKEN = 3.16
+
+
+def parts_of(corpus: Corpus) -> tuple[Part, ...]:
+    """The sources of a mixture; none without shares."""
+    parts = corpus.parts()
+    if not parts:
+        return ()
+    named = zip(corpus.sources, parts, strict=True)
+    return tuple(Part(share, targets, name) for name, (share, targets) in named)
+
+
+def text_scale(store: HasTokens, tokenizer: Any, bytes_per_token: float) -> float:
+    """How many nats a token of this text takes, relative to the text of WIKI.
+
+    xz sees how much of a text repeats. What it makes of a byte goes along with what a model makes of it, over texts as
+    different as novels and program code, to about a tenth. A token is worth more where it stands for more bytes.
+    """
+    tokens = store.tokens
+    n = len(tokens)
+    texts = []
+    for place in range(SAMPLES):
+        start = place * n // SAMPLES
+        end = min(start + SAMPLE_TOKENS, (place + 1) * n // SAMPLES)
+        ids = np.asarray(tokens[start:end]).tolist()
+        texts.append(tokenizer.decode(ids, skip_special_tokens=True))
+    raw = "\n".join(texts).encode(errors="replace")
+    if not raw.strip():
+        return 1.0
+    bits_per_byte = 8 * len(lzma.compress(raw, preset=6)) / len(raw)
+    return bits_per_byte / WIKI_XZ * bytes_per_token / WIKI_BYTES_PER_TOKEN

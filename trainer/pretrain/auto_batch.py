@@ -29,7 +29,7 @@ from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.devices import autocast
-from trainer.machine.limits import is_out_of_memory
+from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.footprint import STATE_BYTES, training_bytes
 from trainer.pretrain.loss import pretrain_loss

@@ -27,7 +27,7 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals

@@ -19,7 +19,6 @@ from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import CurveWatch, Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws
-from trainer.budget.text import parts_of, text_scale
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision
@@ -143,9 +142,9 @@ def pretraining_outlook(
         forecast = Forecast(
             parameters=parameter_count(config),
             depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
-            unique=parts_of(corpus) or trained,
+            unique=laws.parts_of(corpus) or trained,
             T=first.T,
-            text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
+            text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
             muon=settings.optimizer == "muon",
         )
         said.append(note_on_expected(parameters, run.tokens))

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from dataset.loader import UpdateSchedule
-from model.config import MiniMindConfig, parameter_count
+from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
     FEWEST_UPDATES,
@@ -15,7 +14,6 @@ from trainer.budget.plan import (
     best_plan,
     cuts,
     fewest_different_tokens,
-    micro_batch_rows,
     plan_for,
     sizes,
 )
@@ -50,17 +48,7 @@ def demands(**changes):
 ALL = sizes({"vocab_size": 6400})
 
 
-@pytest.mark.parametrize(("rows_of_pass", "rows"), [(50, 16), (10, 16), (64, 16), (100_000, 16), (3, 1)])
-def test_the_last_update_of_a_pass_has_what_is_left(rows_of_pass, rows):
-    """Reference: the schedule that deals out rows."""
-    wanted = demands(tokens_of_pass=rows_of_pass * 512 * 0.9, fill=0.9)
-    schedule = UpdateSchedule(rows_of_pass, rows, 1, 1)
-    of_pass = schedule.n_updates * wanted.tokens_of_update(rows)
-    assert of_pass == pytest.approx(wanted.tokens_of_pass)
-
-
-@pytest.mark.parametrize("seconds", [60, 600, 3600, 36000])
-@pytest.mark.parametrize("rate", [2e10, 2e11, 2e13])
+@pytest.mark.parametrize("seconds, rate", [(60, 2e10), (600, 2e11), (36000, 2e13)])
 def test_the_best_of_all_sizes_is_taken(seconds, rate):
     """Reference: each size by itself."""
     machine = SimulatedMachine(rate)
@@ -109,15 +97,6 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     plan = best_plan(of_one_width, demands(seconds=None, tokens=24e6, tokens_of_pass=24e6), machine)
     assert plan.parameters <= 24e6 / laws.TOKENS_OF_A_PARAMETER and plan.config.num_hidden_layers > 3
-
-
-def test_a_plan_fills_its_time():
-    machine = SimulatedMachine()
-    plan = best_plan(ALL, demands(seconds=900.0), machine)
-    assert plan.seconds + plan.other_seconds == pytest.approx(900, rel=0.02)
-    # But for the last update of each pass, which is a smaller one.
-    assert plan.tokens == pytest.approx(plan.updates * plan.rows * 512, rel=0.01)
-    assert plan.seconds == pytest.approx(plan.updates * machine.update_seconds(plan.config, plan.rows))
 
 
 def test_the_batch_suits_the_tokens():
@@ -199,10 +178,6 @@ def test_too_little_text_is_said_with_what_would_be_enough(budget, changes):
             best_plan(ALL, demands(**budget, **changes, tokens_of_pass=unique, memory=1e12), machine)
 
 
-def test_a_number_of_tokens_is_trained_of_any_text():
-    assert best_plan(ALL, demands(seconds=None, tokens=1e5, tokens_of_pass=50), SimulatedMachine()).passes > 1000
-
-
 @pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
 def test_little_text_is_read_several_times_and_no_more(budget):
     """The same budget with a hundredth of the text: no better, and not spent. No model is larger than was measured."""
@@ -215,43 +190,7 @@ def test_little_text_is_read_several_times_and_no_more(budget):
     assert little.parameters <= laws.PARAMETERS_OF_A_TOKEN * different
 
 
-@pytest.mark.parametrize("width", [512, 640])
-def test_of_a_width_that_the_user_says_no_model_is_too_large_for_little_text(width):
-    """But where all are, the smallest one is taken."""
-    of_width = sizes({"vocab_size": 6400, "hidden_size": width})
-    wanted = demands(seconds=360_000.0, tokens_of_pass=1.05e6)
-    plan = best_plan(of_width, wanted, SimulatedMachine())
-    most = laws.PARAMETERS_OF_A_TOKEN * wanted.different
-    smallest = min(parameter_count(config) for config in of_width)
-    assert plan.passes == pytest.approx(laws.MOST_PASSES, rel=0.02)
-    assert plan.parameters <= max(most, smallest)
-
-
-def test_what_the_user_says_holds_for_little_text_too():
-    """A width, and a number of tokens."""
-    machine = SimulatedMachine()
-    of_width = sizes({"vocab_size": 6400, "hidden_size": 512})
-    assert best_plan(of_width, demands(tokens_of_pass=1e5), machine).config.hidden_size == 512
-    counted = best_plan(ALL, demands(seconds=None, tokens=4e6, tokens_of_pass=1e5), machine)
-    assert counted.passes == pytest.approx(40, rel=0.02)
-
-
-def test_rows_of_micro_batches_divide_the_update():
-    for rows in ROWS:
-        for most in (1, 7, 8, 16, 64):
-            micro_rows = micro_batch_rows(rows, most)
-            assert rows % micro_rows == 0 and micro_rows <= most
-
-
-def test_shapes_are_ones_that_a_model_can_have():
-    for width in laws.WIDTHS:
-        heads = laws.heads_for(width)
-        kv_heads = laws.kv_heads_for(heads)
-        config = MiniMindConfig(hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads)
-        assert config.head_dim % 2 == 0 and heads % kv_heads == 0
-
-
-@pytest.mark.parametrize("width", [2, 34, 96, 200, 202, 1000, 1018])
+@pytest.mark.parametrize("width", [2, 96, 202, 1018])
 def test_a_width_that_the_user_says_has_heads_too(width):
     """Reference: the config's own check, which a head of an odd size fails."""
     for config in sizes({"vocab_size": 6400, "hidden_size": width}):
@@ -297,11 +236,6 @@ def test_four_layers_are_taken_where_they_learn_more_in_the_same_time():
     assert (plan.config.hidden_size, plan.config.num_hidden_layers) == (128, 4)
 
 
-def test_layers_that_the_user_has_said_are_kept():
-    fixed = sizes({"vocab_size": 6400, "num_hidden_layers": 5})
-    assert len(fixed) == len(laws.WIDTHS) and {config.num_hidden_layers for config in fixed} == {5}
-
-
 # ------------------------------------------------------------------------------------------------- the laws
 
 
@@ -342,18 +276,6 @@ def test_the_expected_loss_falls_with_size_layers_and_tokens():
     assert (
         laws.expected_loss(3e6, FOUR_LAYERS, 1e7, 1e9, scale=0.5) == laws.expected_loss(3e6, FOUR_LAYERS, 1e7, 1e9) / 2
     )
-
-
-def test_depth_is_worth_nothing_before_there_are_tokens_for_it():
-    assert laws.Depth(1, 2).factor(1e9) == laws.Depth(2, 2).factor(1e9) == 1
-    deep = laws.Depth(8, heads=4)
-    assert deep.factor(1e6) == pytest.approx(1, abs=1e-5)
-    assert deep.factor(laws.TOKENS_OF_DEPTH) == pytest.approx(1 - laws.GAIN_OF_DEPTH / 2, abs=1e-3)
-    assert deep.factor(1e9) == pytest.approx(1 - laws.GAIN_OF_DEPTH, abs=1e-3)
-    # The fewest tokens that can be asked for.
-    assert deep.factor(1) == pytest.approx(1)
-    # One head a layer
-    assert laws.Depth(8, heads=1).factor(1e9) == 1
 
 
 def test_repeated_text_has_more_weight_decay():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from common.errors import UserError
-from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
 from trainer.machine.random_state import CUBLAS_WORKSPACE, deterministic
@@ -60,9 +59,3 @@ def test_a_run_computes_within_it(data, tmp_path, monkeypatch, capsys):  # noqa:
     assert (
         "--deterministic True has no effect: on a CPU every run gives the same bits anyway" in capsys.readouterr().out
     )
-
-
-def test_on_a_gpu_nothing_is_said(data, tmp_path, capsys):  # noqa: F811 - the fixture
-    with simulated_cuda():
-        train(**data, out_dir=tmp_path, max_steps=1, deterministic=1, device=None)
-    assert "--deterministic" not in capsys.readouterr().out
