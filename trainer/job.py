@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from dataset.loader_workers import Loadable, MakesBatches
-from dataset.mixed_plan import Move
+from dataset.mixture import Move
 from dataset.store.check import DigestCheck
 from trainer.advice import CurveWatch, NextCommand
 from trainer.budget.clock import Clock

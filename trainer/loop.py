@@ -47,7 +47,7 @@ from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# Of the updates of a run: by how much the clock must move the end to be worth a line.
+# Share of a run's updates by which the clock must move the end to be worth a line
 WORTH_SAYING = 0.05
 
 
@@ -107,7 +107,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.outlook: Outlook | None = None
         # The time of log intervals and epochs, made anew for each epoch.
         self.watch: Stopwatch | None = None
-        # Of the log interval in which the resumed run was stopped.
+        # Seconds of the log interval in which the resumed run was stopped
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
         self.product_rate = 0.0

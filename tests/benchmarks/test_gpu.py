@@ -299,8 +299,8 @@ def compiled_code(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", [1, 2, 3, 4, 5, 6, 7, 8])
-def test_every_section_on_a_cpu(section, compiled_code, tmp_path):
+@pytest.mark.parametrize("section", [2, 8])
+def test_a_section_on_a_cpu(section, compiled_code, tmp_path):
     record = record_in(tmp_path)
     gpu.ask(section, arguments(), record, 590, str(compiled_code))
     assert len(record.results) > 1 and record.names(False) == []

@@ -272,7 +272,7 @@ class Planner:
         return plan
 
     def _best(self, measured: Plan | None = None) -> Plan:
-        """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
+        """The best plan of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
 
         measured: the one that was measured last. What was compiled for it, a block of its width, serves its own
         micro-batches only. So a plan of that width, with as many layers or others, keeps them where they are not far off.

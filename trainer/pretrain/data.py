@@ -10,8 +10,7 @@ from common.notices import announce
 from common.paths import ROOT
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.mixed_plan import Move
-from dataset.planned_mixture import RunLength
+from dataset.mixture import Move, RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -146,10 +145,10 @@ def length_of_run(
     length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
     if settings.max_updates:
         length.flag = "--max_updates"
-    if corpus.planned is not None:
+    if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
-    if length.clock is not None or (corpus.planned is not None and not settings.max_updates):
+    if length.clock is not None or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget, and another number of passes would be another plan from the first row on.
         length.flag = ""
     return length
@@ -165,15 +164,14 @@ class PlannedEnd:
         self.settings = settings
         self.ranks = ranks
         self.clock = clock
-        assert corpus.planned is not None
-        self.corpus = corpus
-        self.planned = corpus.planned
+        assert corpus.mixture is not None
+        self.mixture = corpus.mixture
         self.has_told_shortage = False
 
     def replan(self, progress: Progress) -> str | None:
         """As `Job.replan`."""
         # At its start a run has those of the plan.
-        moves = [*(progress.moves or self.planned.plan.moves)]
+        moves = [*(progress.moves or self.mixture.moves)]
         last = moves[-1]
         place = progress
         if progress.epoch:
@@ -187,8 +185,8 @@ class PlannedEnd:
             moves.append(move)
             progress.epoch, progress.row = place.epoch, place.row
         progress.moves = moves
-        self.corpus.replan(moves)
-        shortage = self.planned.shortage()
+        self.mixture.replan(moves)
+        shortage = self.mixture.shortage()
         line = ""
         if shortage is not None and not self.settings.has_budget and self.clock is None:
             raise DataError(shortage.told(self.settings.max_updates, progress.update))

@@ -14,7 +14,7 @@ import torch
 from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import unnamed_vocabulary
+from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
 from model.checkpointing import recompute_layers
 from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig

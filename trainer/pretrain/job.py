@@ -181,7 +181,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
         self.planned_end = None
-        if self.corpus.planned is not None and settings.max_updates:
+        if self.corpus.is_one_plan and settings.max_updates:
             self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
