@@ -2,7 +2,7 @@
 #                 make pretrain BUDGET=10m trains the best one for that time
 # make chat       from nothing to a small model that answers questions on Python, in 20 minutes on two CPU cores
 # make electra    ... and a small ELECTRA
-# make test       set up and run the quick tests
+# make test       set up and run the quick tests; make test-core: those of the model, packing, the loop, resuming and the tour
 # make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
@@ -14,7 +14,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-all bench gpu gpu-speed gpu-bits gpu-electra lint clean
+.PHONY: pretrain chat electra test test-core test-all bench gpu gpu-speed gpu-bits gpu-electra lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -102,6 +102,13 @@ PROCESSES = -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
+
+# What most changes to the training itself can break
+CORE = tests/model/test_training_losses.py tests/model/test_golden.py tests/dataset/test_packing.py tests/trainer/test_engine.py \
+       tests/trainer/test_loop.py tests/trainer/test_tour.py tests/faults/test_resume.py
+
+test-core: $(VENV)/.installed-dev
+	$(RUN) -m pytest $(PROCESSES) -m "not slow" $(CORE)
 
 # In the order of tests/conftest.py: pytest-xdist would begin with the files of many tests, and end with those of few that are slow.
 test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama

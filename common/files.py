@@ -2,31 +2,24 @@
 
 import contextlib
 import errno
-import glob
 import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-# A temporary file that nobody has written to for so long was left by a process that was killed.
-LEFT_BEHIND_AFTER_S = 3600
-
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open `path` for binary writing so that it appears complete or not at all; the temporary is removed on failure.
 
-    Temporaries of the same file that killed processes have left are removed, too.
     Errors: OSError that names `path` (a full disk does not name a file by itself).
     """
     path = Path(path)
-    remove_left_behind(path)
     # In the same folder, since a rename between two disks is a copy. With the number of this process, so that two that
     # write the same file do not write into one another.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -44,19 +37,6 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         raise
     # The name is in the folder only when the folder itself is on the disk.
     sync_folder(path.parent)
-
-
-def remove_left_behind(path: Path) -> None:
-    """Remove the temporaries of `atomic_file` that killed processes have left beside `path`, as far as that is possible."""
-    oldest = time.time() - LEFT_BEHIND_AFTER_S
-    for temporary in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
-        number = temporary.name.removeprefix(f"{path.name}.").removesuffix(".tmp")
-        if not number.isdecimal():
-            continue
-        # Another process may remove it at the same moment.
-        with contextlib.suppress(OSError):
-            if temporary.is_file() and temporary.stat().st_mtime < oldest:
-                temporary.unlink()
 
 
 def sync_folder(folder: Path) -> None:

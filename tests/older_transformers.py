@@ -10,7 +10,6 @@ import pytest
 # Each with what it wants beside itself; torch, numpy and the rest are those of this process.
 PINNED = {
     "4.48.3": ("transformers==4.48.3", "tokenizers==0.21.4", "huggingface_hub==0.36.0"),
-    "4.51.3": ("transformers==4.51.3", "tokenizers==0.21.4", "huggingface_hub==0.36.0"),
     "4.57.3": ("transformers==4.57.3", "tokenizers==0.22.1", "huggingface_hub==0.36.0"),
 }
 

@@ -1,6 +1,5 @@
 """What torch does within a block of a test, operator by operator."""
 
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -38,36 +37,3 @@ class Operators(TorchDispatchMode):
 
 def _shapes(values) -> list[torch.Size]:
     return [leaf.shape for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the memory of what operators make: `now`, and `peak`, the most that there was at once.
-
-    A storage is gone when torch frees it, be it held by Python or by autograd. Work space of a kernel is not seen.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.now = 0
-        self.peak = 0
-        self._storages: set[int] = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        results = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(results):
-            if isinstance(leaf, torch.Tensor):
-                self._note(leaf.untyped_storage())
-        return results
-
-    def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._storages:
-            return
-        self._storages.add(key)
-        weakref.finalize(storage, self._gone, key, storage.nbytes())
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-
-    def _gone(self, key: int, size: int) -> None:
-        self._storages.discard(key)
-        self.now -= size

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from tests.helpers import command_line, flags, train
+from tests.helpers import flags, train
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 
@@ -44,10 +44,7 @@ def test_file_without_a_document(capsys, tmp_path, content):
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ("{text: no quotes}", "JSON"),
-        ('{"txt": "a"}', "no 'text'"),
         ('{"text": null}', "null"),
-        ('{"text": 3}', "not a string"),
         ('["a"]', "object"),
     ],
 )
@@ -55,10 +52,6 @@ def test_faulty_line_is_named_with_file_and_line(capsys, tmp_path, bad, reason):
     path = jsonl(tmp_path / "data.jsonl", '{"text": "good"}', bad, '{"text": "good too"}')
     line = complaint(capsys, data_path=path, out_dir=tmp_path)
     assert f"{path}:2: " in line and reason in line
-
-
-def test_unknown_kind_of_file(capsys, tmp_path):
-    assert "data.csv" in complaint(capsys, data_path=jsonl(tmp_path / "data.csv", "a"), out_dir=tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------- flags
@@ -69,21 +62,12 @@ def test_unknown_kind_of_file(capsys, tmp_path):
     [
         ({"no_such_flag": 1}, "--no_such_flag"),
         ({"dtype": "float8"}, "--dtype"),
-        ({"use_moe": "maybe"}, "--use_moe"),
         ({"batch_size": 0}, "--batch_size"),
-        ({"epochs": "many"}, "--epochs"),
-        ({"learning_rate": "nan"}, "--learning_rate"),
-        ({"grad_clip": -1}, "--grad_clip"),
-        ({"from_resume": 2}, "--from_resume"),
         ({"generation": "minimind9"}, "--generation"),
-        ({"val_fraction": 1.0}, "--val_fraction"),
         ({"val_fraction": 0.1, "val_path": "x.jsonl"}, "--val_path"),
         ({"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 is not divisible by num_attention_heads=4"),
-        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({"max_seq_len": 32769}, "--max_seq_len 32769 is beyond the position table of 32768"),
-        ({"max_seq_len": 1}, "--max_seq_len: 1 must be at least 2"),
         ({"device": "cuda:9"}, "--device cuda:9"),
-        ({"device": "abacus"}, "--device abacus"),
         ({"ddp": "true"}, "torchrun --nproc_per_node"),
         ({"tokenizer_path": "/no/tokenizer/here"}, "/no/tokenizer/here"),
     ],
@@ -126,21 +110,14 @@ def weights(data, tmp_path_factory):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"hidden_size": 32},
         {"num_hidden_layers": 2},
         {"use_moe": 1},
-        {"num_attention_heads": 4},
         {"generation": "minimind3", "num_key_value_heads": 2},
     ],
 )
-@pytest.mark.parametrize("with_config", [True, False])
-def test_weights_of_another_shape(capsys, data, weights, tmp_path, changes, with_config):
-    path = weights
-    if not with_config:
-        path = tmp_path / "bare.pth"
-        path.write_bytes(weights.read_bytes())
-    line = complaint(capsys, **{"data_path": data, "out_dir": tmp_path, "from_weight": path, **changes})
-    assert path.stem in line
+def test_weights_of_another_shape(capsys, data, weights, tmp_path, changes):
+    line = complaint(capsys, **{"data_path": data, "out_dir": tmp_path, "from_weight": weights, **changes})
+    assert weights.stem in line
 
 
 def test_missing_weights(capsys, data, tmp_path):
@@ -161,26 +138,4 @@ def test_token_id_beyond_the_vocabulary_of_the_weights(capsys, data, weights, tm
     assert "vocabulary of 300" in line
 
 
-def test_a_pickle_is_not_run(capsys, data, tmp_path):
-    """The payload would make a file."""
-    victim = tmp_path / "made"
-
-    class Payload:
-        def __reduce__(self):
-            return open, (str(victim), "w")
-
-    torch.save({"model.embed_tokens.weight": Payload()}, tmp_path / "evil.pth")
-    assert "evil.pth" in complaint(capsys, data_path=data, out_dir=tmp_path, from_weight=tmp_path / "evil.pth")
-    assert not victim.exists()
-
-
 # ------------------------------------------------------------------------------------------- real processes
-
-
-@pytest.mark.slow
-def test_a_real_process_ends_with_one_line(tmp_path):
-    path = jsonl(tmp_path / "data.jsonl", '{"text": "good"}', "{")
-    ended = command_line(flags(data_path=path, out_dir=tmp_path))
-    assert ended.returncode == 2
-    lines = [line for line in ended.stderr.splitlines() if "tokenis" not in line]
-    assert len(lines) == 1 and lines[0].startswith(f"error: {path}:2: ")

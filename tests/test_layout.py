@@ -1,7 +1,6 @@
 """Imports run one way, every flag is read, and what would harm does not occur. Reference: the sources, parsed."""
 
 import ast
-import dataclasses
 import importlib.metadata
 import json
 import re
@@ -11,13 +10,12 @@ from dataclasses import fields
 
 import pytest
 
-from common.flags import boolean
 from model.electra.sizes import NETWORK_SIZES
 from tests.helpers import ROOT
 from trainer.electra import settings as electra_settings
 from trainer.glue import settings as glue_settings
 from trainer.pretrain import settings as pretrain_settings
-from trainer.pretrain.settings import MODEL_FLAGS, parse_args, parser
+from trainer.pretrain.settings import MODEL_FLAGS
 from trainer.sft import settings as sft_settings
 
 # Each imports those before it and none behind it; benchmarks/ and scripts/ stand beside each other.
@@ -51,35 +49,6 @@ def test_imports_run_one_way(path):
         assert name.split(".")[0] not in behind, name
         if folder == "trainer" and path.stem not in SCRIPTS:
             assert name.split(".")[-1] not in SCRIPTS, name
-
-
-def test_planning_is_built_on_pretraining():
-    """What pretraining takes from trainer/budget knows only its settings, but for the command, which plans and then trains.
-
-    That goes for what these modules of trainer/budget take from one another, too.
-    """
-    taken = {
-        name
-        for path in (ROOT / "trainer/pretrain").glob("*.py")
-        if path.stem != "command"
-        for name in modules_of_budget(path)
-    }
-    assert taken
-    left = sorted(taken)
-    while left:
-        name = left.pop()
-        path = ROOT / f"{name.replace('.', '/')}.py"
-        of_pretrain = {module for module in imports(path) if module.startswith("trainer.pretrain.")}
-        assert all(module.startswith("trainer.pretrain.settings") for module in of_pretrain), (name, of_pretrain)
-        further = modules_of_budget(path) - taken
-        taken |= further
-        left += further
-
-
-def modules_of_budget(path):
-    """The modules of trainer/budget that a file imports."""
-    names = {name for name in imports(path) if name.startswith("trainer.budget.")}
-    return {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").is_file()}
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -158,23 +127,6 @@ def test_every_flag_is_read(module):
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
     assert flags - read - by_name == set()
     assert all(action.help for action in parser()._actions)
-
-
-@pytest.mark.parametrize("flag", ["use_moe", "pack", "use_wandb", "ddp", "skip_bad_lines", "gradient_checkpointing"])
-def test_booleans_take_a_bare_form_and_words_and_digits(flag):
-    def value(*words):
-        return getattr(parse_args([f"--{flag}", *words]), flag)
-
-    assert value() is value("true") is value("True") is value("1") is True
-    assert value("false") is value("False") is value("0") is False
-
-
-def test_no_flag_is_a_bare_truth_value():
-    names = {
-        one.name for one in dataclasses.fields(pretrain_settings.PretrainSettings) if isinstance(one.default, bool)
-    }
-    switches = [action for action in parser()._actions if action.dest in names]
-    assert len(switches) > 5 and all(action.type is boolean and action.nargs == "?" for action in switches)
 
 
 def test_no_file_in_trainer_shadows_a_dependency():

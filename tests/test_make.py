@@ -54,9 +54,8 @@ def test_without_a_gpu_torch_comes_from_the_index_of_its_cpu_builds(set_up):
     assert f"PyTorch comes from pip's own index: {CPU_INDEX}" in ended.stdout
 
 
-@pytest.mark.parametrize("variables, has_gpu", [((), True), (("TORCH=cuda",), False)])
-def test_with_a_gpu_torch_comes_with_the_others(variables, has_gpu, set_up):
-    ended, (only,) = set_up(*variables, has_gpu=has_gpu)
+def test_with_a_gpu_torch_comes_with_the_others(set_up):
+    ended, (only,) = set_up(has_gpu=True)
     assert only.endswith("-r requirements.txt")
     assert "PyTorch for NVIDIA GPUs: about 3 GB" in ended.stdout
 
@@ -64,11 +63,6 @@ def test_with_a_gpu_torch_comes_with_the_others(variables, has_gpu, set_up):
 def test_torch_cpu_beside_a_gpu(set_up):
     _, asked = set_up("TORCH=cpu", has_gpu=True)
     assert CPU_INDEX in asked[0]
-
-
-def test_an_index_for_torch_alone(set_up):
-    _, asked = set_up("TORCH_INDEX=https://mirror.example/cu130", "TORCH=cuda")
-    assert ["https://mirror.example/cu130" in line for line in asked] == [True, False]
 
 
 def test_an_old_python_is_named_before_anything_is_made(set_up, tmp_path, monkeypatch):

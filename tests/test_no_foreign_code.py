@@ -3,7 +3,6 @@
 import ast
 import io
 import json
-import subprocess
 import sys
 import time
 
@@ -11,13 +10,13 @@ import pytest
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
-from scripts import chat_template, evaluate, export_gguf, export_hf, generate
+from scripts import chat_template, evaluate, export_hf, generate
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import ROOT, write_corpus
 from tests.trainer.glue.glue_helpers import arguments as glue_arguments
 from tests.trainer.glue.glue_helpers import make_place
 from tests.trainer.test_train_electra import flags as electra_flags
-from trainer import train_electra, train_glue, train_pretrain
+from trainer import train_electra, train_glue
 from trainer.machine.command_line import run_cli
 
 FOLDERS = ("benchmarks", "dataset", "model", "scripts", "trainer")
@@ -51,13 +50,6 @@ def test_every_loader_of_transformers_is_told_to_run_no_code():
                 places[f"{path.relative_to(ROOT)}:{line}"] = refuses_code(call)
     assert len(places) >= 5, "the search itself no longer finds them"
     assert not [place for place, refused in places.items() if not refused]
-
-
-def test_the_search_for_loaders_sees_one_that_lacks_the_argument():
-    calls = [
-        call for _, call in calls_of_loaders("AutoModel.from_pretrained(x)\nA.from_config(c, trust_remote_code=1)")
-    ]
-    assert len(calls) == 2 and not any(map(refuses_code, calls))
 
 
 # ------------------------------------------------------------------------------------------- hostile folders
@@ -98,22 +90,9 @@ def write_weight(folder):
     return write(folder)
 
 
-def pretraining(folder, tmp_path):
-    data = write_corpus(tmp_path / "data.jsonl")
-    return train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", tokenizer_path=folder)
-
-
 def fine_tuning(folder, tmp_path):
     place = make_place(tmp_path / "glue_place")
     return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
-
-
-def fine_tuning_a_strange_config(folder, tmp_path):
-    """The tokenizer is a plain one: what is refused is the model's config."""
-    place = make_place(tmp_path / "glue_place")
-    (place / "tiny" / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (place / "tiny" / "code.py").write_bytes((folder / "code.py").read_bytes())
-    return train_glue.main, glue_arguments(place, tmp_path / "out")
 
 
 def electra(folder, tmp_path):
@@ -137,10 +116,6 @@ def generating(folder, tmp_path):
     return generate.main, ["--weight", str(folder), "--device", "cpu"]
 
 
-def generating_with_its_tokenizer(folder, tmp_path):
-    return generate.main, ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder), "--device", "cpu"]
-
-
 def evaluating(folder, tmp_path):
     data = write_corpus(tmp_path / "data.jsonl")
     options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder), "--device", "cpu"]
@@ -152,26 +127,17 @@ def exporting(folder, tmp_path):
     return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
 
 
-def exporting_to_gguf(folder, tmp_path):
-    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
-    return export_gguf.main, [*options, "--out", str(tmp_path / "a.gguf")]
-
-
 def bringing_back(folder, tmp_path):
     return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
 
 
 COMMANDS = (
-    pretraining,
     fine_tuning,
-    fine_tuning_a_strange_config,
     electra,
     electra_networks,
     generating,
-    generating_with_its_tokenizer,
     evaluating,
     exporting,
-    exporting_to_gguf,
     bringing_back,
 )
 
@@ -260,15 +226,6 @@ def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="has not ended after 2 seconds"):
         chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
     assert time.monotonic() - start < 30
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems bound no process's time")
-def test_a_chat_template_ends_even_when_nobody_waits_for_it(tmp_path):
-    """Its process bounds its own time. Reference: the limits that Linux tells of it."""
-    limits = "import resource; from scripts.chat_template import *; bound_this_process(); "
-    limits += "print(resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrlimit(resource.RLIMIT_AS)[0])"
-    shown = subprocess.run([sys.executable, "-c", limits], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == [str(chat_template.SECONDS), str(chat_template.MEMORY)]
 
 
 FOREIGN = (

@@ -2,16 +2,13 @@
 
 import importlib.metadata
 import re
-import sys
 
 import pytest
 
-from common.errors import DataError
 from tests.all_trainers import run_program, write_inputs
 from tests.helpers import ROOT, flags
 from tests.trainer.glue.glue_helpers import arguments
 from tests.trainer.test_train_electra import flags as electra_flags
-from trainer.glue.loss import metric_of
 
 # Runs {trainer: arguments of its main}, one after the other, in a process where the packages are not found: torch and
 # transformers too look for packages that they can do without.
@@ -87,19 +84,3 @@ def test_the_trainers_train_without_packages_that_only_some_need(tmp_path):
         assert f"ended {trainer} 0" in ended.stdout
     assert "no report was written: pip install matplotlib, then python scripts/report.py" in ended.stdout
     assert (tmp_path / "out" / "pretrain_16.pth").is_file()
-
-
-@pytest.mark.parametrize(
-    ("metric", "module", "package"),
-    [("accuracy", "sklearn", "scikit-learn"), ("spearman", "scipy", "scipy")],
-)
-def test_a_metric_whose_package_is_missing_is_told_before_the_training(monkeypatch, metric, module, package):
-    # None in the table of modules is what Python itself takes for "not there".
-    for name in list(sys.modules):
-        if name.partition(".")[0] == module:
-            monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        DataError, match=f"the package {package} is needed for the metric {metric}: pip install {package}"
-    ):
-        metric_of(metric)

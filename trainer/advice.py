@@ -1,7 +1,7 @@
 """What a run says to its user beside its figures: settings that cannot do what they are there for, a loss that goes wrong,
 what to do with the finished run. All of it is made of values; nothing here looks into a job or a trainer.
 
-A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the LossWatch that it was given.
+A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the CurveWatch that it was given.
 """
 
 import math
@@ -49,22 +49,10 @@ SMOOTHED = 5
 # ---------------------------------------------------------------------------------------- while a run goes on
 
 
-class LossWatch:
-    """Looks at the figures of a run. This one has nothing to say."""
-
-    def expected_loss(self, tokens: int, rate: float) -> float | None:
-        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
-        return None
-
-    def of_line(self, loss: float, expected: float | None) -> str | None:
-        """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
-        return None
-
-
 @dataclass(frozen=True)
 class Forecast:
     """The curve of a run that goes well. unique: as of laws.effective_tokens. T: positions of a row. text_scale: see
-    trainer/budget/text.py."""
+    trainer/budget/laws.py."""
 
     parameters: float
     depth: laws.Depth
@@ -83,7 +71,7 @@ class Forecast:
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
 
 
-class CurveWatch(LossWatch):
+class CurveWatch:
     """Says once when a run's loss leaves the expected curve, and once for each rise that does not heal."""
 
     def __init__(
@@ -101,9 +89,11 @@ class CurveWatch(LossWatch):
         self.has_said_above = False
 
     def expected_loss(self, tokens: int, rate: float) -> float | None:
+        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
         return None if self.forecast is None else self.forecast.loss(tokens, rate / self.full_rate)
 
     def of_line(self, loss: float, expected: float | None) -> str | None:
+        """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
         if not math.isfinite(loss):
             return None
         self.last.append(loss)

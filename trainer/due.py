@@ -5,32 +5,32 @@ Log lines come after any micro-batch. Whatever else is due comes after an update
 late: an interval of 100 micro-batches ends within the update that does number 100.
 """
 
+import time
 from collections.abc import Container
+from dataclasses import dataclass
+from typing import Protocol
 
+from common.flags import AUTO
 from trainer.job import Looks, Progress
 
+# --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
+GPU_MINUTES = 2.0
 
+
+@dataclass(frozen=True, kw_only=True)
 class Intervals:
     """What is due. `steps` below are the micro-batches of the update that was done last, counted over all epochs from 0.
 
     `finished`: that update was the last one of the run.
     """
 
-    def __init__(
-        self,
-        looks: Looks,
-        *,
-        log_interval: int,
-        save_interval: int = 0,
-        save_at: Container[int] = frozenset(),
-        accumulation_steps: int = 1,
-    ) -> None:
-        """save_interval: 0 where the run is saved by time alone. save_at: further updates that are saved."""
-        self.looks = looks
-        self.log_interval = log_interval
-        self.save_interval = save_interval
-        self.save_at = save_at
-        self.accumulation_steps = accumulation_steps
+    looks: Looks
+    log_interval: int
+    # 0 where the run is saved by time alone
+    save_interval: int = 0
+    # further updates that are saved
+    save_at: Container[int] = frozenset()
+    accumulation_steps: int = 1
 
     def log_is_due(self, step: int, n_steps: int) -> bool:
         """Whether a log line comes after micro-batch `step` of the n_steps of an epoch, counted from 0."""
@@ -63,11 +63,46 @@ class Intervals:
         return every > 0 and (finished or progress.update % every == 0)
 
     def _ends(self, interval: int, progress: Progress, steps: range) -> bool:
-        """Whether one of these intervals ends with the update that was done last."""
-        this_update = range(progress.update - 1, progress.update)
-        return completes(interval, this_update if self.looks.counts_updates else steps)
+        """Whether a multiple of `interval` is completed by the update that was done last. An interval of 0 never ends."""
+        counted = range(progress.update - 1, progress.update) if self.looks.counts_updates else steps
+        return interval > 0 and counted.stop // interval > counted.start // interval
 
 
-def completes(interval: int, steps: range) -> bool:
-    """Whether a multiple of `interval` steps is completed within `steps`, which count from 0. An interval of 0 never ends."""
-    return interval > 0 and steps.stop // interval > steps.start // interval
+class SaveSettings(Protocol):
+    """The flags that say how often a run is saved."""
+
+    save_interval: int
+    save_minutes: str
+
+
+class SaveClock:
+    """The micro-batches and the seconds between two saves; 0: they do not count.
+
+    A GPU does the usual number of micro-batches in a second or two. So where the user has said nothing of saves, a run
+    on one is saved by time.
+
+    Ranks have clocks of their own, which never agree. So only rank 0 looks at its one, and asks all ranks for a save in
+    the way in which a signal does.
+    """
+
+    def __init__(self, settings: SaveSettings, device_type: str) -> None:
+        """device_type: of a torch device."""
+        self.interval = settings.save_interval
+        self.seconds = 0.0
+        if settings.save_minutes != AUTO:
+            self.seconds = 60 * float(settings.save_minutes)
+        elif device_type == "cuda":
+            self.interval = 0
+            self.seconds = 60 * GPU_MINUTES
+        self.restart()
+
+    def restart(self) -> None:
+        """From here on the time counts: training begins, or a save is made."""
+        self._last = time.monotonic()
+
+    def asks(self) -> bool:
+        """Whether it is time for a save. It is asked for once: on CUDA the ranks learn of it an update later."""
+        if not self.seconds or time.monotonic() - self._last < self.seconds:
+            return False
+        self.restart()
+        return True

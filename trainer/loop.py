@@ -17,7 +17,7 @@ from common.errors import DataError, SaidByAnotherRank
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
-from trainer.due import Intervals
+from trainer.due import Intervals, SaveClock
 from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
@@ -33,7 +33,7 @@ from trainer.job import (
     Update,
 )
 from trainer.machine.collectives import end_all, on_main, until_all_are_ready
-from trainer.machine.collector import QuietCollector
+from trainer.machine.compiling import QuietCollector
 from trainer.machine.measure import peak_memory, product_rate
 from trainer.machine.out_of_memory import plain_advice, told_in_a_line
 from trainer.machine.signals import name_of
@@ -43,12 +43,11 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.saving.save_clock import SaveClock
 from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# Of the updates of a run: by how much the clock must move the end to be worth a line.
+# Share of a run's updates by which the clock must move the end to be worth a line
 WORTH_SAYING = 0.05
 
 
@@ -83,7 +82,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
-            job.looks,
+            looks=job.looks,
             log_interval=settings.log_interval,
             save_interval=self.save_clock.interval,
             save_at=job.files.save_at,
@@ -98,8 +97,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Where it ends: see `finished`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The last update, as it was told to the user
-        self.said_end = job.length.max_updates
+        # The user was told that the clock of a budget has moved the end.
+        self.has_told_end = False
         # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
@@ -110,7 +109,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.outlook: Outlook | None = None
         # The time of log intervals and epochs, made anew for each epoch.
         self.watch: Stopwatch | None = None
-        # Of the log interval in which the resumed run was stopped.
+        # Seconds of the log interval in which the resumed run was stopped
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
         self.product_rate = 0.0
@@ -378,9 +377,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.has_other_rows = line is not None
         if line:
             self.reporter.say(line)
-        if abs(end - self.said_end) > WORTH_SAYING * self.said_end:
-            self.said_end = end
-            self.reporter.say(f"--budget: by the speed of the updates so far there is time for {int(end):,} of them")
+        planned = self.length.max_updates
+        # Once: on a machine that others use the end moves back and forth.
+        if not self.has_told_end and abs(end - planned) > WORTH_SAYING * planned:
+            self.has_told_end = True
+            self.reporter.say(
+                f"--budget: by the speed of the updates so far there is time for {int(end):,} of them; the end follows the clock"
+            )
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
         """(what is known by now of how updates ended, whether the run is to be saved after this one).
@@ -452,12 +455,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.product_rate:
             best_rate = self.product_rate * self.ranks.world_size
             record["flops_utilisation"] = tokens_per_second * self.outlook.flops_per_token / best_rate
-        expected = self.outlook.watch.expected_loss(progress.tokens, rate)
+        watch = self.outlook.watch
+        expected = watch.expected_loss(progress.tokens, rate) if watch else None
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
         self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
-        warning = self.outlook.watch.of_line(record["loss"], expected)
+        warning = watch.of_line(record["loss"], expected) if watch else None
         if warning:
             self.reporter.say(warning)
 

@@ -32,8 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.errors import UserError
 from common.wording import counted
 from model.products import without_kept_copies
-from trainer.machine.agreement import compare_with_main
-from trainer.machine.collectives import on_main
+from trainer.machine.collectives import compare_with_main, on_main
 from trainer.machine.ranks import Ranks, network_of
 from trainer.machine.settings import FULL, NONE
 
@@ -280,7 +279,7 @@ class Shards:
         self.replicas = ranks.world_size // group_size
         with network_of(ranks):
             mesh = mesh_of(ranks, group_size, device.type)
-            # Of all ranks, for the threads that save: their messages must not come between those of the training.
+            # All ranks, for the threads that save: their messages must not come between those of the training.
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         # The ranks that have one model together.

@@ -1,21 +1,16 @@
 """benchmarks/bench.py: its documents, the turns of its sides, and its arithmetic. References: figures worked out by hand."""
 
-import io
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import bench, sides
+from benchmarks import bench
 from benchmarks.bench import cut_documents, plain_share, ratios, summary
-from benchmarks.sides import WARM_UP, Turns
-from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.model_minimind import MiniMindConfig
-from tests.helpers import ROOT, write_corpus
+from tests.helpers import ROOT
 
 
 def part(text, positions, seconds):
@@ -48,23 +43,6 @@ def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
     assert ratios({"plain": [part(1, 1, 1.0)]}) == {}
 
 
-def test_a_side_trains_only_in_its_turns():
-    """One answer when it is warm, one for each turn, one at the end; no update after the last turn."""
-    answers = io.StringIO()
-    turns = Turns(io.StringIO("0\n0\nend\n"), answers, torch.device("cpu"), started=0.0)
-    turns.begin(torch.nn.Linear(2, 3))
-    with pytest.raises(SystemExit) as ended:
-        for _ in range(100):
-            turns.done(text=3, positions=4)
-    assert ended.value.code == 0
-    assert turns.updates == WARM_UP + 2  # a turn of 0 seconds is one update
-    first, *slices, last = map(json.loads, answers.getvalue().splitlines())
-    assert first["parameters"] == 9
-    assert 0 <= first["first_update_seconds"] < first["start_to_first_update_seconds"]
-    assert [(s["updates"], s["text"], s["positions"]) for s in slices] == [(1, 3, 4)] * 2
-    assert last["peak_memory_bytes"] > 1e6
-
-
 def test_documents_have_the_drawn_lengths():
     """Mean of min(512, uniform(64, 600)): 325 tokens; the encoder adds BOS and EOS and nothing else."""
     tokenizer = load_tokenizer(ROOT / "model")
@@ -75,13 +53,6 @@ def test_documents_have_the_drawn_lengths():
     assert lengths.max() == bench.LONGEST and lengths.min() >= bench.LENGTHS[0]
     assert abs(lengths.mean() - 325) < 45  # 3 standard errors
     assert all(text.startswith(document) for text, document in zip(texts, documents, strict=False))
-
-
-def test_unknown_names_are_refused_in_one_line(capsys):
-    with pytest.raises(SystemExit) as refused:
-        bench.main(["--sizes", "huge"])
-    assert refused.value.code == 2
-    assert "'huge' is none of tiny, 26m" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -102,65 +73,6 @@ def test_all_sides_run_side_by_side(tmp_path):
         assert len(side["slices"]) == record["rounds"] >= 3
         assert side["text_tokens_per_second"] > 0 and side["peak_memory_bytes"] > 1e8 and side["best_utilisation"] < 1
     assert record["sides"]["plain"]["padding"] > 0.2 > record["sides"]["ours"]["padding"]
-
-
-class Gpu:
-    """Stands in for the torch.device of a GPU."""
-
-    type = "cuda"
-
-
-class Done(Exception):
-    """Enough steps are made."""
-
-
-class Steps:
-    """In place of Turns: notes whether autocast is on after each of three updates."""
-
-    def __init__(self):
-        self.inside = []
-
-    def begin(self, model):
-        pass
-
-    def done(self, text, positions):
-        self.inside.append(torch.is_autocast_enabled("cpu"))
-        if len(self.inside) == 3:
-            raise Done
-
-
-@pytest.fixture
-def bf16_on_the_cpu(monkeypatch):
-    """What a plain side asks of a GPU is done on the CPU; a list of the precisions that it asked autocast for."""
-    real_autocast, entered = torch.autocast, []
-
-    def cpu_autocast(device_type, dtype=None, **options):
-        entered.append(dtype)
-        return real_autocast("cpu", dtype, **options)
-
-    monkeypatch.setattr(torch, "autocast", cpu_autocast)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
-    return entered
-
-
-def test_the_plain_side_leaves_autocast_after_each_step(bf16_on_the_cpu, tmp_path):
-    """Autocast keeps the half-precision weights until it is left, so that in one context around the loop each step would
-    compute with the weights of the start."""
-    config = MiniMindConfig(vocab_size=6400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    documents = write_corpus(tmp_path / "documents.jsonl", 30)
-    args, steps = SimpleNamespace(documents_file=documents, max_seq_len=16, rows=2), Steps()
-    with pytest.raises(Done):
-        sides.train_plain(args, config, Gpu(), steps)
-    assert steps.inside == [False] * 3
-    assert bf16_on_the_cpu == [torch.bfloat16] * 3
-
-
-def test_a_measurement_of_nothing_is_refused(monkeypatch):
-    """Otherwise it would measure matrix products alone until its time is over."""
-    monkeypatch.setattr(bench, "start_sides", lambda *_: [])
-    args = SimpleNamespace(seconds=240.0, sides=["hf", "hf-compiled"], device="cpu")
-    with pytest.raises(UserError, match="26m: none of the sides hf, hf-compiled could start"):
-        bench.measure("26m", torch.get_num_threads(), args, None, [])
 
 
 def test_the_plain_side_trains_no_more_than_its_rows_hold():

@@ -1,13 +1,10 @@
 """benchmarks/budget.py: its configurations are those that it names. References: the plan, the trainer's own flags and metrics."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import budget
-from benchmarks.arguments import budget_parser
-from benchmarks.budget import flags_of, hand_made, planned, settings_of
+from benchmarks.budget import flags_of, hand_made, settings_of
 from benchmarks.trained import flag_words, outcome
 from tests.helpers import train, write_corpus
 from trainer.train_pretrain import main
@@ -66,31 +63,3 @@ def test_the_flags_are_those_of_the_plan_that_the_trainer_tells(capsys, tmp_path
     settings = settings_of(flags_of(capsys.readouterr().out))
     assert (settings.data_path, settings.hidden_size) == ([str(text)], 64)
     assert settings.max_updates is not None and settings.budget_tokens is None
-
-
-def test_a_plan_is_kept_for_its_seed_and_its_text(monkeypatch, tmp_path):
-    """The trainer is asked once for the same question."""
-    asked = []
-
-    def run(command, **_):
-        asked.append(command)
-        return SimpleNamespace(
-            returncode=0, stdout="the same by flags:\n  python trainer/train_pretrain.py --hidden_size 64\n"
-        )
-
-    monkeypatch.setattr(budget.subprocess, "run", run)
-
-    def plan_of(*words):
-        return planned(budget_parser().parse_args(["--val_path", "v", "--work", str(tmp_path), *words]))
-
-    assert plan_of("--data_path", "a") == plan_of("--data_path", "a") == ["--hidden_size", "64"]
-    assert len(asked) == 1 and asked[0][asked[0].index("--cache_dir") + 1] == str(tmp_path / "cache")
-    plan_of("--data_path", "a", "--seed", "43")
-    plan_of("--data_path", "b")
-    assert len(asked) == 3
-
-
-def test_a_budget_that_is_none_is_refused_at_once(capsys):
-    with pytest.raises(SystemExit):
-        budget_parser().parse_args(["--budget", "6x", "--data_path", "a", "--val_path", "v"])
-    assert "is no time such as 90s, 10m or 1h30m" in capsys.readouterr().err

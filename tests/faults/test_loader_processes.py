@@ -18,12 +18,11 @@ def only_line(process):
     return lines[0]
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
-def test_a_loader_process_is_killed(lab, whole, name):
+def test_a_loader_process_is_killed(lab, whole):
     """The trainer saves what is trained, says who died, and ends with 1; the resume ends where it would have."""
-    process = lab.start("run", {"kill_worker_at": {"updates": [3], "name": name}}, num_workers=1)
+    process = lab.start("run", {"kill_worker_at": {"updates": [3]}}, num_workers=1)
     assert process.wait(OUT_WITHIN_S) == 1
-    assert f"was killed by {name}" in only_line(process)
+    assert "was killed by SIGKILL" in only_line(process)
     update = lab.state("run")["progress"]["update"]
     assert update >= 3 and verified(lab.checkpoints("run")[0])
     assert f"after update {update}; everything is saved" in process.out
@@ -31,8 +30,7 @@ def test_a_loader_process_is_killed(lab, whole, name):
     assert lab.result("run") == whole.result("whole")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("batch, update", [(13, 6), (14, 6), (1, 0)])
+@pytest.mark.parametrize("workers, batch, update", [(0, 14, 6), (1, 13, 6), (1, 1, 0)])
 def test_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
     """In the trainer's process and in a worker: the updates before it are saved, none is left half done."""
     process = lab.start("run", {"bad_batch": {"at": batch}}, num_workers=workers)
@@ -85,7 +83,7 @@ def test_small_machines_train_all_the_same(lab, whole, hooks):
     assert lab.result("run") == whole.result("whole")
 
 
-@pytest.mark.parametrize("extra_mb", [8, 32, 64])
+@pytest.mark.parametrize("extra_mb", [8, 64])
 def test_too_little_memory_is_told_in_a_line(lab, extra_mb):
     """Wherever it runs out (the model, the store, a process, a thread): exit code 2 or 1 and one line, or it is enough."""
     hooks = {"limit": {"name": "RLIMIT_AS", "value": extra_mb << 20}}

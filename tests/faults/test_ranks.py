@@ -1,21 +1,16 @@
 """Other worker counts, world sizes and launches, lost ranks, compiled models."""
 
 import math
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.faults.harness import ROOT, Lab, make_corpus, rank_environments, start_torchrun
+from tests.faults.harness import Lab, make_corpus, rank_environments, start_torchrun
 from trainer.saving.checkpoint import load_checkpoint
-
-SCRIPT = ROOT / "trainer" / "train_pretrain.py"
 
 
 def test_other_worker_counts_see_the_same_batches(lab, whole):
@@ -36,10 +31,9 @@ def ledgers_agree(one, other, rel_tol=1e-6):
         assert math.isclose(loss, other[update][1], rel_tol=rel_tol)
 
 
-@pytest.mark.parametrize("pack", [1, 0])
-def test_world_size_2_1_2(lab, pack):
+def test_world_size_2_1_2(lab):
     """Global batch of 8 rows throughout; compared with one rank that is never stopped."""
-    lab.settings.update(pack=pack)
+    lab.settings.update(pack=0)
     lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}}, accumulation_steps=4)
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     stop = {**ledger, "signal_at": {"updates": [3]}}
@@ -84,22 +78,17 @@ def test_a_sharded_model_resumes_bit_for_bit(lab, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("optimizer", "hooks", "rel_tol"),
-    [("adamw", {}, 1e-6), ("muon", {"muon_in_float32": {}}, 1e-6), ("muon", {}, 1e-4)],
-)
-def test_a_sharded_model_goes_on_with_other_ranks(lab, optimizer, hooks, rel_tol):
-    """2, 1, 3, 4 in groups of 2, and 2 ranks without groups; compared with one rank that is never stopped. Muon orthogonalises in
-    bfloat16, which enlarges other last bits; so it does with whole models."""
-    lab.settings.update(rows_per_update=8, accumulation_steps=None, epochs=3, optimizer=optimizer)
-    lab.run("whole", hooks={**hooks, "ledger": {"path": str(lab.folder / "one")}})
-    ledger = {**hooks, "ledger": {"path": str(lab.folder / "ledger")}}
+def test_a_sharded_model_goes_on_with_other_ranks(lab):
+    """2, 1, 3, 4 in groups of 2, and 2 ranks without groups; compared with one rank that is never stopped."""
+    lab.settings.update(rows_per_update=8, accumulation_steps=None, epochs=3)
+    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}})
+    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     for world_size, shard, update in ((2, "full", 2), (1, "full", 4), (3, "full", 6), (4, "2", 8)):
         stop = {**ledger, "signal_at": {"updates": [update]}}
         lab.run_ranks("run", world_size, hooks=stop, expect=143, from_resume=1, shard=shard)
     lab.run_ranks("run", 2, hooks=ledger, from_resume=1)
     lab.check_ledger(lab.folder / "ledger", epochs=3)
-    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"), rel_tol=rel_tol)
+    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
 
 
 def run_apart(lab, of_rank_1, **changes):
@@ -113,10 +102,9 @@ def run_apart(lab, of_rank_1, **changes):
     return processes
 
 
-@pytest.mark.parametrize("flag", ["batch_size", "seed"])
-def test_ranks_with_other_flags_are_told(lab, flag):
-    processes = run_apart(lab, {flag: 7, "num_workers": 1})
-    assert f"rank 1 on '{socket.gethostname()}' has --{flag} 7 (rank 0: " in processes[0].err
+def test_ranks_with_other_flags_are_told(lab):
+    processes = run_apart(lab, {"batch_size": 7, "num_workers": 1})
+    assert f"rank 1 on '{socket.gethostname()}' has --batch_size 7 (rank 0: " in processes[0].err
     assert "num_workers" not in processes[0].err and lab.checkpoints("run") == []
 
 
@@ -133,10 +121,9 @@ def test_ranks_with_other_data_are_told(lab):
     assert "rank 1 on " in processes[0].err and " has data " in processes[0].err
 
 
-@pytest.mark.parametrize("shard", ["none", "full"])
-def test_ranks_that_see_other_folders_are_told(lab, shard):
+def test_ranks_that_see_other_folders_are_told(lab):
     """As on machines without a shared disk, where one would begin afresh while the other goes on."""
-    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, shard=shard, from_resume=1)
+    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, shard="full", from_resume=1)
     assert "does not see what rank 0 writes there: all ranks need one --out_dir" in processes[0].err
     assert str(lab.folder / "run") in processes[0].err and lab.leftovers("run") == []
 
@@ -155,10 +142,9 @@ def test_a_global_batch_that_cannot_be_kept(lab):
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.parametrize("pack", [1, 0])
-def test_ragged_tail_of_two_ranks(scratch, server, tokenizer, tmp_path, pack):
+def test_ragged_tail_of_two_ranks(scratch, server, tokenizer, tmp_path):
     """103 documents on two ranks: each once, the tail too."""
-    lab = Lab(tmp_path, server, tokenizer, make_corpus(tmp_path / "corpus.jsonl", n_documents=103), pack=pack)
+    lab = Lab(tmp_path, server, tokenizer, make_corpus(tmp_path / "corpus.jsonl", n_documents=103))
     lab.run_ranks("run", hooks={"ledger": {"path": str(tmp_path / "ledger")}}, num_workers=1)
     lab.check_ledger(tmp_path / "ledger", epochs=2)
 
@@ -192,15 +178,6 @@ def test_restarted_by_torchrun(lab):
     assert left_running(lab) == []
 
 
-@pytest.mark.slow
-def test_a_third_kill_ends_the_job(lab):
-    kills = {"signal_at": {"updates": [3, 5, 7], "name": "SIGKILL", "rank": 1, "once": str(lab.folder / "killed")}}
-    code, output, _ = torchrun(lab, "run", kills, "--max-restarts", "2", from_resume=1)
-    ended, killed = time.time(), (lab.folder / "killed.7").stat().st_mtime
-    assert code != 0 and ended - killed < 60, output
-    assert left_running(lab) == []
-
-
 @pytest.mark.parametrize("kind", ["raise", pytest.param("hang", marks=pytest.mark.slow)])
 def test_peer_of_a_rank_that_fails(lab, kind):
     """The other rank is out within --dist_timeout and a little, with an error."""
@@ -216,45 +193,7 @@ def test_peer_of_a_rank_that_fails(lab, kind):
     lab.run_ranks("run", from_resume=1)
 
 
-@pytest.mark.slow
-def test_data_may_come_later_than_ranks_wait_for_a_message(lab):
-    lab.run_ranks("whole")
-    processes = lab.run_ranks("run", hooks={"slow_data": {"seconds": 5}}, dist_timeout=2)
-    assert [process.out.count("late: ") for process in processes] == [2, 2]
-    assert lab.result("run") == lab.result("whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["raise", "hang"])
-def test_torchrun_ends_the_job(lab, kind):
-    """Nothing is left running: torchrun kills a rank that hangs 30 s after it has asked it to end."""
-    hooks = {"fail_at": {"updates": [4], "kind": kind, "rank": 1}}
-    code, output, seconds = torchrun(lab, "run", hooks, dist_timeout=5)
-    print(f"{kind}: the job ended {seconds:.0f} s after its launch")
-    assert code != 0 and seconds < 5 + 30 + 30, output
-    assert left_running(lab) == []
-
-
 # ----------------------------------------------------------------------- launches, compiled models
-
-
-@pytest.mark.slow
-def test_launched_from_anywhere(lab):
-    """From /, the repository and trainer/, by python and by torchrun: exit code 0 and the same loss."""
-    losses = {}
-    for cwd in (Path("/"), ROOT, ROOT / "trainer"):
-        script = os.path.relpath(SCRIPT, cwd)
-        for kind, launcher in (
-            ("python", [sys.executable]),
-            ("torchrun", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]),
-        ):
-            name = f"run{len(losses)}"
-            command = [*launcher, script, *lab.flags(name, epochs=1)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stderr
-            losses[cwd, kind] = [line["loss"] for line in lab.metrics(name)]
-    assert len(losses) == 6 and len({tuple(found) for found in losses.values()}) == 1
 
 
 @pytest.mark.slow

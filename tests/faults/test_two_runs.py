@@ -33,26 +33,6 @@ def test_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
-def test_other_names_in_one_folder_do_not_meet(lab):
-    first = lab.start("run", {"slow_updates": {"seconds": 0.2}})
-    assert first.until(lambda: lab.log_lines("run") > 0)
-    lab.run("run", save_weight="other", epochs=1)
-    assert first.running() or first.wait() == 0
-    first.kill(signal.SIGTERM)
-    first.wait()
-
-
-@pytest.mark.slow
-def test_two_ranks_have_one_lock_and_both_are_refused(lab):
-    first = lab.start("run", {"slow_updates": {"seconds": 0.3}})
-    assert first.until(lambda: lab.log_lines("run") > 0)
-    processes = lab.start_ranks("run")
-    assert [process.wait(30) for process in processes] == [2, 2]
-    assert f"process {first.pid}" in processes[0].err and processes[1].err == ""
-    first.kill()
-    first.wait()
-
-
 @pytest.mark.slow
 def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
     lab.run_ranks("whole")

@@ -165,16 +165,13 @@ class Job:
     def output(self):
         return "\n".join(self.log(node).read_text() for node in self.nodes)
 
-    def updates(self):
-        """(when it was done, its number) of each update of rank 0, in the order of time."""
-        return [(update["time"], update["update"]) for update in self.lines()]
-
-    def lines(self):
-        """What rank 0 has written of each update."""
+    def newest_update(self):
+        """The number of the update that rank 0 has done last; 0 before the first."""
         path = Path(f"{self.ledger}.0")
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         # The last one may be half written.
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        done = [json.loads(line)["update"] for line in lines if line.endswith("\n")]
+        return done[-1] if done else 0
 
     def wait_for(self, condition, what, seconds=120):
         end = time.monotonic() + seconds
@@ -184,20 +181,7 @@ class Job:
 
     def until_update(self, number):
         """Wait until so many updates are done."""
-        self.wait_for(lambda: any(done >= number for _, done in self.updates()), f"update {number}")
-
-    def goes_on_after(self, moment, anew=True):
-        """Wait for the first update that is done after a moment. Returns the seconds between them.
-
-        anew: by a process that began after it. One of before may still finish the update that was under way.
-        """
-
-        def later():
-            first = "began" if anew else "time"
-            return [line["time"] for line in self.lines() if line[first] > moment]
-
-        self.wait_for(later, "the next update")
-        return later()[0] - moment
+        self.wait_for(lambda: self.newest_update() >= number, f"update {number}")
 
     def lose(self, node):
         """The cable is pulled, then all processes of the node end: nobody is told."""
@@ -205,11 +189,9 @@ class Job:
         node.kill()
 
     def bring_back(self, node):
-        """The cable is in, and the node's launcher is started again. Returns the moment."""
-        back = time.monotonic()
+        """The cable is in, and the node's launcher is started again."""
         node.plug(True)
         self.start(node)
-        return back
 
     def wait(self, seconds=180):
         """Both launchers end by themselves, without an error."""

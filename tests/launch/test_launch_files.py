@@ -60,15 +60,12 @@ def check_trainer(launcher):
     assert settings.data_path == ["my text.jsonl"] and settings.batch_size == 4
 
 
-@pytest.mark.parametrize("nodes, processes", [("2", "gpu"), ("1:2", "8")])
-def test_c10d(run, nodes, processes):
-    ended, calls = run(
-        "c10d.sh", HEAD="node0:29400", NODES=nodes, **({} if processes == "gpu" else {"PROCESSES": processes})
-    )
+def test_c10d(run):
+    ended, calls = run("c10d.sh", HEAD="node0:29400", NODES="1:2", PROCESSES="8")
     assert ended.returncode == 0, ended.stderr
     ((_, arguments, variables),) = calls
     launcher = get_args_parser().parse_args(arguments)
-    assert (launcher.nnodes, launcher.nproc_per_node, launcher.max_restarts) == (nodes, processes, 3)
+    assert (launcher.nnodes, launcher.nproc_per_node, launcher.max_restarts) == ("1:2", "8", 3)
     assert (launcher.rdzv_backend, launcher.rdzv_endpoint) == ("c10d", "node0:29400")
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "110" and launcher.rdzv_id == "minimind"
@@ -95,13 +92,6 @@ def test_a_variable_that_is_missing_is_named(run, file, missing):
     assert missing in ended.stderr and ended.stderr.count("\n") == 1
 
 
-def test_two_runs_at_one_head_have_names_of_their_own(run):
-    _, calls = run("c10d.sh", HEAD="node0:29400", NODES="2", RUN_ID="other", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="600")
-    ((_, arguments, variables),) = calls
-    assert get_args_parser().parse_args(arguments).rdzv_id == "other"
-    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
-
-
 JOB_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NNODES": "2"}
 
 # (exit code of the launchers, seconds since the start, seconds that are left or what Slurm tells of the end, whether the job goes
@@ -109,14 +99,12 @@ JOB_OF_SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_N
 ENDINGS = [
     (0, 9000, 100, False),
     (1, 9000, 100, True),
-    (143, 9000, 180, True),
     (1, 9000, 10_000, False),
     # A wrong flag in a job of three minutes: it would come back for ever.
     (1, 20, 160, False),
     (2, 9000, 100, False),
     # Without a time limit.
     (143, 9000, "Unknown", False),
-    (143, 9000, "NONE", False),
 ]
 
 
@@ -147,13 +135,6 @@ def moment_in(seconds):
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-def test_a_job_of_which_slurm_tells_nothing_stays_out_of_the_queue(run):
-    """The server of Slurm does not answer."""
-    ended, calls = run("slurm.sbatch", **JOB_OF_SLURM, CODE_OF_srun="1", CODE_OF_scontrol="1")
-    assert ended.returncode == 1, ended.stderr
-    assert ["requeue", "7"] not in [call[1] for call in calls]
-
-
 def test_kubeflow():
     """torchrun's own flags come from the environment, which Kubeflow's Trainer sets."""
     spec = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]
@@ -172,19 +153,6 @@ def test_kubeflow():
     volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounts["/dev/shm"] == {"emptyDir": {"medium": "Memory"}} and "/shared" in mounts
-
-
-@pytest.mark.parametrize("flags, said", [(["--batch_sise", "4"], "--batch_sise"), (FLAGS, 'pip install "ray[train]"')])
-def test_ray_train_tells_a_wrong_flag_and_a_missing_package_in_a_line(monkeypatch, capsys, flags, said):
-    """Before Ray has anything to do with it."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setitem(sys.modules, "ray.train", None)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["ray_train.py", "--", *flags])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "launch" / "ray_train.py"), run_name="__main__")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith("error: ") and said in line
 
 
 def test_ray_train(monkeypatch):

@@ -8,54 +8,20 @@ from transformers import AutoConfig
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
+# What the numbers of parameters below do not tell
+COMMON = {"rope_theta": 1e6, "max_position_embeddings": 32768, "num_experts": 4, "norm_topk_prob": True}
+GENERATIONS = {
+    "minimind2": {"rms_norm_eps": 1e-5, "num_key_value_heads": 2, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    | {"router_aux_loss_coef": 0.1, "seq_aux": True},
+    "minimind3": {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "num_experts_per_tok": 1, "n_shared_experts": 0}
+    | {"router_aux_loss_coef": 5e-4, "seq_aux": False},
+}
 
-@pytest.mark.parametrize(
-    "generation, expected",
-    [
-        (
-            "minimind2",
-            {
-                "hidden_size": 512,
-                "num_hidden_layers": 8,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 2,
-                "intermediate_size": 1408,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 1e6,
-                "max_position_embeddings": 32768,
-                "vocab_size": 6400,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "n_shared_experts": 1,
-                "router_aux_loss_coef": 0.1,
-                "seq_aux": True,
-                "norm_topk_prob": True,
-            },
-        ),
-        (
-            "minimind3",
-            {
-                "hidden_size": 768,
-                "num_hidden_layers": 8,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 4,
-                "intermediate_size": 2432,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 1e6,
-                "max_position_embeddings": 32768,
-                "vocab_size": 6400,
-                "num_experts": 4,
-                "num_experts_per_tok": 1,
-                "n_shared_experts": 0,
-                "router_aux_loss_coef": 5e-4,
-                "seq_aux": False,
-                "norm_topk_prob": True,
-            },
-        ),
-    ],
-)
-def test_defaults_are_those_of_the_public_generation(generation, expected):
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_defaults_are_those_of_the_public_generation(generation):
     config = MiniMindConfig(generation=generation)
+    expected = COMMON | GENERATIONS[generation]
     assert {name: getattr(config, name) for name in expected} == expected
 
 
@@ -88,29 +54,15 @@ def test_moe_fields_go_by_both_names():
         ({"num_key_value_heads": 3}, "num_attention_heads=8 is not divisible by num_key_value_heads=3"),
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 exceeds num_experts=2"),
         ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"head_dim": 15}, "head_dim=15 is not even"),
         ({"hidden_size": 0}, "hidden_size=0"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers=-1"),
-        ({"vocab_size": 1.5}, "vocab_size=1.5"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"n_shared_experts": -1}, "n_shared_experts=-1"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
-        ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps=-1"),
-        ({"rope_theta": 0}, "rope_theta=0 is not above 1"),
-        ({"rope_scaling": {"beta_slow": 0}}, "yarn_beta_slow=0 is not above 0"),
         ({"rope_scaling": {"beta_fast": 1, "beta_slow": 32}}, "yarn_beta_fast=1 is below yarn_beta_slow=32"),
-        ({"rope_scaling": {"beta_fast": "32"}}, "yarn_beta_fast='32'"),
         ({"rope_scaling": {"factor": 0.5}}, "yarn_factor=0.5 is not 1 or more"),
-        ({"rope_scaling": {"factor": float("nan")}}, "yarn_factor=nan"),
-        ({"rope_scaling": {"original_max_position_embeddings": 64.0}}, "yarn_original_positions=64.0"),
-        ({"bos_token_id": "1"}, 'bos_token_id is "1", no token id'),
         ({"eos_token_id": [2, "3"]}, 'eos_token_id is "3", no token id'),
-        ({"pad_token_id": [0]}, "pad_token_id is [0], no token id"),
         ({"eos_token_id": -7}, "eos_token_id is -7, no token id"),
-        ({"eos_token_id": True}, "eos_token_id is true, no token id"),
     ],
 )
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):
@@ -149,12 +101,3 @@ def test_public_spelling_of_yarn():
     assert config.yarn_original_positions == 2048
     config = MiniMindConfig(rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 512})
     assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4, 512)
-
-
-def test_layers_do_not_change_the_config():
-    config = MiniMindConfig(hidden_size=32, num_hidden_layers=2, use_moe=True, vocab_size=50)
-    before = config.to_dict()
-    model = MiniMindForCausalLM(config)
-    model(torch.arange(4).unsqueeze(0))
-    after = {name: value for name, value in config.to_dict().items() if name not in ("dtype", "architectures")}
-    assert after == {name: before[name] for name in after}

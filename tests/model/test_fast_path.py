@@ -15,10 +15,8 @@ from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.compiled_backend import CompiledBackend, CompiledFlexBackend, compiled_backend
 from model.fast.flex_attention import flex_attend, flex_mask
-from model.loss import loss_and_gradient
 from model.model_minimind import Block, rope_tables
-from model.products import projections
-from tests.model.test_training_losses import KINDS, batches, every_kind, gradients, tiny
+from tests.model.test_training_losses import batches, every_kind, gradients, tiny
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine import compiling
 
@@ -30,8 +28,7 @@ def quick_compile(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
 
 
-@pytest.mark.parametrize("T", [32, 37, 3])
-@pytest.mark.parametrize("heads, groups", [(4, 2), (4, 1), (3, 3)])
+@pytest.mark.parametrize("T, heads, groups", [(32, 4, 2), (37, 3, 3), (3, 4, 1)])
 def test_block_attention_is_sdpa(T, heads, groups):
     """Values and gradients against F.scaled_dot_product_attention with a bool mask, fp32 at 1e-5; ragged blocks too."""
     torch.manual_seed(0)
@@ -47,18 +44,15 @@ def test_block_attention_is_sdpa(T, heads, groups):
     torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
 
 
-# Every tenth packing has rows of up to 2,048 positions. All pairs of these are looked at, which takes a while.
-@pytest.mark.parametrize("packings", [range(15), pytest.param(range(15, 200), marks=pytest.mark.slow)])
-def test_flex_mask_is_torchs_block_mask(packings):
-    """Block for block against create_block_mask, which looks at all pairs: 200 random packings, rows with padding too."""
-    generator = torch.Generator().manual_seed(packings.start)
+def test_flex_mask_is_torchs_block_mask():
+    """Block for block against create_block_mask, which looks at all pairs: 15 random packings, rows with padding too."""
+    generator = torch.Generator().manual_seed(0)
 
     def below(n):
         return int(torch.randint(n, (), generator=generator))
 
-    for packing in packings:
-        longest = 2048 if packing % 10 == 5 else 763
-        T = (64, 128, 511, 512, 2048)[packing] if packing < 5 else longest - below(longest - 63)
+    for packing in range(15):
+        T = (64, 128, 511, 512, 2048)[packing] if packing < 5 else 763 - below(700)
         B = 1 + below(3)
         # From many short documents to one that fills the row
         boundary = torch.rand(B, T, generator=generator) < 0.5 ** (1 + below(12))
@@ -81,7 +75,7 @@ def test_flex_mask_is_torchs_block_mask(packings):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("T, D, tile", [(200, 16, None), (511, 96, None), (511, 96, 64), (200, 16, 32)])
+@pytest.mark.parametrize("T, D, tile", [(511, 96, None), (200, 16, 32)])
 def test_flex_attention_is_sdpa(T, D, tile):
     """Values against F.scaled_dot_product_attention with a bool mask: on a CPU FlexAttention has no gradients."""
     torch.manual_seed(0)
@@ -178,12 +172,6 @@ def test_attention_without_tiles_that_work_is_pytorchs(card):
     assert said == ["attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"]
 
 
-def test_gradients_that_are_not_finite_count_as_a_failure(card, monkeypatch):
-    monkeypatch.setattr(flex_attention, "flex_attend", lambda q, k, v, mask, tile: (q + k + v) * float("inf"))
-    trial = flex_attention.try_flex(tiny(num_key_value_heads=4).config, GPU, torch.float32, 64)
-    assert trial == (False, None, "ArithmeticError: its gradients are not finite")
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("tile", [None, 32])
 def test_the_flex_backend_gives_the_plain_losses(tile, monkeypatch):
@@ -216,30 +204,6 @@ def test_document_mask_is_the_rule():
     assert torch.equal(document_mask(ids)[0, 0], torch.tensor(rule))
 
 
-def test_logit_gradients_are_those_of_cross_entropy():
-    torch.manual_seed(0)
-    logits = (5 * torch.randn(9, 17)).requires_grad_()
-    targets = torch.tensor([0, 16, -100, 3, 3, -100, 5, 1, 2])
-    loss, grad = loss_and_gradient(logits.detach(), targets)
-    reference = F.cross_entropy(logits, targets, reduction="sum")
-    torch.testing.assert_close(loss, reference)
-    torch.testing.assert_close(grad, *torch.autograd.grad(reference, logits), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [8, 6])
-def test_compiled_projections_are_the_linear_layers(rows, quick_compile):
-    """One product in place of three, and the weights' gradients by parts, against nn.Linear; fp32 at 1e-5."""
-    linears = [torch.nn.Linear(5, n, bias=False) for n in (4, 2, 3)]
-    x = torch.randn(rows // 2, 2, 5, requires_grad=True)
-    wanted = [x, *(linear.weight for linear in linears)]
-    compiled = torch.compile(lambda x: projections(x, *linears))
-    both = []
-    for run in (compiled, lambda x: [linear(x) for linear in linears]):
-        out = run(x)
-        both.append((list(out), torch.autograd.grad(sum(y.sin().sum() for y in out), wanted)))
-    torch.testing.assert_close(*both, atol=1e-5, rtol=1e-5)
-
-
 @every_kind
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile):
     """fp32 at 1e-5, packed rows with padding; the state dict keeps its keys."""
@@ -257,14 +221,9 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile)
     assert list(model.state_dict()) == keys
 
 
-def test_a_backend_without_a_shape_takes_that_of_the_first_micro_batch():
-    backend = CompiledBackend(Block)
-    first, other = torch.zeros(3, 7, 4), torch.zeros(2, 7, 4)
-    assert backend.serves(first) and not backend.serves(other) and backend.serves(first)
-
-
-def compare_as_on_a_gpu(kind):
-    """A compiled micro-batch with the small functions compiled too, against the plain one; returns those functions."""
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
+def test_on_a_gpu_position_tables_and_last_norm_are_compiled_too(kind, quick_compile):
+    """fp32 at 1e-5. On a CPU they stay as they are, to the bit."""
     batch = batches()[0]
     model = tiny(kind)
     keys = list(model.state_dict())
@@ -281,18 +240,11 @@ def compare_as_on_a_gpu(kind):
         torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-6)
         torch.testing.assert_close(gradients(model), plain_gradients, atol=1e-5, rtol=1e-5)
     assert list(model.state_dict()) == keys
-    return list(backend._compiled_small), model
-
-
-@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
-def test_on_a_gpu_position_tables_and_last_norm_are_compiled_too(kind, quick_compile):
-    """fp32 at 1e-5. On a CPU they stay as they are, to the bit."""
-    compiled, model = compare_as_on_a_gpu(kind)
-    assert compiled == [rope_tables, model.model.norm]
+    assert list(backend._compiled_small) == [rope_tables, model.model.norm]
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
+@pytest.mark.parametrize("kind", ["minimind3_moe"])
 def test_gradient_checkpointing_with_the_fast_path(kind, quick_compile):
     """Against the fast path without it."""
     batch, results = batches()[0], []
@@ -408,14 +360,7 @@ def train(compiled, updates, dtype=torch.bfloat16, kind="minimind2"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
-def test_position_tables_and_last_norm_in_real_code(kind):
-    torch._dynamo.reset()
-    compare_as_on_a_gpu(kind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
 def test_50_bf16_updates_follow_the_plain_ones_and_repeat_to_the_bit(kind):
     """Losses within 0.5 % of the eager run; a second compiled run has the same bits."""
     plain, _ = train(False, 50, kind=kind)
@@ -425,11 +370,3 @@ def test_50_bf16_updates_follow_the_plain_ones_and_repeat_to_the_bit(kind):
     torch.testing.assert_close(fast, plain, rtol=0.005, atol=0)
     assert torch.equal(fast, again)
     assert all(torch.equal(weights[key], weights_again[key]) for key in weights)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
-def test_compiled_code_gives_the_plain_losses_in_fp32(kind):
-    """Against the eager run at 1e-5, three updates."""
-    plain, fast = (train(compiled, 3, torch.float32, kind)[0] for compiled in (False, True))
-    torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-5)

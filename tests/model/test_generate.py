@@ -43,35 +43,21 @@ def test_greedy_with_cache_equals_greedy_without(kind):
     assert torch.equal(cached, by_hand)
 
 
-@every_kind
-def test_beams_with_cache_equal_beams_without(kind):
-    model, ids = tiny(kind), prompt()
+def test_beams_with_cache_equal_beams_without():
+    model, ids = tiny("minimind3_moe"), prompt()
     options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 3, "eos_token_id": None}
     assert torch.equal(model.generate(ids, use_cache=True, **options), model.generate(ids, use_cache=False, **options))
 
 
-def test_sampling_follows_the_seed_and_the_distribution():
-    model, ids = tiny(), prompt(1)
-    options = {
-        "max_new_tokens": 6,
-        "do_sample": True,
-        "temperature": 0.9,
-        "top_k": None,
-        "top_p": 0.9,
-        "eos_token_id": None,
-    }
-    draws = []
-    for seed in (3, 3, 4):
-        torch.manual_seed(seed)
-        draws.append(model.generate(ids, **options).tolist())
-    assert draws[0] == draws[1] != draws[2]
-    assert model.generate(ids, max_new_tokens=5, do_sample=True, top_k=1, eos_token_id=None).tolist() == (
-        model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None).tolist()
-    )
-
-
-@every_kind
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"use_cache": False}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("minimind2", {"num_beams": 2}),
+        ("minimind3", {"cache_implementation": "static"}),
+        ("minimind2_moe", {"use_cache": False}),
+        ("minimind3_moe", {}),
+    ],
+)
 def test_left_padded_batch_equals_single_prompts(kind, options):
     model = tiny(kind)
     prompts = [prompt(1, length)[0] for length in (9, 4, 6)]
@@ -113,16 +99,6 @@ def test_cache_continued_by_several_tokens(kind, cache_class):
         kept = mask.bool() if padding is not None else torch.ones_like(mask).bool()
         torch.testing.assert_close(torch.cat(parts, dim=1)[kept], full[kept], atol=1e-5, rtol=1e-5)
         assert torch.cat(parts, dim=1).isfinite().all()
-
-
-@torch.no_grad()
-def test_attention_mask_of_ones_changes_nothing():
-    model, ids = tiny(), prompt()
-    torch.testing.assert_close(
-        model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits, atol=1e-6, rtol=0
-    )
-    ready = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
-    torch.testing.assert_close(model(ids, attention_mask=ready).logits, model(ids).logits, atol=1e-6, rtol=0)
 
 
 @torch.no_grad()

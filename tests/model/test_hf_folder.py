@@ -1,15 +1,13 @@
 """model/hf_folder.py: folders of public models against transformers' own logits, and folders that nobody should trust."""
 
 import json
-import os
 import struct
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-from model.config import ARCHITECTURE, parameter_count
+from model.config import ARCHITECTURE
 from model.hf_folder import load_folder, read_config
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
@@ -36,8 +34,7 @@ def difference(first, second):
 # ------------------------------------------------------------------------------------- models that people publish
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shard", ["10MB", "20KB"])
+@pytest.mark.parametrize("kind, shard", [*((kind, "10MB") for kind in KINDS), ("qwen3_moe", "20KB")])
 def test_the_logits_are_those_of_transformers(tmp_path, kind, shard):
     theirs = write_public(tmp_path, kind, max_shard_size=shard)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
@@ -57,15 +54,7 @@ def test_experts_whose_weights_are_not_normalised(tmp_path, changes):
     assert not ours.config.norm_topk_prob
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_read_as_it_stands(tmp_path, dtype):
-    write_public(tmp_path, "qwen3", dtype)
-    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {dtype}
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert difference(load(tmp_path), theirs) == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_a_config_of_transformers_4_is_read_too(tmp_path, kind):
     """It has rope_theta, rope_scaling and num_experts in place of rope_parameters and num_local_experts."""
     theirs = write_public(tmp_path, kind)
@@ -85,12 +74,6 @@ def test_the_defaults_of_the_class_stand_in_for_fields_that_are_missing(tmp_path
     assert read_config(tmp_path).rope_theta == 10_000 and not read_config(tmp_path).tie_word_embeddings
 
 
-def test_biases_of_zero_are_no_biases(tmp_path):
-    theirs = write_public(tmp_path, "llama", attention_bias=True, mlp_bias=True)
-    assert any(name.endswith("down_proj.bias") for name in load_file(tmp_path / "model.safetensors"))
-    assert difference(load(tmp_path), theirs) == 0
-
-
 def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path):
     """Qwen3-0.6B is published like that."""
     theirs = write_public(tmp_path, "qwen3")
@@ -100,22 +83,6 @@ def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path):
     save_file({**state, "lm_head.weight": state[EMBEDDINGS] + 1}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="tie_word_embeddings is true, but lm_head.weight is not"):
         load(tmp_path)
-
-
-def test_the_links_of_a_download_cache_are_followed(tmp_path):
-    theirs = write_public(tmp_path / "blobs", "llama")
-    (tmp_path / "snapshot").mkdir()
-    for path in (tmp_path / "blobs").iterdir():
-        (tmp_path / "snapshot" / path.name).symlink_to(path)
-    assert difference(load(tmp_path / "snapshot"), theirs) == 0
-
-
-def test_tables_of_older_files_are_left_out(tmp_path):
-    theirs = write_public(tmp_path, "llama")
-    state = load_file(tmp_path / "model.safetensors")
-    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
-    save_file({**state, **table}, tmp_path / "model.safetensors")
-    assert difference(load(tmp_path), theirs) == 0
 
 
 def test_the_weights_do_not_hang_on_the_file(tmp_path):
@@ -144,52 +111,6 @@ def read_config_of(folder, kind):
     return read_config(folder)
 
 
-OF_ALL = {
-    "attention_dropout": 0.0,
-    "hidden_act": "silu",
-    "use_cache": True,
-    "torch_dtype": "bfloat16",
-    "rope_scaling": None,
-}
-OF_QWEN3 = {"attention_bias": False, "sliding_window": None, "use_sliding_window": False, "head_dim": 128}
-OF_QWEN3 |= {"rope_theta": 1000000, "rms_norm_eps": 1e-06, "max_position_embeddings": 40960, "vocab_size": 151936}
-OF_MIXTURE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
-OF_MIXTURE |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "output_router_logits": False}
-
-
-def shape(*numbers):
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-    return dict(zip(names, numbers, strict=True))
-
-
-@pytest.mark.parametrize(
-    "fields, parameters",
-    [
-        # Qwen3-0.6B, Qwen3-30B-A3B, TinyLlama-1.1B, SmolLM2-135M
-        ({"model_type": "qwen3", "tie_word_embeddings": True, **OF_QWEN3, **shape(1024, 28, 16, 8, 3072)}, 596_049_920),
-        (
-            {"model_type": "qwen3_moe", "tie_word_embeddings": False, **OF_QWEN3, **OF_MIXTURE}
-            | shape(2048, 48, 32, 4, 6144),
-            30_532_122_624,
-        ),
-        (
-            {"model_type": "llama", "tie_word_embeddings": False, "vocab_size": 32000, "pretraining_tp": 1}
-            | shape(2048, 22, 32, 4, 5632),
-            1_100_048_384,
-        ),
-        (
-            {"model_type": "llama", "tie_word_embeddings": True, "vocab_size": 49152, "rope_theta": 100000}
-            | {"rope_interleaved": False, "is_llama_config": True, **shape(576, 30, 9, 3, 1536)},
-            134_515_008,
-        ),
-    ],
-)
-def test_published_configs_fit(tmp_path, fields, parameters):
-    """Reference: the parameters that the publishers count."""
-    (tmp_path / "config.json").write_text(json.dumps({**OF_ALL, **fields}))
-    assert parameter_count(read_config(tmp_path)) == parameters
-
-
 # -------------------------------------------------------------------------- forms that MiniMind does not compute
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "beta_fast": 32, "beta_slow": 1}
@@ -200,27 +121,16 @@ YARN |= {"original_max_position_embeddings": 64}
     "kind, changes",
     [
         ("llama", {"model_type": "mistral"}),
-        ("llama", {"model_type": None}),
         ("llama", {"hidden_act": "gelu"}),
-        ("llama", {"attention_dropout": 0.1}),
         ("llama", {"quantization_config": {"bits": 4}}),
         ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "partial_rotary_factor": 0.5}}),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8}}),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 8}}),
-        ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}}),
         # Where it is missing, their YaRN makes the logits larger by a factor that follows from the others.
         ("llama", {"rope_parameters": YARN}),
-        ("llama", {"rope_parameters": {**YARN, "attention_factor": 1.0, "truncate": False}}),
         ("llama", {"bos_token_id": "one"}),
-        ("llama", {"pad_token_id": -2}),
-        ("llama", {"head_dim": 7}),
-        ("llama", {"rms_norm_eps": "small"}),
         ("qwen3", {"use_sliding_window": True}),
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
-        ("qwen3", {"num_hidden_layers": 10**9, "layer_types": None}),
         ("qwen3_moe", {"decoder_sparse_step": 2}),
-        ("qwen3_moe", {"mlp_only_layers": [0]}),
-        ("qwen3_moe", {"num_experts_per_tok": 5}),
         ("qwen2_moe", {"shared_expert_intermediate_size": 50}),
         # Theirs normalises a single weight, minimind2 does not.
         ("qwen2_moe", {"num_experts_per_tok": 1}),
@@ -236,13 +146,6 @@ def test_other_forms_are_refused_in_one_line(folders, kind, changes):
     assert any(name in line for name in (*changes, "norm_topk_prob"))
 
 
-def test_the_rotation_of_yarn_is_taken(folders):
-    folder = folders("llama")
-    change_config(folder, rope_parameters={**YARN, "attention_factor": 1.0})
-    config = read_config(folder)
-    assert config.inference_rope_scaling and (config.yarn_factor, config.yarn_original_positions) == (4.0, 64)
-
-
 @pytest.fixture
 def folders(tmp_path):
     """A function that writes a public model of a kind and returns its folder."""
@@ -254,18 +157,10 @@ def folders(tmp_path):
     return write
 
 
-def test_a_token_that_is_said_to_be_minus_one_is_none(folders):
-    folder = folders("llama")
-    change_config(folder, pad_token_id=-1, eos_token_id=[2, -1])
-    config = read_config(folder)
-    assert config.pad_token_id is None and config.eos_token_id == [2]
-
-
-@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "mlp.up_proj.bias"])
-def test_a_bias_that_is_not_zero_is_refused(folders, name):
+def test_a_bias_that_is_not_zero_is_refused(folders):
     folder = folders("llama", attention_bias=True, mlp_bias=True)
-    replace(folder, f"model.layers.1.{name}", lambda bias: bias + 0.5)
-    with pytest.raises(ValueError, match=rf"model.layers.1.{name} is not zero: MiniMind has no biases"):
+    replace(folder, "model.layers.1.mlp.up_proj.bias", lambda bias: bias + 0.5)
+    with pytest.raises(ValueError, match="up_proj.bias is not zero: MiniMind has no biases"):
         load(folder)
 
 
@@ -300,9 +195,7 @@ def replace(folder, name, change):
     [
         ({"num_hidden_layers": 1, "layer_types": None}, r"unexpected keys \(11\): model.layers.1"),
         ({"vocab_size": 10**9}, "the config is that of a model with 32,000,021,728"),
-        ({"intermediate_size": 64}, r"gate_proj.weight is \[48, 32\] in the file, \[64, 32\] in the model"),
         ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
-        ({"num_attention_heads": 2}, r"q_proj.weight is \[64, 32\] in the file, \[32, 32\] in the model"),
     ],
 )
 def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes, message):
@@ -312,21 +205,12 @@ def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes
         load(folder)
 
 
-def test_experts_that_are_not_there_are_not_built(folders):
-    folder = folders("qwen3_moe")
-    change_config(folder, num_experts=10**9, num_local_experts=10**9)
-    with pytest.raises(ValueError, match="the config is that of a model with 4,672,000,032,992"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (lambda t: None, r"missing keys \(1\): model.norm.weight"),
         (lambda t: t * float("nan"), "model.norm.weight has numbers that are NaN or infinite"),
-        (lambda t: t / 0, "model.norm.weight has numbers that are NaN or infinite"),
         (lambda t: t.double(), "model.norm.weight is F64; F32, F16, BF16 are read"),
-        (lambda t: t.to(torch.int8), "model.norm.weight is I8"),
         (lambda t: t[:-1].clone(), r"model.norm.weight is \[31\] in the file, \[32\] in the model"),
     ],
 )
@@ -337,33 +221,11 @@ def test_weights_that_are_none(folders, change, message):
         load(folder)
 
 
-def test_a_tensor_that_no_model_has_is_refused(folders):
-    folder = folders("llama")
-    state = load_file(folder / "model.safetensors")
-    save_file({**state, "score.weight": torch.ones(2, 2)}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"unexpected keys \(1\): score.weight"):
-        load(folder)
-
-
-@pytest.mark.parametrize("kind, message", [("qwen3", "unexpected keys"), ("qwen2_moe", "missing keys")])
-@pytest.mark.parametrize("tensor", [torch.ones(()), torch.ones(3), torch.ones(48, 32, 1), torch.ones(1, 1)])
-def test_a_shared_expert_of_another_shape_is_named(folders, kind, message, tensor):
-    folder = folders(kind)
-    state = load_file(folder / "model.safetensors")
-    state["model.layers.1.mlp.shared_expert.down_proj.weight"] = tensor
-    save_file(state, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"{message} .*model.layers.1.mlp.shared_expert.*down_proj.weight"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     "content, message",
     [
         (b"", "not a readable .safetensors"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git-LFS pointer"),
-        (b"<!doctype html><html>gone</html>", "web page"),
         (struct.pack("<Q", 2**30) + b"{}", "not a readable .safetensors"),
-        (struct.pack("<Q", 2) + b"[]", "not a readable .safetensors"),
         (b"\x80\x04pickle", "not a readable .safetensors"),
     ],
 )
@@ -375,38 +237,11 @@ def test_a_file_that_is_no_safetensors(folders, content, message):
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_cut_off(folders):
-    folder = folders("llama")
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="not a readable .safetensors, or not all of it"):
-        load(folder)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folders):
-    for name in ("model.safetensors", "config.json"):
-        folder = folders("llama")
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-        with pytest.raises(ValueError, match="Invalid argument|not a regular file"):
-            load(folder)
-        (folder / name).unlink()
-
-
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", 7, None])
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", 7])
 def test_an_index_names_files_of_its_own_folder_alone(folders, name):
     folder = folders("llama", max_shard_size="20KB")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EMBEDDINGS: name}}))
     with pytest.raises(ValueError, match="is not the name of a file in the same folder"):
-        load(folder)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"weight_map": []}', '{"weight_map": {}}', "[" * 100_000])
-def test_an_index_that_is_none(folders, content):
-    folder = folders("llama", max_shard_size="20KB")
-    (folder / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(ValueError, match="model.safetensors.index.json: (not JSON|not a JSON object|no weight_map)"):
         load(folder)
 
 
@@ -434,9 +269,7 @@ def test_a_pickle_is_not_read(folders):
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "3", "{", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "{}" + " " * (1 << 20)]
-)
+@pytest.mark.parametrize("content", ["", "3", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "{}" + " " * (1 << 20)])
 def test_a_config_that_is_none(tmp_path, content):
     with pytest.raises(ValueError, match="no config.json"):
         read_config(tmp_path)

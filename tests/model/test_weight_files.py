@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
@@ -17,8 +16,7 @@ from common.errors import UserError
 from model import weight_files
 from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
-from tests.helpers import ROOT, flags, tiny_model, train, write_corpus
-from trainer import train_pretrain
+from tests.helpers import tiny_model, train, write_corpus
 from trainer.saving.weights import save_weights
 
 SIZE = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -47,15 +45,12 @@ def refuse(path, match, **overrides):
     ("content", "match"),
     [
         (b"", "it is empty"),
-        (b"some text that is no weight file\n", "torch.save did not write it"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-LFS pointer.*git lfs pull"),
         (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
         (b'{"a": 1}', "it is JSON"),
         (b'\x40\0\0\0\0\0\0\0{"a":1}', "safetensors"),
-        (bytes(range(150, 250)) * 5, "torch.save did not write it"),
         (b"PK\x03\x04" + b"\0" * 100, "the archive is damaged"),
         (b"\x80\x02]q\x00.", "not a "),
-        (b"\x80\x02" + b"(" * 100, "not a readable weight file"),
     ],
 )
 def test_a_file_of_another_kind_is_called_what_it_is(tmp_path, content, match):
@@ -100,23 +95,12 @@ def changed(state, change):
     tensor = state[key]
     if change == "sparse":
         state[key] = tensor.float().to_sparse()
-    elif change == "complex":
-        state[key] = tensor.to(torch.complex64)
     elif change == "integers":
         state[key] = tensor.to(torch.int32)
-    elif change == "quantised":
-        state[key] = torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
     elif change == "nan":
         state[key] = torch.full_like(tensor, math.nan)
-    elif change == "infinite":
-        state["model.embed_tokens.weight"][3, 3] = math.inf
-    elif change == "nan in embeddings":
-        state["model.embed_tokens.weight"][3, 3] = math.nan
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     elif change == "huge claim":
         state[key] = torch.zeros(1).expand(100_000, 100_000)
-    elif change == "meta":
-        state[key] = torch.zeros(4, device="meta")
     elif change == "no dimensions":
         state["model.embed_tokens.weight"] = torch.tensor(1.0)
     elif change == "nested":
@@ -130,14 +114,9 @@ def changed(state, change):
 
 CHANGES = {
     "sparse": "up_proj.weight is no plain block of floating-point numbers",
-    "complex": "up_proj.weight is no plain block of floating-point numbers",
     "integers": "up_proj.weight is no plain block of floating-point numbers",
-    "quantised": "up_proj.weight is no plain block of floating-point numbers",
     "nan": "up_proj.weight has numbers that are NaN",
-    "infinite": "embed_tokens.weight has numbers that are NaN or infinite",
-    "nan in embeddings": "has numbers that are NaN",
     "huge claim": "up_proj.weight is no plain block of floating-point numbers",
-    "meta": "is no plain block|not a readable",
     "no dimensions": r"is \[\]|of another shape",
     "nested": "weights in its entry .model.",
     "key is a number": "'7' is no tensor",
@@ -145,16 +124,11 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("with_config", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.filterwarnings("ignore:.*no .json beside it", "ignore::UserWarning", "ignore::DeprecationWarning")
-def test_wrong_tensors_are_named(tmp_path, change, with_config):
+@pytest.mark.filterwarnings("ignore:.*no .json beside it", "ignore::UserWarning")
+def test_wrong_tensors_are_named(tmp_path, change):
     path, model = write(tmp_path)
-    config = json.loads(path.with_suffix(".json").read_text())
-    del config["weights_sha256"]
-    path.with_suffix(".json").write_text(json.dumps(config))
-    if not with_config:
-        path.with_suffix(".json").unlink()
+    path.with_suffix(".json").unlink()
     state = OrderedDict((key, tensor.clone()) for key, tensor in model.state_dict().items())
     torch.save(changed(state, change), path)
     refuse(path, CHANGES[change])
@@ -164,14 +138,8 @@ def test_wrong_tensors_are_named(tmp_path, change, with_config):
     "fields",
     [
         {"num_hidden_layers": 10**9},
-        {"hidden_size": 10**9, "head_dim": 8},
         {"vocab_size": 10**12},
-        {"intermediate_size": 10**12},
-        {"head_dim": 10**10},
         {"num_experts": 10**9, "use_moe": True},
-        {"n_shared_experts": 10**9, "use_moe": True},
-        {"moe_intermediate_size": 10**12, "use_moe": True},
-        {"num_attention_heads": 10**9, "num_key_value_heads": 10**9, "head_dim": 8},
     ],
 )
 def test_a_config_of_absurd_size_takes_no_memory(tmp_path, fields):
@@ -250,34 +218,13 @@ def test_a_run_does_not_start_from_nan(tmp_path):
         train(data_path=data, out_dir=tmp_path / "out", from_weight=tmp_path / "bad.pth")
 
 
-@pytest.mark.slow
-def test_a_note_on_a_file_without_config_is_one_plain_line(tmp_path):
-    """In a process of its own: Python would add the place in our source and the line there."""
-    torch.save(new_model(vocab_size=6400).state_dict(), tmp_path / "w.pth")
-    script = str(ROOT / "scripts" / "generate.py")
-    arguments = ["--weight", str(tmp_path / "w.pth"), "--max_new_tokens", "2", "--device", "cpu", "hi"]
-    ended = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    notes = [line for line in ended.stderr.splitlines() if "tokens/s" not in line]
-    about_shape, about_tokenizer = notes
-    assert about_shape.startswith(f"warning: {tmp_path / 'w.pth'}: no .json beside it")
-    assert "does not say which tokenizer" in about_tokenizer
-
-
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"use_moe": True, "num_experts": 5}, {"generation": "minimind3"}, {"tie_word_embeddings": False}],
+    [{"use_moe": True, "num_experts": 5}, {"generation": "minimind3", "tie_word_embeddings": False}],
 )
 def test_parameters_are_counted_without_building_them(fields):
     model = new_model(**fields)
     assert parameter_count(model.config) == sum(parameter.numel() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("changes", [{"hidden_size": 1_000_000}, {"hidden_size": 8192, "num_hidden_layers": 1000}])
-def test_a_model_that_no_machine_holds_is_refused_before_it_is_built(tmp_path, changes):
-    data = write_corpus(tmp_path / "corpus.jsonl", 4)
-    with pytest.raises(UserError, match=r"billion parameters need [\d,]+ GB to train"):
-        train_pretrain.main(flags(data_path=data, out_dir=tmp_path / "out", **changes))
 
 
 def test_a_checkpoint_is_told_from_weights(tmp_path):
@@ -290,8 +237,6 @@ def test_a_checkpoint_is_told_from_weights(tmp_path):
     ("name", "value", "match"),
     [
         ("rms_norm_eps", "x", "rms_norm_eps='x' is not a finite number from 0 on"),
-        ("rope_theta", math.nan, "rope_theta=nan is not a finite number from 0 on"),
-        ("dropout", True, "dropout=True is not a finite number from 0 on"),
         ("tie_word_embeddings", "no", "tie_word_embeddings='no' is not true or false"),
         ("n_routed_experts", 10_000_000, "are one field"),
     ],
@@ -308,8 +253,6 @@ def test_a_field_of_another_kind_names_the_file_and_itself(tmp_path, name, value
     [
         {"attn_implementation": "evil/repo"},
         {"_attn_implementation": "hub/evil"},
-        {"dtype": "float99"},
-        {"torch_dtype": [1]},
     ],
 )
 def test_fields_that_are_none_of_ours_reach_nobody(tmp_path, foreign):

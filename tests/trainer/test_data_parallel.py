@@ -16,6 +16,7 @@ from common.errors import UserError
 from tests.helpers import ROOT, flags, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch, train_pretrain
+from trainer.due import SaveClock
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
@@ -27,7 +28,6 @@ from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
-from trainer.saving.save_clock import SaveClock
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows

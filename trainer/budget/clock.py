@@ -27,10 +27,9 @@ from typing import Protocol
 from common.command_clock import seconds_since_start
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from trainer.budget import laws
-from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.text import parts_of
 from trainer.machine.collectives import on_main
+from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks
 from trainer.updates import RowFlags, rows_of_update
 
@@ -49,6 +48,14 @@ PAUSE_TIMES = 20
 PAUSE_PART = 0.01
 # Updates of the shortest fall. An end so near is not moved: a run that is out of time would never end.
 NEAREST_END = 3
+# Times that an eager micro-batch takes, of a compiled one.
+EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
+# An evaluation, a forward pass that is not compiled, as a share of a compiled training step on as many positions
+EVALUATION_SHARE = 0.75
+# Seconds behind the last update, for the files and for the report; of a sample, for each layer.
+FILES_S = 2.0
+REPORT_S = 2.0
+SAMPLE_S_OF_LAYER = 0.25
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,7 @@ def clock_of_plan(
     # source is used up; later passes bring other text of the others.
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(parts_of(corpus) or targets)
+    different = laws.different_tokens(laws.parts_of(corpus) or targets)
     most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
     updates = settings.max_updates
     interval = settings.eval_interval // settings.accumulation_steps
@@ -243,3 +250,22 @@ def clock_of_plan(
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
         most_updates=max(updates, int(most_rows / rows_of_update(settings, ranks))),
     )
+
+
+# ------------------------------------------------------------------------------- seconds of a run that are no updates
+
+
+def sample_seconds(layers: int, prompts: int) -> float:
+    """Seconds of one sample for each prompt."""
+    return SAMPLE_S_OF_LAYER * layers * prompts
+
+
+def evaluation_share(compiled: bool) -> float:
+    """An evaluation as a share of a training step on as many positions. compiled: whether the training is; the evaluation
+    never is."""
+    return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
+
+
+def seconds_at_end(report: bool) -> float:
+    """Seconds of what comes behind the last update and its evaluation. report: whether the run writes one."""
+    return FILES_S + (REPORT_S if report else 0.0)

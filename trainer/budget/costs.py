@@ -1,25 +1,55 @@
 """What a planned run takes, for each size of a model: seconds, memory, floating-point operations.
 
-Seconds are estimated from the machine's rate of matrix products, and corrected by what was measured of some sizes.
+Seconds are estimated: the work of an update divided by the machine's rate of large matrix products, times the share of that rate
+that training reaches. The shares were measured on two cores with AVX512-BF16, by runs of 64 to 384 wide models. A machine that
+behaves otherwise is found out by timing some sizes (`measured_seconds`), which corrects the estimates.
 """
 
+import contextlib
 import math
+import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import NamedTuple
 
+import torch
+
+from dataset.loader import Batch
+from dataset.packing import Totals
+from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
+from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.data import Data
 from trainer.budget.plan import Cut, Plan
-from trainer.budget.reserves import evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.budget.speed import Machine, estimated_seconds, measured_seconds
-from trainer.machine.collectives import on_main
-from trainer.machine.compiling import COMPILED_DEVICES, what_the_compiler_lacks
+from trainer.cuda_graphs import why_without_graphs
+from trainer.engine import Engine
+from trainer.machine.collectives import least_of_ranks, on_main
+from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.machine.measure import seconds
+from trainer.machine.ranks import Ranks
+from trainer.optim.build import build_optimizer
+from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.footprint import flops_per_token, training_bytes
+from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 
+# Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
+# adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
+CPU_SHARE = 0.49
+CPU_SHARE_OF_DOUBLING = 0.13
+# Guesses, for widths that were not measured: without bounds narrow models would reach nothing, and wide ones more than all.
+LOWEST_SHARE = 0.2
+HIGHEST_SHARE = 0.8
+# Large cards wait for small products. No measurement exists yet.
+GPU_SHARE = 0.35
+# Muon's products are smaller.
+MUON_SHARE = 0.7
 # Seconds that compiling takes: the first time, and once the compiler has kept its results.
 COMPILE_S = 35.0
 WARM_COMPILE_S = 6.0
@@ -43,8 +73,50 @@ TIMED_PART = 0.01
 MOST_TIMED_S = 10.0
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together."""
+
+    device: torch.device
+    dtype: torch.dtype
+    ranks: Ranks
+    product_rate: float
+
+
+def share_of_product_rate(device_type: str, width: int) -> float:
+    """What a compiled micro-batch of this width reaches."""
+    if device_type != "cpu":
+        return GPU_SHARE
+    share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
+    return min(max(share, LOWEST_SHARE), HIGHEST_SHARE)
+
+
+def estimated_seconds(
+    config: MiniMindConfig, machine: Machine, rows: int, T: int, length: float, muon: bool, compiled: bool
+) -> float:
+    """Seconds of an update of `rows` rows of T positions. length: see flops_per_token."""
+    H = config.hidden_size
+    work = rows * T * flops_per_token(config, length) / share_of_product_rate(machine.device.type, H)
+    if not compiled:
+        work *= EAGER_TIMES
+    if muon:
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
+        mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
+        # Orthogonalising a matrix takes 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side. A router is not orthogonalised.
+        flops = 0.0
+        for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
+            m, n = sorted(shape)
+            flops += count * (4 * m * m * n + 2 * m**3)
+        # The processes of one command share it; of a launcher's ranks each does all of it.
+        times = 1 if machine.ranks.sharing > 1 else machine.ranks.world_size
+        work += config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops / MUON_SHARE * times
+    return work / machine.product_rate
+
+
 class Size(NamedTuple):
-    """Of a model, what decides how fast it trains."""
+    """What decides how fast a model trains."""
 
     width: int
     layers: int
@@ -57,8 +129,8 @@ class Size(NamedTuple):
 class RunCosts:
     """The Costs of a run with these settings, on this data and machine.
 
-    optimizer: of the run. seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be.
-    eval_interval: that the user has said; None: it is free.
+    seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be. eval_interval: that the user
+    has said; None: it is free.
     """
 
     def __init__(
@@ -95,31 +167,23 @@ class RunCosts:
         return what_the_compiler_lacks(device) is None
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Of an update of so many rows."""
+        """Seconds of an update of so many rows."""
+        muon = self.optimizer == "muon"
         estimate = estimated_seconds(
-            config,
-            self.machine,
-            rows=rows,
-            T=self.data.T,
-            length=self.data.length,
-            muon=self.optimizer == "muon",
-            compiled=self.compiled,
+            config, self.machine, rows, self.data.T, self.data.length, muon=muon, compiled=self.compiled
         )
-        return estimate * self._correction(config)
-
-    def _correction(self, config: MiniMindConfig) -> float:
-        """Of the nearest size that was measured. What an update takes per operation goes by the width more than by the depth."""
         if not self.corrections:
-            return 1.0
+            return estimate
         size = Size.of(config)
 
+        # What an update takes per operation goes by the width more than by the depth.
         def distance(measured: Size) -> tuple[float, float]:
             return abs(math.log(measured.width / size.width)), abs(math.log(measured.layers / size.layers))
 
-        return self.corrections[min(self.corrections, key=distance)]
+        return estimate * self.corrections[min(self.corrections, key=distance)]
 
     def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
-        """Of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
+        """Seconds of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
             is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
@@ -128,7 +192,7 @@ class RunCosts:
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Of one evaluation, in a run whose updates have so many rows."""
+        """Seconds of one evaluation, in a run whose updates have so many rows."""
         of_position = self.update_seconds(config, rows) / (rows * self.data.T)
         samples = sample_seconds(config.num_hidden_layers, self.prompts)
         return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
@@ -142,8 +206,7 @@ class RunCosts:
             return int(min(affordable, MOST_EVALUATIONS))
         # There is one at most after each update.
         updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
-        updates = training_seconds / self.update_seconds(config, cut.rows)
-        return int(updates / updates_between)
+        return int(training_seconds / self.update_seconds(config, cut.rows) / updates_between)
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
         """Bytes at the peak, with micro-batches of so many rows."""
@@ -161,7 +224,6 @@ class RunCosts:
         )
 
     def token_flops(self, config: MiniMindConfig) -> float:
-        """Floating-point operations for each token."""
         return flops_per_token(config, self.data.length)
 
     def is_measured(self, config: MiniMindConfig) -> bool:
@@ -180,7 +242,7 @@ class RunCosts:
         """
         config = plan.config
         began = time.monotonic()
-        measured_parts = measured_seconds(
+        found = measured_seconds(
             config,
             self.machine,
             rows=self.machine.ranks.rows_of(plan.cut.batch_size),
@@ -193,14 +255,13 @@ class RunCosts:
             compile_seconds=self.compile_seconds,
         )
         self.compile_seconds -= time.monotonic() - began
-        if measured_parts is None:
+        if found is None:
             self.compiled = False
             self.corrections.clear()
             return False
-        micro_batch, update = measured_parts
-        measured = micro_batch * plan.cut.accumulation_steps + update
+        micro_batch, update = found
         # All ranks must plan with the same numbers.
-        measured = on_main(self.machine.ranks, lambda: measured)
+        measured = on_main(self.machine.ranks, lambda: micro_batch * plan.cut.accumulation_steps + update)
         self.compiled_for.add((config.hidden_size, plan.cut.batch_size))
         size = Size.of(config)
         self.corrections[size] = 1.0
@@ -209,3 +270,108 @@ class RunCosts:
         most = MOST_CORRECTION[self.machine.device.type]
         self.corrections[size] = min(max(factor, 1 / most), most)
         return True
+
+
+class TimeUp(BaseException):
+    """The time of a block is over. No `except Exception` on the way catches it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """End the block after so many seconds. Errors: TimeUp. Windows has no such timer: the block goes on."""
+    if math.isinf(seconds) or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measured_seconds(
+    config: MiniMindConfig,
+    machine: Machine,
+    *,
+    rows: int,
+    T: int,
+    optimizer: str,
+    compiled: bool,
+    gradient_checkpointing: bool,
+    times: int,
+    least_seconds: float = 0.0,
+    compile_seconds: float = math.inf,
+) -> tuple[float, float] | None:
+    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
+
+    Both are the middle of at least `times`, and of as many more as it takes until `least_seconds` were timed: a machine may be
+    slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
+    None: compiling took more than compile_seconds on some rank. All ranks must call it: they wait for each other, as in the run.
+    """
+    # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
+    zeros = torch.zeros(rows, T, dtype=torch.long)
+    positions = torch.arange(T).expand(rows, T).contiguous()
+    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows)
+    batch = batch.to(machine.device)
+    model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+    if gradient_checkpointing:
+        recompute_layers(model)
+    without_graphs = why_without_graphs(
+        machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
+    )
+    engine = Engine(
+        model,
+        build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6, ranks=machine.ranks),
+        partial(pretrain_loss, model),
+        device=machine.device,
+        dtype=machine.dtype,
+        ranks=machine.ranks,
+        n_sums=n_sums(config),
+        cuda_graphs=None if without_graphs else True,
+    )
+    # Also where nothing is compiled: it prepares the device for plain code as the run does.
+    choice = "1" if compiled else "0"
+    compile_blocks(model, choice, machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
+    totals = Totals(rows * T, rows)
+
+    def micro_batch() -> None:
+        engine.micro_batch(batch, totals)
+
+    def last_of_update() -> None:
+        # Ranks may exchange gradients in its backward pass.
+        engine.micro_batch(batch, totals, last=True)
+        engine.update(1e-6)
+
+    # The first one compiles, and waits for no other rank.
+    is_compiled = 1.0
+    try:
+        with time_limit(compile_seconds if compiled else math.inf):
+            micro_batch()
+    except TimeUp:
+        is_compiled = 0.0
+    if least_of_ranks(machine.ranks, is_compiled, machine.device) == 0.0:
+        engine.close()
+        torch.compiler.reset()
+        return None
+    last_of_update()
+    of_micro_batch: list[float] = []
+    of_last: list[float] = []
+
+    def is_too_short() -> bool:
+        return sum(of_micro_batch) + sum(of_last) < least_seconds
+
+    # Rank 0 decides, so that all ranks time as many.
+    while len(of_last) < times or on_main(machine.ranks, is_too_short):
+        of_micro_batch.append(seconds(micro_batch, machine.device))
+        of_last.append(seconds(last_of_update, machine.device))
+    engine.close()
+    return median(of_micro_batch), median(of_last) - median(of_micro_batch)

@@ -94,32 +94,25 @@ class Cut(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of the update."""
+        """Rows of the update."""
         return self.batch_size * self.accumulation_steps * self.at_once
 
 
 class Costs(Protocol):
-    """What a run of a model takes."""
+    """What a run of a model takes: costs.py measures it, and a test may simulate it."""
 
-    def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Of an update of so many rows."""
+    def update_seconds(self, config: MiniMindConfig, rows: int) -> float: ...
 
-    def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
-        """Of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
+    def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float: ...
 
-    def memory(self, config: MiniMindConfig, batch_size: int) -> float:
-        """Bytes at the peak, with micro-batches of so many rows."""
+    def memory(self, config: MiniMindConfig, batch_size: int) -> float: ...
 
-    def token_flops(self, config: MiniMindConfig) -> float:
-        """Floating-point operations for each token."""
+    def token_flops(self, config: MiniMindConfig) -> float: ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is worked out.
-
-    loss: expected in nats per token, on validation text.
-    """
+    """A run that is worked out."""
 
     config: MiniMindConfig
     parameters: int
@@ -127,12 +120,12 @@ class Plan:
     updates: int
     tokens: float
     passes: float
-    # Of all updates
+    # seconds of all updates, and of everything else: compiling, evaluations, files
     seconds: float
-    # Of everything else: compiling, evaluations, files
     other_seconds: float
     flops: float
     memory: float
+    # expected on validation text, in nats per token
     loss: float
 
     @property
@@ -141,12 +134,12 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Of an update."""
+        """Rows of an update."""
         return self.cut.rows
 
 
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -> Plan:
-    """Of the plans that are as deep as their tokens want, the one with the lowest expected loss.
+    """The plan with the lowest expected loss, of those that are as deep as their tokens want.
 
     Errors: NothingFits, which says what is too little.
     """
@@ -157,50 +150,30 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
         if plan is None:
             continue
         if not demands.allows(plan.memory):
-            plan = smaller_micro_batches(plan, demands, costs)
+            plan = with_smaller_micro_batches(plan, demands, costs)
         if plan is None:
             is_too_large = True
         else:
             plans.append(plan)
-    if not plans and is_too_large:
-        raise NothingFits("memory")
-    if not plans and text_is_too_small(demands):
-        raise NothingFits("text")
     if not plans:
-        raise NothingFits("budget")
-    suitable = small_enough_for_their_text(deep_as_their_tokens_want(plans), demands.different)
+        # A number of tokens is kept to, however often the text is read for it.
+        most = math.inf if demands.tokens is not None else demands.most_tokens
+        is_small_text = most < FEWEST_UPDATES * demands.tokens_of_update(fewest_rows(demands))
+        raise NothingFits("memory" if is_too_large else "text" if is_small_text else "budget")
+    # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
+    # heart. Where all are larger, since the user has said a width, it is the smallest one.
+    suitable = deep_as_their_tokens_want(plans)
+    suitable = no_larger(suitable, laws.PARAMETERS_OF_A_TOKEN * demands.different) or [smallest(suitable)]
     if demands.tokens is not None:
-        suitable = (
-            worth_their_tokens(suitable, demands.tokens)
-            # A width that the user has said may leave only models with fewer layers, or none.
-            or deep_as_their_tokens_want(worth_their_tokens(plans, demands.tokens))
-            or [smallest(plans)]
-        )
+        # Models that so many tokens train well. Nothing else limits a budget of tokens: by loss alone the largest model would win,
+        # and would train for weeks. A width that the user has said may leave only models with fewer layers, or none.
+        most = demands.tokens / laws.TOKENS_OF_A_PARAMETER
+        suitable = no_larger(suitable, most) or deep_as_their_tokens_want(no_larger(plans, most)) or [smallest(plans)]
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def fewest_rows(demands: Demands) -> int:
-    """Of the smallest update to choose from."""
-    return min(cut.rows for cut in cuts(demands))
-
-
-def text_is_too_small(demands: Demands) -> bool:
-    """Whether so little text, read as often as helps, has not enough updates of any size. A number of tokens is kept to."""
-    if demands.tokens is not None:
-        return False
-    return demands.most_tokens < FEWEST_UPDATES * demands.tokens_of_update(fewest_rows(demands))
-
-
-def fewest_different_tokens(demands: Demands) -> int:
-    """Tokens of different text that are surely enough for a plan.
-
-    They are counted as full rows: a text of one row tells nothing of how full the rows of more text would be.
-    """
-    return math.ceil(FEWEST_UPDATES * fewest_rows(demands) * demands.T / demands.most_passes)
-
-
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
-    """Of each width, the plans whose numbers of layers go with their tokens. Where none does, those that come nearest.
+    """The plans of each width whose numbers of layers go with their tokens. Where none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
     """
@@ -215,28 +188,25 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def small_enough_for_their_text(plans: Sequence[Plan], different: float) -> list[Plan]:
-    """Those whose models are no larger than was measured for so many tokens of different text.
-
-    The law of the loss knows nothing of larger ones, which may learn little text by heart. Where there is none, the
-    smallest one: the user may have said its width.
-    """
-    most = laws.PARAMETERS_OF_A_TOKEN * different
-    return [plan for plan in plans if plan.parameters <= most] or [smallest(plans)]
+def no_larger(plans: Sequence[Plan], parameters: float) -> list[Plan]:
+    return [plan for plan in plans if plan.parameters <= parameters]
 
 
 def smallest(plans: Sequence[Plan]) -> Plan:
-    """The one whose model has the fewest parameters."""
     return min(plans, key=lambda plan: plan.parameters)
 
 
-def worth_their_tokens(plans: Sequence[Plan], tokens: float) -> list[Plan]:
-    """Those of models that so many tokens train well.
+def fewest_rows(demands: Demands) -> int:
+    """Rows of the smallest update to choose from."""
+    return min(cut.rows for cut in cuts(demands))
 
-    Nothing else limits a budget of tokens: by loss alone the largest model would win, and would train for weeks.
+
+def fewest_different_tokens(demands: Demands) -> int:
+    """Tokens of different text that are surely enough for a plan.
+
+    They are counted as full rows: a text of one row tells nothing of how full the rows of more text would be.
     """
-    most = tokens / laws.TOKENS_OF_A_PARAMETER
-    return [plan for plan in plans if plan.parameters <= most]
+    return math.ceil(FEWEST_UPDATES * fewest_rows(demands) * demands.T / demands.most_passes)
 
 
 def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | None = None) -> Plan | None:
@@ -277,43 +247,33 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
     )
 
 
-def smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
-    """The same updates in micro-batches that fit the memory, as large ones as do; None: not even single rows fit."""
+def with_smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
+    """The plan in micro-batches that fit the memory, as large ones as do; None: not even single rows fit, or the user has said
+    how large they are. The updates stay as they are, unless the user has said how many micro-batches they have."""
     if demands.batch_size is not None:
-        # The user has said how large a micro-batch is.
         return None
     if demands.accumulation_steps is not None:
-        return smaller_updates(plan, demands, costs)
-    of_rank = plan.cut.batch_size // demands.sharing
-    rows_of_rank = of_rank * plan.cut.accumulation_steps
-    for rows in range(of_rank - 1, 0, -1):
-        if rows_of_rank % rows:
-            continue
-        cut = Cut(rows * demands.sharing, rows_of_rank // rows, plan.cut.at_once)
+        smaller = [cut for cut in cuts(demands) if cut.batch_size < plan.cut.batch_size]
+    else:
+        of_rank = plan.cut.batch_size // demands.sharing
+        all_rows = of_rank * plan.cut.accumulation_steps
+        divisors = [rows for rows in range(1, of_rank) if all_rows % rows == 0]
+        smaller = [Cut(rows * demands.sharing, all_rows // rows, plan.cut.at_once) for rows in divisors]
+    for cut in sorted(smaller, key=lambda cut: cut.batch_size, reverse=True):
         if demands.allows(costs.memory(plan.config, cut.batch_size)):
             # Planned again: --eval_interval counts micro-batches.
             return plan_for(plan.config, demands, costs, cut)
     return None
 
 
-def smaller_updates(plan: Plan, demands: Demands, costs: Costs) -> Plan | None:
-    """As many micro-batches an update as the user has said, as large ones as fit the memory; None: not even single rows fit."""
-    fewer_rows = [cut for cut in cuts(demands) if cut.batch_size < plan.cut.batch_size]
-    for cut in sorted(fewer_rows, key=lambda cut: cut.batch_size, reverse=True):
-        smaller = plan_for(plan.config, demands, costs, cut)
-        if smaller is not None and demands.allows(smaller.memory):
-            return smaller
-    return None
-
-
 def cuts(demands: Demands) -> list[Cut]:
     """The updates to choose from, as far as the user has left them open."""
     sharing, at_once = demands.sharing, demands.at_once
-    most = MOST_ROWS_OF_MICRO_BATCH[demands.device_type]
     if demands.batch_size is not None:
         steps = STEPS if demands.accumulation_steps is None else (demands.accumulation_steps,)
         return [Cut(demands.batch_size, n, at_once) for n in steps]
     if demands.accumulation_steps is not None:
+        most = MOST_ROWS_OF_MICRO_BATCH[demands.device_type]
         return [Cut(rows * sharing, demands.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
     return free_cuts(demands.world_size, sharing, demands.device_type)
 
@@ -322,10 +282,10 @@ def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
     """The updates to choose from where the user has said nothing of them. For the ranks see Ranks."""
     most = MOST_ROWS_OF_MICRO_BATCH[device_type]
     found = []
-    # Of the whole update where the ranks can share such a number, and else of each rank.
+    # rows of the whole update where the ranks can share such a number, and else of each rank.
     of_ranks = [rows // world_size for rows in ROWS if rows % world_size == 0] or [1, *ROWS]
     for rows in of_ranks:
-        micro_rows = micro_batch_rows(rows, most)
+        micro_rows = max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)
         found.append(Cut(micro_rows * sharing, rows // micro_rows, world_size // sharing))
     return found
 
@@ -338,21 +298,15 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, demands: Demands, costs:
     most = demands.most_tokens
     if demands.flops is not None:
         return min(demands.flops / costs.token_flops(config), most)
-    assert demands.seconds is not None
-    updates = training_seconds(config, cut, demands.seconds, costs) / costs.update_seconds(config, cut.rows)
-    return min(updates * demands.tokens_of_update(cut.rows), most)
-
-
-def training_seconds(config: MiniMindConfig, cut: Cut, seconds: float, costs: Costs) -> float:
-    """What is left for updates of so many seconds.
-
-    What is no training grows with the updates, in which the evaluations come: it is taken to grow in proportion.
-    """
+    seconds = demands.seconds
+    assert seconds is not None
     without_updates = costs.other_seconds(config, cut, 0.0)
     if seconds <= without_updates:
         return 0.0
+    # What is no training grows with the updates, in which the evaluations come: it is taken to grow in proportion.
     growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
-    return (seconds - without_updates) / (1 + growth)
+    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
+    return min(updates * demands.tokens_of_update(cut.rows), most)
 
 
 def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:
@@ -362,11 +316,6 @@ def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:
         return abs(math.log(cut.rows / max(rows, 1e-9)))
 
     return min(choices, key=distance)
-
-
-def micro_batch_rows(rows: int, most: int) -> int:
-    """The largest divisor of `rows` up to `most`."""
-    return max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)
 
 
 def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:

@@ -2,21 +2,20 @@
 
     plan_run            the settings that the run is started with
       with_faster_dtype in which precision a CPU multiplies faster
-      look_at_machine   what the machine multiplies
+      product_rate      what the machine multiplies
       with_row_length   how long rows are, which decides how the text is cut
-      look_at_data      how much text there is, and how hard it is (trainer/budget/data.py)
-      RunCosts          what each size takes, estimated and measured (trainer/budget/costs.py)
-      Planner.choose    the best of all plans (trainer/budget/plan.py), of a size that was measured here
-      chosen_settings   the plan as settings (trainer/budget/outcome.py)
+      look_at_data      how much text there is, and how hard it is (data.py)
+      RunCosts          what each size takes, estimated and measured (costs.py)
+      Planner.choose    the best of all plans (plan.py), of a size that was measured here
+      chosen_settings   the plan as settings (outcome.py)
 
 All ranks plan together, since all of them measure at once, as they will train at once. Rank 0 decides and prints.
 """
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
@@ -25,11 +24,10 @@ from common.wording import counted
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws
-from trainer.budget.command import explicit_command
-from trainer.budget.costs import COMPILE_S, COMPILING_PART, RunCosts
+from trainer.budget.costs import COMPILE_S, COMPILING_PART, Machine, RunCosts, share_of_product_rate
 from trainer.budget.data import Data, look_at_data
-from trainer.budget.kept_plan import earlier_plan
-from trainer.budget.outcome import chosen_settings, plan_lines
+from trainer.budget.kept_plan import earlier_plan, explicit_command
+from trainer.budget.outcome import chosen_settings, plan_lines, quantity, shape_text
 from trainer.budget.plan import (
     FEWEST_UPDATES,
     Demands,
@@ -42,19 +40,16 @@ from trainer.budget.plan import (
     sizes,
 )
 from trainer.budget.settings import said_ends, seconds_of
-from trainer.budget.speed import Machine, share_of_product_rate
-from trainer.budget.table import quantity, shape_text
 from trainer.job import Surroundings
 from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.footprint import free_memory, refuse_too_large
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
-# Of the memory that is free, what a plan may take.
+# Part of the free memory that a plan may take
 MEMORY_SHARE = 0.8
 # Further sizes are measured as long as that takes no more than this part of the time. The second is that of a size
 # that need not be compiled.
@@ -62,8 +57,13 @@ MEASURING_PART = 0.05
 PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
-# Of a short run's model, to know about how much is computed before the size is chosen.
+# Width of a short run's model, to know about how much is computed before the size is chosen
 TYPICAL_WIDTH = 128
+# Where the measurement of a plan finds no memory, though the plan has looked at what was free.
+ADVICE_ON_MEMORY = (
+    "a program beside this one may have taken it since the plan was made; try the same again, or limit the plan by "
+    "--hidden_size or --batch_size"
+)
 
 
 def plan_run(
@@ -77,23 +77,34 @@ def plan_run(
     given: names of the settings that the user has said, by flags or by --config. kind: what is read.
     Errors: UserError, DataError.
     """
-    ranks = surroundings.ranks
+    ranks, device = surroundings.ranks, surroundings.device
     given = {*given, *settings.fixed_in_plans}
     refuse_contradictions(settings, given)
-    if settings.from_resume:
-        earlier = on_main(ranks, lambda: earlier_plan(settings, given))
-        if earlier is not None:
-            return go_on_with(earlier, settings, given, ranks)
+    earlier = on_main(ranks, lambda: earlier_plan(settings, given)) if settings.from_resume else None
+    if earlier is not None:
+        resumed = dataclasses.replace(settings, **earlier)
+        if not settings.dry_run:
+            return resumed
+        command = explicit_command(resumed, {*given, *earlier}, ranks.micro_batches_at_once)
+        on_main(ranks, lambda: announce(f"its updates by flags:\n  {command}"))
+        return None
     on_main(ranks, lambda: announce("planning: this machine is measured and the text is counted"))
     with user_errors():
-        settings, config = model_of_weights(settings)
+        config = None
+        folder = settings.weight_folder()
+        if settings.from_weight != "none" and folder is not None:
+            config = read_config(folder)
+            settings = settings_of_folder(settings, folder, config)
         settings = with_faster_dtype(settings, given, surroundings)
-        machine = look_at_machine(settings, surroundings)
+        dtype, _ = pick_dtype(settings.dtype, device)
+        own_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
+        # All ranks must plan with the same number.
+        rate = on_main(ranks, lambda: own_rate)
+        machine = Machine(device, dtype, ranks, rate * ranks.world_size)
         settings = with_row_length(settings, given, machine)
         data = look_at_data(settings, given, ranks, kind)
         planner = Planner(settings, given, data, machine, config)
         plan = planner.choose()
-        refuse_too_long(plan, data)
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
     chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, planner.costs, planner.given))
     chosen = dataclasses.replace(settings, **chosen_by_main)
@@ -105,38 +116,6 @@ def plan_run(
 
     on_main(ranks, tell)
     return None if settings.dry_run else chosen
-
-
-def go_on_with(
-    earlier: Mapping[str, Any], settings: PretrainSettings, given: Collection[str], ranks: Ranks
-) -> PretrainSettings | None:
-    """The settings of a resume. earlier: what its first start has chosen. None: --dry_run has shown them."""
-    planned = dataclasses.replace(settings, **earlier)
-    if not settings.dry_run:
-        return planned
-    command = explicit_command(planned, {*given, *earlier}, ranks.micro_batches_at_once)
-    on_main(ranks, lambda: announce(f"its updates by flags:\n  {command}"))
-    return None
-
-
-def advice_on_planning() -> str:
-    """What helps where the measurement of a plan finds no memory. The plan has looked at what was free before."""
-    return (
-        "a program beside this one may have taken it since the plan was made; try the same again, or limit the plan by "
-        "--hidden_size or --batch_size"
-    )
-
-
-def refuse_too_long(plan: Plan, data: Data) -> None:
-    """Errors: UserError where the shares over the run leave no text for the end of it."""
-    if data.most is None or plan.tokens <= data.most:
-        return
-    times = math.ceil(plan.tokens / data.most)
-    raise UserError(
-        f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-        f"{quantity(data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a --mixture file, "
-        "where there is one now), or give a smaller budget"
-    )
 
 
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
@@ -162,18 +141,6 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         )
 
 
-def model_of_weights(settings: PretrainSettings) -> tuple[PretrainSettings, MiniMindConfig | None]:
-    """(settings that fit the model which --from_weight names, its config where a folder tells it).
-
-    Errors: UserError, ValueError.
-    """
-    folder = settings.weight_folder()
-    if settings.from_weight == "none" or folder is None:
-        return settings, None
-    config = read_config(folder)
-    return settings_of_folder(settings, folder, config), config
-
-
 def with_faster_dtype(
     settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
 ) -> PretrainSettings:
@@ -183,29 +150,18 @@ def with_faster_dtype(
     """
     if settings.budget is None or "dtype" in given:
         return settings
-    device, ranks = surroundings.device, surroundings.ranks
-    dtype, _ = pick_dtype(settings.dtype, device)
-    own = worthwhile_gain_of_float32(device, dtype)
+    dtype, _ = pick_dtype(settings.dtype, surroundings.device)
+    own = worthwhile_gain_of_float32(surroundings.device, dtype)
+
+    def decide() -> bool:
+        if own is not None:
+            announce(
+                f"planning: this CPU multiplies float32 {own:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+            )
+        return own is not None
+
     # All ranks must compute in one precision.
-    gain = on_main(ranks, lambda: own)
-    if gain is None:
-        return settings
-    line = (
-        f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
-    )
-    on_main(ranks, lambda: announce(line))
-    return dataclasses.replace(settings, dtype="float32")
-
-
-def look_at_machine(settings: PretrainSettings, surroundings: Surroundings) -> Machine:
-    """Measure the rate of matrix products, on all ranks at once."""
-    device = surroundings.device
-    dtype, _ = pick_dtype(settings.dtype, device)
-    ranks = surroundings.ranks
-    rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
-    # All ranks must plan with the same number.
-    rate = on_main(ranks, lambda: rate)
-    return Machine(device, dtype, ranks, rate * ranks.world_size)
+    return dataclasses.replace(settings, dtype="float32") if on_main(surroundings.ranks, decide) else settings
 
 
 def with_row_length(settings: PretrainSettings, given: Collection[str], machine: Machine) -> PretrainSettings:
@@ -224,12 +180,6 @@ def with_row_length(settings: PretrainSettings, given: Collection[str], machine:
     if tokens > laws.SHORT_RUN_TOKENS:
         return settings
     return dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
-
-
-def are_alike(plan: Plan, other: Plan) -> bool:
-    """Whether two plans have one width, and updates that teach about as much: their best size is a flat optimum."""
-    same_width = plan.config.hidden_size == other.config.hidden_size
-    return same_width and max(plan.rows, other.rows) <= NEAR * min(plan.rows, other.rows)
 
 
 class Planner:
@@ -255,24 +205,17 @@ class Planner:
         self.machine = machine
         optimizer = settings.optimizer if "optimizer" in self.given else "muon"
         self.costs = RunCosts(settings, data, machine, optimizer, self.given)
-        self.sizes = sizes(self._fixed_fields()) if config is None else [config]
+        fixed: dict[str, object] = {"vocab_size": data.vocab_size}
+        for name in MODEL_FLAGS:
+            if name in self.given and getattr(settings, name) is not None:
+                fixed[name] = getattr(settings, name)
+        self.sizes = sizes(fixed) if config is None else [config]
         # Another program may take the memory of one of several GPUs.
         self.free_memory = free_memory(machine.device, machine.ranks)
-
-    def _fixed_fields(self) -> dict[str, object]:
-        """Of the model's config, what is not free."""
-        fields: dict[str, object] = {"vocab_size": self.data.vocab_size}
-        for name in MODEL_FLAGS:
-            if name in self.given and getattr(self.settings, name) is not None:
-                fields[name] = getattr(self.settings, name)
-        return fields
 
     def _demands(self, factor: float = 1.0) -> Demands:
         """What a plan must keep to, with `factor` times the budget."""
         settings = self.settings
-        tokens = None if settings.budget_tokens is None else settings.budget_tokens * factor
-        flops = None if settings.budget_flops is None else settings.budget_flops * factor
-        seconds = None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start()
         return Demands(
             tokens_of_pass=self.data.tokens_of_pass,
             parts=self.data.parts,
@@ -281,9 +224,9 @@ class Planner:
             device_type=self.machine.device.type,
             world_size=self.machine.ranks.world_size,
             sharing=self.machine.ranks.sharing,
-            seconds=seconds,
-            tokens=tokens,
-            flops=flops,
+            seconds=None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start(),
+            tokens=None if settings.budget_tokens is None else settings.budget_tokens * factor,
+            flops=None if settings.budget_flops is None else settings.budget_flops * factor,
             batch_size=settings.batch_size if "batch_size" in self.given else None,
             accumulation_steps=settings.accumulation_steps if "accumulation_steps" in self.given else None,
             memory=None if self.free_memory is None else MEMORY_SHARE * self.free_memory,
@@ -297,10 +240,11 @@ class Planner:
 
         A collective: all ranks must call it. Errors: UserError where nothing can be trained.
         """
+        ranks = self.machine.ranks
         # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
         smallest = self.sizes[0]
         check_length(self.data.T, smallest)
-        on_main(self.machine.ranks, lambda: refuse_too_large(smallest, self.machine.device, self.machine.ranks))
+        on_main(ranks, lambda: refuse_too_large(smallest, self.machine.device, ranks))
         measurements = 0
         if self.costs.seconds is not None:
             of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S[self.machine.device.type]
@@ -308,23 +252,27 @@ class Planner:
             measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
         plan = self._best()
         while measurements and not self.costs.is_measured(plan.config):
-            self._say_what_is_timed(plan)
+            # Compiling takes a while, in which nothing else is printed.
+            how = ", compiled" if self.costs.compiled else ""
+            on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
             if self.costs.measure(plan):
                 measurements -= 1
                 plan = self._best(plan)
                 continue
             line = f"planning: compiling takes more than {COMPILING_PART:.0%} of the budget: the run trains plain code"
-            on_main(self.machine.ranks, partial(announce, line))
+            on_main(ranks, partial(announce, line))
             plan = self._best()
+        if self.data.most is not None and plan.tokens > self.data.most:
+            times = math.ceil(plan.tokens / self.data.most)
+            raise UserError(
+                f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
+                f"{quantity(self.data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
+                "--mixture file, where there is one now), or give a smaller budget"
+            )
         return plan
 
-    def _say_what_is_timed(self, plan: Plan) -> None:
-        """Compiling takes a while, in which nothing else is printed."""
-        how = ", compiled" if self.costs.compiled else ""
-        on_main(self.machine.ranks, lambda: announce(f"planning: {shape_text(plan)}{how}, is timed"))
-
     def _best(self, measured: Plan | None = None) -> Plan:
-        """Of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
+        """The best plan of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
 
         measured: the one that was measured last. What was compiled for it, a block of its width, serves its own
         micro-batches only. So a plan of that width, with as many layers or others, keeps them where they are not far off.
@@ -334,14 +282,16 @@ class Planner:
             demands = self._demands()
             try:
                 plan = best_plan(self.sizes, demands, self.costs)
-                if measured is None or not are_alike(plan, measured):
-                    return plan
-                with_same_cut = plan_for(plan.config, demands, self.costs, measured.cut)
-                if with_same_cut is None or not demands.allows(with_same_cut.memory):
-                    return plan
-                return with_same_cut
             except NothingFits as lack:
                 raise UserError(self._why_nothing(str(lack), demands)) from None
+            if measured is None or plan.config.hidden_size != measured.config.hidden_size:
+                return plan
+            if max(plan.rows, measured.rows) > NEAR * min(plan.rows, measured.rows):
+                return plan
+            with_same_cut = plan_for(plan.config, demands, self.costs, measured.cut)
+            if with_same_cut is None or not demands.allows(with_same_cut.memory):
+                return plan
+            return with_same_cut
 
         return on_main(self.machine.ranks, decide)
 

@@ -34,8 +34,7 @@ from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
 from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.agreement import compare_precision
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import compare_precision, first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything

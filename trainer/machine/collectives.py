@@ -12,23 +12,50 @@ them there until the time limit of the process group. There are three cases:
 
 import contextlib
 import re
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import numpy as np
+import tokenizers
 import torch
 import torch.distributed as dist
+import transformers
 
 from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
 from trainer.machine.ranks import Ranks
 
 ResultT = TypeVar("ResultT")
 
-# How often rank 0 says that it still works while the others wait for it, at least
-SIGN_OF_LIFE_S = 30.0
+# How often ranks meet at least while one of them works and the others wait for it
+MEET_EVERY_S = 30.0
+# What each machine may have in its own way: devices, workers, and the places of its files. What is in the files of the data is
+# compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The
+# weights themselves are rank 0's.
+OWN_OF_A_MACHINE = frozenset(
+    {
+        "cache_dir",
+        "data_dir",
+        "data_path",
+        "dev_file",
+        "device",
+        "from_weight",
+        "local_rank",
+        "mixture",
+        "model_path",
+        "num_workers",
+        "out_dir",
+        "test_file",
+        "tokenizer_path",
+        "train_file",
+        "val_path",
+        "vocab_path",
+    }
+)
 
-# Whether this thread is in a block of `until_all_are_ready`.
+# True while this thread is in a block of `until_all_are_ready`
 _IN_OWN_WORK: ContextVar[bool] = ContextVar("in own work", default=False)
 
 
@@ -42,58 +69,23 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     its line.
     """
     check_no_own_work()
-    # The result, whether it failed, whether it is there. Any: torch sends a list of objects of every kind.
-    answer: list[Any] = [None, False, True]
+    # The result, and whether it failed. Any: torch sends a list of objects of every kind.
+    answer: list[Any] = [None, False]
     error: UserError | DataError | None = None
-    if ranks.is_main:
-        try:
-            with signs_of_life(ranks), user_errors():
-                answer[0] = work()
-        except (UserError, DataError) as caught:
-            error = caught
-            answer[1] = True
+    with meetings(ranks):
+        if ranks.is_main:
+            try:
+                with user_errors():
+                    answer[0] = work()
+            except (UserError, DataError) as caught:
+                error = caught
+                answer[1] = True
     if ranks.world_size > 1:
         dist.broadcast_object_list(answer, src=0)
-        while not answer[2]:
-            dist.broadcast_object_list(answer, src=0)
-    result, failed, _ = answer
+    result, failed = answer
     if failed:
         raise error or SaidByAnotherRank
     return result
-
-
-@contextlib.contextmanager
-def signs_of_life(ranks: Ranks) -> Iterator[None]:
-    """While this block of rank 0 runs, the ranks that wait for its answer in `on_main` hear that it still works.
-
-    What takes long is then told apart from a rank that is gone, which says nothing.
-    """
-    if ranks.world_size == 1:
-        yield
-        return
-    pause = pause_between_signs(ranks)
-    is_done = threading.Event()
-
-    def tell() -> None:
-        # NCCL: a thread begins on the first GPU, which is that of rank 0. A rank that is gone is noticed with the answer.
-        with contextlib.suppress(RuntimeError):
-            while not is_done.wait(pause):
-                dist.broadcast_object_list([None, False, False], src=0)
-
-    teller = threading.Thread(target=tell, name="signs of life", daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        is_done.set()
-        teller.join()
-
-
-def pause_between_signs(ranks: Ranks) -> float:
-    """The seconds from one sign of life to the next."""
-    if ranks.timeout is None:
-        return SIGN_OF_LIFE_S
-    return min(SIGN_OF_LIFE_S, ranks.timeout.total_seconds() / 4)
 
 
 # ---------------------------------------------------------------------------------- each rank works for itself
@@ -146,14 +138,17 @@ def check_no_own_work() -> None:
 
 @contextlib.contextmanager
 def meetings(ranks: Ranks) -> Iterator[None]:
-    """While this block runs, and until it is over on all ranks, a thread of each meets those of the others."""
+    """While this block runs, and until it is over on all ranks, a thread of each meets those of the others.
+
+    What takes long is so told apart from a rank that is gone, which no longer comes.
+    """
     if ranks.world_size == 1:
         yield
         return
     device = torch.device("cpu")
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
-    pause = pause_between_signs(ranks)
+    pause = MEET_EVERY_S if ranks.timeout is None else min(MEET_EVERY_S, ranks.timeout.total_seconds() / 4)
     is_done = threading.Event()
     failures: list[BaseException] = []
 
@@ -240,3 +235,56 @@ def end_all(ranks: Ranks, said: str) -> None:
     """End all ranks with a line, unless it is "". said: the same on all of them. Errors: UserError on rank 0, which prints it."""
     if said:
         raise UserError(said) if ranks.is_main else SaidByAnotherRank
+
+
+# --------------------------------------------------------------------------------------- what ranks must agree in
+
+# On several machines each rank reads its own command line, its own packages and its own copy of the data. The ranks of a run
+# make the same plan without a word to each other, so with different ones they would train other rows than they should, or
+# wait for messages that nobody sends.
+
+
+def compare_settings(ranks: Ranks, settings: object) -> None:
+    """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
+    flags = {f"--{name}": value for name, value in vars(settings).items() if name not in OWN_OF_A_MACHINE}
+    # those that compute, or draw the order of the rows
+    packages = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
+    compare_with_main(ranks, {**flags, **packages})
+
+
+def compare_precision(ranks: Ranks, dtype: torch.dtype) -> None:
+    """All ranks must call it. dtype: that this rank computes in, which its hardware may have chosen instead of --dtype.
+
+    With float16 losses are scaled, so gradients of another precision cannot be added to its own. Errors: UserError where it
+    is not that of rank 0.
+    """
+    advice = "name one that all of them have: --dtype float16 on GPUs, --dtype float32 on CPUs"
+    compare_with_main(ranks, {"precision": str(dtype).removeprefix("torch.")}, advice)
+
+
+def compare_with_main(
+    ranks: Ranks, facts: Mapping[str, object], advice: str = "all ranks need the same flags, packages and data"
+) -> None:
+    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
+    if ranks.world_size == 1:
+        return
+    # The entries of an architecture in its place: a line names those that differ, not all of them.
+    own: dict[str, object] = {}
+    for name, value in facts.items():
+        own |= (
+            {f"{name} {entry}": below for entry, below in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    of_main = [own]
+    dist.broadcast_object_list(of_main, src=0)
+    main = of_main[0]
+    differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
+    said = ""
+    if differing:
+        told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
+        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: {advice}"
+    end_all(ranks, first_said(ranks, said))

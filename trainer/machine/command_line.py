@@ -17,7 +17,7 @@ from common.terminal import nowhere
 from common.wording import one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.collectives import loss_of_a_rank
-from trainer.machine.limits import what_the_machine_lacks
+from trainer.machine.out_of_memory import what_the_machine_lacks
 
 
 def plain_warning(

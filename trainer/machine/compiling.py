@@ -1,7 +1,9 @@
 """Making training fast on this machine: torch.compile where it pays, and memory that is kept at hand."""
 
+import contextlib
 import ctypes
 import functools
+import gc
 import importlib.util
 import os
 import platform
@@ -24,7 +26,7 @@ COMPILE_SECONDS = 40
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12. This is a rule
 # that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in
-# trainer/budget/speed.py is what a whole micro-batch reaches of the rate that was measured on the machine.
+# trainer/budget/costs.py is what a whole micro-batch reaches of the rate that was measured on the machine.
 WIDE_ON_CPU = 320
 # Others never compile by themselves.
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
@@ -174,3 +176,61 @@ def failure_to_compile(device_type: str) -> str | None:
 
 def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.sin().sum()
+
+
+# --------------------------------------------------------------------------- the garbage collector beside a busy GPU
+
+# updates after which the collector is quiet: the first ones compile, fill caches and set up what stays
+SETTLED_AFTER = 3
+# A run that is neither evaluated nor saved for so many updates leaves little that only the collector can free, but not nothing.
+LOOK_EVERY = 1000
+
+
+class QuietCollector:
+    """Keeps Python's garbage collector from looking through everything in the middle of training.
+
+    torch, transformers and the compiler leave millions of objects that live as long as the process. A look through all of
+    them takes half a second, in which nobody gives the GPU any work. So after the first updates they are declared
+    permanent, and the collector works only where the training pauses anyway: at a save and an evaluation. Almost all
+    memory in Python is freed without it, as soon as nobody refers to it.
+
+    active: whether there is a GPU to keep busy; otherwise nothing is done. A context manager: a program that calls a
+    trainer as a function has its collector back afterwards.
+    """
+
+    def __init__(self, active: bool) -> None:
+        self.active = active
+        self._updates = 0
+        # what gives the program its collector back, once it is quiet
+        self._at_end = contextlib.ExitStack()
+        self._is_quiet = False
+
+    def __enter__(self) -> "QuietCollector":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_quiet = False
+        self._at_end.close()
+
+    def after_update(self) -> None:
+        """To be called after every update."""
+        if not self.active:
+            return
+        self._updates += 1
+        if self._updates == SETTLED_AFTER:
+            self._is_quiet = True
+            gc.collect()
+            # There is one set of permanent objects, and `unfreeze` empties it: that of another program is left alone.
+            if not gc.get_freeze_count():
+                gc.freeze()
+                self._at_end.callback(gc.unfreeze)
+            if gc.isenabled():
+                gc.disable()
+                self._at_end.callback(gc.enable)
+        elif self._updates % LOOK_EVERY == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Free what only the collector can free. To be called where the training pauses."""
+        if self._is_quiet:
+            gc.collect()

@@ -39,11 +39,10 @@ from common.errors import ProcessLostError, SaidByAnotherRank, UserError
 from common.notices import announce
 from common.processes import end_with
 from common.wording import counted
-from trainer.machine.cgroups import processor_limit
 from trainer.machine.collectives import on_main
 from trainer.machine.command_line import line_of
 from trainer.machine.devices import pick_device
-from trainer.machine.measure import total_memory
+from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import Ranks, network_of, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon
@@ -64,28 +63,24 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class Divisible:
-    """What there is to divide."""
+    """What there is to divide: a micro-batch of --batch_size rows, or of as many as a plan can choose (is_planned).
 
-    # --batch_size, or what a plan can choose
+    whole: why the loss cannot be computed in parts. processes: that a run has had which is gone on with.
+    """
+
     rows: int
-    # of a row
     positions: int
-    # of the model, about
     parameters: int
-    # why the loss cannot be computed in parts
     whole: str = ""
-    # A plan will choose the rows.
     is_planned: bool = False
-    # that a run has had which is gone on with
     processes: int | None = None
 
 
 @dataclass(frozen=True)
 class Division:
-    """The processes of a command, and lines for the user on them."""
+    """The processes of a command, and lines for the user on them. threads: of each process; None: those that PyTorch takes."""
 
     processes: int = 1
-    # of each process; None: those that PyTorch takes
     threads: int | None = None
     notices: Sequence[str] = ()
 
@@ -130,9 +125,9 @@ def divide(
         n = micro_batch.processes
     else:
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
-    if n == 1:
-        return Division(1, n_threads)
     threads = max(1, n_threads // n)
+    if n == 1:
+        return Division(1, threads)
     of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
         f"{n} processes of {counted(threads, 'thread')} share each micro-batch{of_all}: they wait for each other a few "
@@ -143,12 +138,14 @@ def divide(
 
 def available_threads() -> int:
     """The threads that PyTorch takes here (OMP_NUM_THREADS limits them), on the processors that this process may use."""
-    n_threads = torch.get_num_threads()
+    limits = [torch.get_num_threads()]
     if hasattr(os, "sched_getaffinity"):
-        n_threads = min(n_threads, len(os.sched_getaffinity(0)))
+        limits.append(len(os.sched_getaffinity(0)))
     # A container may have two processors of a machine with a hundred; more threads would be stopped together again and again.
     limit = processor_limit()
-    return n_threads if limit is None else min(n_threads, max(1, math.ceil(limit)))
+    if limit is not None:
+        limits.append(max(1, math.ceil(limit)))
+    return min(limits)
 
 
 def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
@@ -170,7 +167,7 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
 
 
 def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
-    """Of n processes: the gradients of each, their sum, and Muon's matrices in bf16."""
+    """What n processes share: the gradients of each, their sum, and Muon's matrices in bf16."""
     return parameters * (4 * (n_processes + 1) + 2) if n_processes > 1 else 0
 
 
@@ -273,7 +270,7 @@ class Copies:
         self._leaving.set()
         if error is None:
             self._join()
-        # Of a lost peer, or a defect: a copy may have the better explanation.
+        # A lost peer, or a defect: a copy may have the better explanation.
         is_unclear = isinstance(error, Exception) and (is_of_a_lost_peer(error) or line_of(error) is None)
         is_explained = is_unclear and self._is_explained.wait(GRACE_S)
         self._kill()
@@ -310,7 +307,6 @@ class Copies:
                 watcher.join(max(0.0, deadline - time.monotonic()))
 
     def _kill(self) -> None:
-        """End those that still run, and wait for them."""
         for process, _ in self.copies:
             if process.pid is not None:
                 process.kill()
@@ -334,8 +330,8 @@ class SharedMemory:
     """Memory that all copies see, and in which they wait for each other many times in an update.
 
     A file without a name: it is gone with the last process that has it, even after kill -9, and no limit of /dev/shm counts, which
-    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes. Here each rank
-    counts its waits where all of them see it. A rank that is gone ends all, see `Copies`.
+    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes; here each rank
+    counts its waits where all of them see it.
     """
 
     def __init__(self, size: int, ranks: Ranks) -> None:

@@ -11,23 +11,30 @@ from pathlib import Path
 import torch
 import transformers
 
-from trainer.machine import cgroups
+SYSTEM_ROOT = Path("/")
+KIB = 1024
+# {version of cgroups: files of the limit on memory and of the memory in use, and what memory.stat calls memory that the system
+# gives up when asked}
+MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = _kibibytes(Path("/proc/self/status"), "VmHWM:")
+    peak = _entry(SYSTEM_ROOT / "proc/self/status", "VmHWM:")
     if peak is not None:
-        return peak
+        return KIB * peak
     try:
         # Not on Windows.
         import resource
     except ImportError:
         return 0
     # In bytes on a Mac, in KiB elsewhere.
-    unit = 1 if platform.system() == "Darwin" else 1024
+    unit = 1 if platform.system() == "Darwin" else KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
@@ -67,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a result may depend on, for a checkpoint."""
+    """What a result may depend on, for a checkpoint."""
     return {
         "python": platform.python_version(),
         # A class of its own, which weights_only refuses.
@@ -78,12 +85,8 @@ def versions() -> dict[str, str]:
 
 def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str | int | None]:
     """{what: text or number} for a report."""
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.split(":", 1)[1].strip()
-                break
+    names = [line for line in _text(SYSTEM_ROOT / "proc/cpuinfo").splitlines() if line.startswith("model name")]
+    processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
     found: dict[str, str | int | None] = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": processor,
@@ -103,11 +106,10 @@ def total_memory(device: torch.device) -> int | None:
     except (AttributeError, ValueError, OSError):
         # Windows has no sysconf.
         return None
-    limit = cgroups.memory_limit()
-    return there if limit is None else min(there, limit)
+    return min([there, *(limit for limit, _ in _memory_of_groups(SYSTEM_ROOT))])
 
 
-def available_memory(device: torch.device, root: Path = cgroups.SYSTEM_ROOT) -> int | None:
+def available_memory(device: torch.device, root: Path = SYSTEM_ROOT) -> int | None:
     """Bytes that this process can still get on the device; None where the system does not tell. root: of /proc and /sys.
 
     Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
@@ -116,41 +118,83 @@ def available_memory(device: torch.device, root: Path = cgroups.SYSTEM_ROOT) -> 
         free, _ = torch.cuda.mem_get_info(device)
         # torch keeps freed blocks for itself.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    in_machine = _kibibytes(root / "proc/meminfo", "MemAvailable:")
+    in_machine = _entry(root / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    bounds = [in_machine]
-    in_group = cgroups.memory_left(root)
-    if in_group is not None:
-        bounds.append(in_group)
-    in_shell = _address_space_left(root)
-    if in_shell is not None:
-        bounds.append(in_shell)
+    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups(root))]
+    # Windows has no such module.
+    with contextlib.suppress(ImportError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        used = _entry(root / "proc/self/status", "VmSize:")
+        if limit != resource.RLIM_INFINITY and used is not None:
+            bounds.append(max(limit - KIB * used, 0))
     return min(bounds)
 
 
-def _kibibytes(path: Path, name: str) -> int | None:
-    """Bytes in the line `name number kB` of a file of /proc; None where it is not there."""
+# ------------------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups
+
+
+def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
+    """(limit, bytes left) of each group of this process that has a limit on memory."""
+    found = []
+    for folder, version in _groups(root, "memory"):
+        limit_file, used_file, cache = MEMORY_FILES[version]
+        limit = _text(folder / limit_file).strip()
+        used = _text(folder / used_file).strip()
+        # Version 2 says `max` where there is no limit.
+        if limit.isdecimal():
+            # Pages of files that nobody has in use count as used, and make room as soon as somebody asks for memory.
+            freed = _entry(folder / "memory.stat", cache) or 0
+            found.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
+    return found
+
+
+def processor_limit(root: Path = SYSTEM_ROOT) -> float | None:
+    """Processors that this process's groups may use at a time, as 1.5; None: no limit. root: of /proc and /sys."""
+    limits = []
+    for folder, version in _groups(root, "cpu"):
+        # As `150000 100000`, microseconds of each period, or `max 100000`; version 1 says -1 where there is no limit.
+        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota, period = (*" ".join(_text(folder / name) for name in files).split(), "", "")[:2]
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def _groups(root: Path, controller: str) -> list[tuple[Path, int]]:
+    """(folder, version of cgroups) of the process's own group and of those around it, as far as the controller has such."""
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        # Number of the hierarchy, its controllers, path; version 2 has the number 0 and no controllers.
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controller in controllers.split(","):
+            top, version = root / "sys/fs/cgroup" / controller, 1
+        elif line.startswith("0::"):
+            top, version = root / "sys/fs/cgroup", 2
+        else:
+            continue
+        # Within a container the path may be the host's, which is not there; then the top is the container's own group.
+        found.append((top, version))
+        parts = Path(path.lstrip("/")).parts
+        if ".." not in parts:
+            found += [(top.joinpath(*parts[: depth + 1]), version) for depth in range(len(parts))]
+    return found
+
+
+def _text(path: Path) -> str:
+    """The content of a file; "" where it cannot be read."""
     try:
-        lines = path.read_text().splitlines()
+        return path.read_text()
     except (OSError, UnicodeDecodeError):
-        return None
-    for line in lines:
+        return ""
+
+
+def _entry(path: Path, name: str) -> int | None:
+    """The number in the line `name number` of a file; None where there is none."""
+    for line in _text(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdigit():
-            return int(words[1]) * 1024
+            return int(words[1])
     return None
-
-
-def _address_space_left(root: Path) -> int | None:
-    """Bytes of addresses that RLIMIT_AS leaves this process; None: no limit, or no Linux."""
-    try:
-        # Not on Windows.
-        import resource
-    except ImportError:
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    used = _kibibytes(root / "proc/self/status", "VmSize:")
-    if limit == resource.RLIM_INFINITY or used is None:
-        return None
-    return max(limit - used, 0)

@@ -1,6 +1,7 @@
-"""What to say when memory is used up: one line that says what was there, what was asked for and what would fit."""
+"""What to say when memory, files or threads are used up: one line, and what helps."""
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -8,7 +9,60 @@ import torch
 
 from common.errors import UserError
 from dataset.loader_workers import LoaderError
-from trainer.machine.limits import is_out_of_memory
+
+# what ends for want of something that the machine or a limit of the shell does not give
+EXHAUSTED = {
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine",
+    errno.ENOMEM: "no memory is left",
+    errno.ENOSPC: "no space is left",
+    errno.EDQUOT: "the disk quota is used up",
+}
+# parts of what allocators say, in small letters: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's.
+NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "status_alloc_failed",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, be it the reason for the error or the reason of its reason."""
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    # torch.compile wraps what happens within it. A reason can be its own reason.
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        is_said = isinstance(reason, MemoryError | torch.OutOfMemoryError)
+        is_said |= isinstance(reason, OSError) and reason.errno == errno.ENOMEM
+        # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
+        is_said |= isinstance(reason, RuntimeError) and any(text in str(reason).lower() for text in NO_MEMORY)
+        if is_said:
+            return True
+        reason = reason.__cause__ or reason.__context__
+    return False
+
+
+def what_the_machine_lacks(error: Exception) -> str | None:
+    """One line for an error that says that memory, files or threads are used up; None for any other error."""
+    said = " ".join(str(error).split())
+    smaller = "try a smaller --batch_size, --max_seq_len or model"
+    if isinstance(error, OSError):
+        reason = EXHAUSTED.get(error.errno) if error.errno is not None else None
+        if reason and error.filename:
+            return f"{error.filename}: {reason}"
+        return reason
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
+    if is_out_of_memory(error):
+        reason = f" ({said[-160:]})" if said else ""
+        return f"no memory is left{reason}; {smaller}, or raise the limit (ulimit -v)"
+    if "can't start new thread" in said:
+        return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"
+    return None
 
 
 class BatchSettings(Protocol):

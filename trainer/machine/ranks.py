@@ -128,14 +128,25 @@ def ranks_of_launcher() -> Ranks | None:
     would leave so.
     """
     if dist.is_initialized():
-        return ranks_of_group()
-    if os.environ.get("RANK", "-1").strip() == "-1":
+        # Another program has made it, such as Ray Train, and may say nothing of machines. Then memory is not shared, and GPUs are
+        # taken in the order of the ranks.
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    elif os.environ.get("RANK", "-1").strip() == "-1":
         return None
-    return ranks_of_environment()
+    else:
+        rank, local_rank, world_size = numbers_of_environment()
+    n_here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not n_here.isdecimal() or not 1 <= int(n_here) <= world_size:
+        raise UserError(
+            f"WORLD_SIZE is {world_size} and LOCAL_WORLD_SIZE is set to {n_here!r}: launch with torchrun, which sets both, or "
+            "unset LOCAL_WORLD_SIZE"
+        )
+    return Ranks(rank, local_rank, world_size, local_world_size=int(n_here))
 
 
-def ranks_of_environment() -> Ranks:
-    """What the environment variables of torchrun say. Errors: UserError for such that no launcher would leave so."""
+def numbers_of_environment() -> tuple[int, int, int]:
+    """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them. Errors: UserError for such that no launcher would leave so."""
     found = []
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         value = os.environ.get(name, "")
@@ -146,41 +157,14 @@ def ranks_of_environment() -> Ranks:
             )
         found.append(int(value))
     rank, local_rank, world_size = found
-    ranks = Ranks(rank, local_rank, world_size)
-    if ranks.rank >= ranks.world_size or ranks.local_rank > ranks.rank:
-        raise UserError(
-            f"RANK={ranks.rank} LOCAL_RANK={ranks.local_rank} WORLD_SIZE={ranks.world_size} do not fit each other"
-        )
+    if rank >= world_size or local_rank > rank:
+        raise UserError(f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={world_size} do not fit each other")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise UserError(
                 f"RANK is set and {name} is not: launch with torchrun, or unset RANK to train in one process"
             )
-    return with_machine(ranks)
-
-
-def ranks_of_group() -> Ranks:
-    """This process's place in the process group that another program has made, such as Ray Train, before it called us."""
-    rank = dist.get_rank()
-    world_size = dist.get_world_size()
-    # Such a program may say nothing of machines. Then memory is not shared, and GPUs are taken in the order of the ranks.
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    return with_machine(Ranks(rank, local_rank, world_size))
-
-
-def with_machine(ranks: Ranks) -> Ranks:
-    """The same with what the launcher says of this machine, if it does. Errors: UserError for a number that cannot be."""
-    name = "LOCAL_WORLD_SIZE"
-    if name not in os.environ:
-        return ranks
-    value = os.environ[name]
-    if not value.isdecimal() or not 1 <= int(value) <= ranks.world_size:
-        raise UserError(
-            f"WORLD_SIZE is {ranks.world_size} and {name} is set to {value!r}: launch with torchrun, which sets both, or "
-            f"unset {name}"
-        )
-    n_here = int(value)
-    return replace(ranks, local_world_size=n_here)
+    return rank, local_rank, world_size
 
 
 def pick_backend(device: torch.device, ranks: Ranks) -> str:

@@ -8,7 +8,7 @@ from common.settings import Settings, setting, switch
 
 MOST_WORKERS = 64
 MOST_PROCESSES = 64
-# Of --shard, beside a number of ranks
+# values of --shard beside a number of ranks
 NONE = "none"
 FULL = "full"
 

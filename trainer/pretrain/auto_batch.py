@@ -29,14 +29,14 @@ from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.devices import autocast
-from trainer.machine.limits import is_out_of_memory
+from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.footprint import STATE_BYTES, training_bytes
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 
-# Of the memory that is free, what --batch_size auto takes on a CPU
+# share of the free memory that --batch_size auto takes on a CPU
 SAFE_SHARE = 0.85
 
 

@@ -8,7 +8,7 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_folder import read_config
 from trainer.budget.kept_plan import check_out_dir, kept_plan, refuse_forgotten_budget
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.budget.planner import advice_on_planning, plan_run
+from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
@@ -54,7 +54,7 @@ def train(
             on_main(surroundings.ranks, partial(check_out_dir, settings))
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
-        with told_in_a_line(surroundings.device, advice_on_planning):
+        with told_in_a_line(surroundings.device, lambda: ADVICE_ON_MEMORY):
             planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
             return 0
@@ -65,7 +65,7 @@ def train(
     return Trainer(job, surroundings).run()
 
 
-# Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
+# Entries of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
 
 

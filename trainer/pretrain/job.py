@@ -28,7 +28,7 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.agreement import compare_precision
+from trainer.machine.collectives import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals
@@ -186,7 +186,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
         self.planned_end = None
-        if self.corpus.planned is not None and settings.max_updates:
+        if self.corpus.is_one_plan and settings.max_updates:
             self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks

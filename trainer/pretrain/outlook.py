@@ -13,13 +13,12 @@ import torch
 from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
-from dataset.leaks_at_start import leak_notices
+from dataset.quality.leaks import leak_notices
 from dataset.store.interface import Documents, Ints
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import CurveWatch, Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws
-from trainer.budget.text import parts_of, text_scale
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision
@@ -66,7 +65,7 @@ def pretraining_outlook(
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
     epochs = length.epochs
-    if settings.max_updates and corpus.planned is None:
+    if settings.max_updates and not corpus.is_one_plan:
         epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
     n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
     # As if each row were one document, which is the most that it can cost: this decides on compiling.
@@ -143,9 +142,9 @@ def pretraining_outlook(
         forecast = Forecast(
             parameters=parameter_count(config),
             depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
-            unique=parts_of(corpus) or trained,
+            unique=laws.parts_of(corpus) or trained,
             T=first.T,
-            text_scale=text_scale(corpus.store, tokenizer, bytes_per_token),
+            text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
             muon=settings.optimizer == "muon",
         )
         said.append(note_on_expected(parameters, run.tokens))
@@ -210,7 +209,7 @@ def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand
     return [*commands, NextCommand("export to Hugging Face", export)]
 
 
-# Of the text, at most about so many bytes are compressed, which takes a second.
+# bytes of text that are compressed at most, which takes a second
 SAMPLE_BYTES = 1 << 20
 
 

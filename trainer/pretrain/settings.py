@@ -27,7 +27,7 @@ DEFAULT_GENERATION = "minimind2"
 DEFAULT_WIDTH = 512
 DEFAULT_LAYERS = 8
 DEFAULT_HEADS = 8
-# Of flags that are not given, unless a folder of weights tells.
+# values of flags that are not given, unless a folder of weights tells
 DEFAULT_MODEL = {
     "generation": DEFAULT_GENERATION,
     "hidden_size": DEFAULT_WIDTH,
@@ -262,7 +262,7 @@ class PretrainSettings(
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
 
-    # Of the command that has these settings
+    # name and purpose of the command
     prog: ClassVar[str] = PROG
     description: ClassVar[str] = DESCRIPTION
     # What a plan does not choose, though the user has not said it

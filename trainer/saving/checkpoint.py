@@ -118,39 +118,33 @@ def snapshot(value: Any) -> Any:
     The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
     the copies.
     """
-    copies = _Copies()
-    copied = replaced(value, copies.of)
-    if copies.under_way:
-        # Before this nothing may read a copy, and no later update may begin to change what is copied.
-        torch.cuda.synchronize()
-    return copied
+    copies: dict[Any, torch.Tensor] = {}
+    under_way = False
 
-
-class _Copies:
-    """Of the tensors in a nest. under_way: those of a GPU have not arrived yet."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[Any, torch.Tensor] = {}
-        self.under_way = False
-
-    def of(self, name: str, value: Any) -> Any:
-        if is_sharded(value):
-            part = part_of(value)
-            return dataclasses.replace(part, own=self._of_tensor(part.own))
-        return self._of_tensor(value) if isinstance(value, torch.Tensor) else value
-
-    def _of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal under_way
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         # Empty tensors have no memory that tells them apart.
-        if key in self.tensors and tensor.numel():
-            return self.tensors[key]
+        if key in copies and tensor.numel():
+            return copies[key]
         if is_on_cuda(tensor):
-            copy = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
-            self.under_way = True
+            copies[key] = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
+            under_way = True
         else:
-            copy = tensor.detach().to("cpu", copy=True)
-        self.tensors[key] = copy
-        return copy
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    def copied(name: str, value: Any) -> Any:
+        if is_sharded(value):
+            part = part_of(value)
+            return dataclasses.replace(part, own=copy_of(part.own))
+        return copy_of(value) if isinstance(value, torch.Tensor) else value
+
+    result = replaced(value, copied)
+    if under_way:
+        # Before this nothing may read a copy, and no later update may begin to change what is copied.
+        torch.cuda.synchronize()
+    return result
 
 
 def is_on_cuda(tensor: torch.Tensor) -> bool:
@@ -477,7 +471,7 @@ class Checkpoints:
         if not wrong:
             try:
                 if not ranks.is_main:
-                    # Of a single file, ranks that shard the model need their parts alone.
+                    # Ranks that shard the model need their parts of a single file alone.
                     state = load_checkpoint(path, mapped=self.group is not None)
                 if fill is not None and not path.suffix:
                     state = fill(state, path)

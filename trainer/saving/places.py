@@ -1,7 +1,14 @@
-"""Whether a run can write its files where they are to go: found out at the start, not after hours of work."""
+"""The place of a run's files: whether they can be written there, found out at the start and not after hours of work, and the
+lock that keeps other runs from writing them.
+
+Beside the files of `out/pretrain_512` lie `out/.pretrain_512.lock`, which stays, is empty and means nothing by itself,
+and, while a run holds the lock, `out/.pretrain_512.running`, which says who it is. The operating system releases the lock when
+its process ends, however.
+"""
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -10,7 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from common.errors import UserError
+from common.files import atomic_file
+from common.locks import file_lock
+from common.notices import announce
 from trainer.machine.collectives import end_all, first_said, on_main
 from trainer.machine.ranks import Ranks
 
@@ -18,6 +30,10 @@ from trainer.machine.ranks import Ranks
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
 # How long a machine may take to see a file that another one has written to a network file system
 SEEN_WITHIN_S = 5.0
+# Ranks of a launcher that was just killed need a moment to release a lock.
+WAIT_S = 3.0
+# A server of network files keeps the lock of a machine that is lost: NFS for a lease of 90 s by default.
+WAIT_FOR_A_MACHINE_S = 150.0
 
 
 def check_writable(stem: Path) -> None:
@@ -109,3 +125,62 @@ def check_space(folder: Path, engine: Any) -> None:
             f"{folder}: a checkpoint takes {needed / 1e6:,.1f} MB, and {disk.free / 1e6:,.1f} MB are free there: free "
             "some space, or name another --out_dir"
         )
+
+
+# ------------------------------------------------------------------------------------------------ the lock
+
+# the locks that this process holds, each with the file that says who holds it
+_held: list[tuple[FileLock, Path]] = []
+
+
+def hold(stem: Path) -> None:
+    """Take the lock of the files `{stem}*` until `release_all` or the end of this process.
+
+    Errors: UserError that names the process that has it. Where the file system has no locks, a line says so.
+    """
+    stem = stem.absolute()
+    lock = file_lock(stem.with_name(f".{stem.name}.lock"), of_thread=False, file_stays=True)
+    running = stem.with_name(f".{stem.name}.running")
+    try:
+        try:
+            lock.acquire(timeout=WAIT_S)
+        except Timeout:
+            host, who = _holder(running)
+            if host in (None, socket.gethostname()):
+                raise
+            announce(
+                f"{stem}: {who} is writing these files, or its machine was lost and its lock is not free yet: waiting for "
+                f"{WAIT_FOR_A_MACHINE_S:g} seconds at most"
+            )
+            lock.acquire(timeout=WAIT_FOR_A_MACHINE_S)
+    except Timeout:
+        raise UserError(
+            f"{stem}: {_holder(running)[1]} is writing these files: wait for it, stop it, or name another --out_dir"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, PermissionError):
+            raise
+        announce(f"note: {stem.parent} takes no lock ({error}): see to it that no second run writes there")
+        return
+    _held.append((lock, running))
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+    # A full disk: the lock itself holds all the same.
+    with contextlib.suppress(OSError), atomic_file(running) as file:
+        file.write(json.dumps(owner).encode())
+
+
+def release_all() -> None:
+    """Give back what `hold` took."""
+    while _held:
+        lock, running = _held.pop()
+        with contextlib.suppress(OSError):
+            running.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(running: Path) -> tuple[str | None, str]:
+    """(host, words) of the process that holds the lock, as its file tells; the host is None where it does not."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        owner = json.loads(running.read_text())
+        return str(owner["host"]), f"process {owner['pid']} on {owner['host']!r} (since {owner['started']})"
+    return None, "another process"

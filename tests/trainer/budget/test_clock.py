@@ -1,9 +1,12 @@
 """The clock of a run with a budget. Reference: a simulated machine whose speed is known at each moment."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from trainer.budget import clock as module
 from trainer.budget.clock import TOLERANCE, Clock, Course
+from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
 
@@ -62,33 +65,10 @@ def test_without_a_clock_the_course_is_the_schedule():
         assert course.factor(update) == pytest.approx(wsd(update / 100, 0.4), abs=1e-12)
 
 
-@pytest.mark.parametrize(("seconds_of_update", "end"), [(1.0, 300), (0.5, 300), (4.0, 250)])
-def test_time_that_is_left_over_makes_a_run_no_longer_than_it_may_be(machine, seconds_of_update, end):
-    """A slow machine still ends on time. Reference: the seconds of the updates that fit."""
-    seconds, _, factors = run(machine, 1000.0, Course(105, 300), lambda _: seconds_of_update, most_updates=300)
-    assert len(factors) == pytest.approx(end, rel=0.02)
-    assert seconds == pytest.approx(end * seconds_of_update, rel=0.02)
-
-
-def test_a_fast_machine_trains_up_to_what_a_run_may_have(machine):
-    _, courses, factors = run(machine, 1000.0, Course(350, 1000), lambda _: 0.25, most_updates=1500)
-    assert len(factors) == 1500
-    assert courses[0].end - courses[0].fall_from == 650
-
-
 def test_a_machine_as_planned_is_left_alone(machine):
     """So a resume trains the same updates."""
     seconds, courses, factors = run(machine, 1003.0, Course(350, 1000), lambda _: 1.0, seconds_at_end=3.0)
     assert courses == [] and len(factors) == 1000 and seconds == pytest.approx(1003.0)
-
-
-def test_a_resume_near_the_end_looks_in_time(machine):
-    """Twenty seconds are left for forty updates of a second."""
-    clock = Clock(1000.0, 980.0, Course(350, 1000), Ranks())
-    for update in range(961, 981):
-        machine.now += 1.0
-        clock.after_update(update)
-    assert clock.end <= 981
 
 
 def test_a_resume_goes_on_with_the_course_and_the_time(machine):
@@ -105,7 +85,7 @@ def test_a_resume_goes_on_with_the_course_and_the_time(machine):
     assert untouched.moved is None and untouched.end == 1000
 
 
-@pytest.mark.parametrize("speed", [0.2, 0.5, 0.9, 1.1, 2.0, 5.0])
+@pytest.mark.parametrize("speed", [0.2, 0.9, 2.0])
 def test_a_plan_that_was_wrong_is_mended(machine, speed):
     seconds, courses, factors = run(machine, 600.0, Course(210, 600), lambda _: speed, seconds_at_end=5.0)
     assert 600.0 * (1 - 2 * TOLERANCE) <= seconds <= 600.0 * LATE
@@ -113,7 +93,7 @@ def test_a_plan_that_was_wrong_is_mended(machine, speed):
     assert has_no_jump(factors)
 
 
-@pytest.mark.parametrize("when", [0.1, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("when", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("slower", [1.5, 3.0])
 def test_a_disturbance_shortens_the_run(machine, when, slower):
     """Another program takes a core from some moment on: the run ends on time, with a rate that has fallen to zero."""
@@ -127,7 +107,7 @@ def test_a_disturbance_shortens_the_run(machine, when, slower):
     assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
 
 
-@pytest.mark.parametrize("budget", [60, 600, 3600, 8 * 3600, 24 * 3600])
+@pytest.mark.parametrize("budget", [60, 3600, 24 * 3600])
 @pytest.mark.parametrize("when", [0.01, 0.03, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("part", [0.02, 0.3, 0.9])
 def test_a_pause_costs_its_own_time_alone(machine, budget, when, part):
@@ -147,22 +127,6 @@ def test_a_pause_costs_its_own_time_alone(machine, budget, when, part):
     assert lost == pytest.approx(pause / of_update, abs=max(0.05 * pause / of_update, 0.015 * planned))
     # After a pause until shortly before the end a few updates are left for the fall.
     assert factors[-1] < (0.2 if part == 0.9 else 0.05)
-
-
-def test_a_disturbance_that_ends_is_made_good(machine):
-    def seconds_of_update(passed):
-        return 3.0 if 200 < passed < 300 else 1.0
-
-    seconds, _, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update)
-    assert seconds == pytest.approx(1000.0, rel=0.03)
-    assert len(factors) == pytest.approx(1000 - 100 * 2 / 3, rel=0.02) and factors[-1] < 0.05
-
-
-def test_only_the_constant_phase_changes_before_the_fall(machine):
-    """The fall has as many updates as planned."""
-    _, courses, _ = run(machine, 500.0, Course(350, 1000), lambda passed: 0.5 if passed < 50 else 0.6)
-    before = [course for course in courses if course.fall_rate == 1.0][:5]
-    assert before and all(course.end - course.fall_from == 650 for course in before)
 
 
 def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
@@ -185,22 +149,10 @@ def test_a_pause_within_an_evaluation_says_nothing_of_the_next_ones(machine):
     assert update == pytest.approx(750, abs=20)
 
 
-def test_time_before_the_first_update_is_part_of_the_budget(machine):
-    seconds, _, _ = run(machine, 300.0, Course(100, 300), lambda _: 1.0, spent=90.0)
-    assert seconds == pytest.approx(300.0, rel=0.02)
-
-
 def test_too_little_time_ends_soon(machine):
     """Nothing is left of the budget when the training begins."""
     seconds, _, factors = run(machine, 100.0, Course(100, 300), lambda _: 1.0, spent=120.0)
     assert len(factors) < 30 and factors[-1] <= 0.5
-
-
-def test_the_end_comes_after_the_update_that_is_done():
-    for update in range(1, 50):
-        for end in (-5, update, update + 1, update + 10):
-            course = Course(20, 60).with_end(update, end)
-            assert course.fall_from < course.end and course.end >= update + module.NEAREST_END
 
 
 def test_the_rate_has_no_jump_where_the_end_moves_within_the_fall():
@@ -208,3 +160,16 @@ def test_the_rate_has_no_jump_where_the_end_moves_within_the_fall():
     for update in (20, 33, 59):
         for further in (3, 30, 300):
             assert course.with_end(update, update + further).factor(update) == pytest.approx(course.factor(update))
+
+
+def test_an_end_that_moves_back_and_forth_is_told_once():
+    """As on a machine that others use. A small move is not worth a line."""
+    said = []
+    length = SimpleNamespace(max_updates=1000, last_update=1000)
+    job = SimpleNamespace(replan=lambda progress: None)
+    reporter = SimpleNamespace(say=said.append)
+    trainer = SimpleNamespace(length=length, job=job, reporter=reporter, progress=None, has_told_end=False)
+    for end in (990, 800, 1100, 700):
+        length.last_update = end
+        Trainer.follow_clock(trainer)
+    assert len(said) == 1 and "there is time for 800 of them" in said[0] and trainer.all_updates == 700

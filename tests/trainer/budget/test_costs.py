@@ -1,16 +1,19 @@
 """What a planned run takes. Reference: its events, counted one after the other."""
 
+import statistics
+
 import pytest
 import torch
 
 from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM
 from tests.trainer.budget.test_plan import demands
 from trainer.budget import costs
-from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, RunCosts
+from trainer.budget.clock import seconds_at_end
+from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, Machine, RunCosts, measured_seconds
 from trainer.budget.data import Data
 from trainer.budget.plan import Cut, best_plan, sizes
-from trainer.budget.reserves import seconds_at_end
-from trainer.budget.speed import Machine
+from trainer.machine import compiling
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
@@ -46,7 +49,7 @@ def evaluations_of(plan, interval):
     return count
 
 
-@pytest.mark.parametrize("interval", [1, 7, 10, 64, 1000])
+@pytest.mark.parametrize("interval", [1, 10, 1000])
 @pytest.mark.parametrize("memory", [None, 2.5e8])
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
@@ -81,3 +84,50 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
     assert planned.other_seconds(deeper, plan.cut, plan.seconds) == pytest.approx(warm)
     of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)
     assert planned.other_seconds(plan.config, of_other_rows, plan.seconds) == pytest.approx(cold)
+
+
+# ------------------------------------------------------------------------------------------------ a measurement
+
+CONFIG = MiniMindConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+
+
+def measured(**changes):
+    usual = {
+        "rows": 2,
+        "T": 8,
+        "optimizer": "muon",
+        "compiled": False,
+        "gradient_checkpointing": False,
+        "times": 5,
+    }
+    return measured_seconds(CONFIG, MACHINE, **{**usual, **changes})
+
+
+@pytest.mark.parametrize(("least_seconds", "rounds"), [(2.0, 5), (10.0, 15)])
+def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypatch, least_seconds, rounds):
+    """The first five updates of two micro-batches take 1.2 s, later ones 0.4 s. A short one ends after five, as it always did."""
+    durations = []
+
+    def seconds(work, device):
+        work()
+        durations.append(0.6 if len(durations) < 10 else 0.2)
+        return durations[-1]
+
+    monkeypatch.setattr(costs, "seconds", seconds)
+    of_micro_batch, of_rest = measured(least_seconds=least_seconds)
+    assert len(durations) == 2 * rounds
+    assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
+    assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_timed_is_prepared_as_the_run_is(monkeypatch, compiled):
+    """Reference: the job's own preparation, by which plain code keeps freed memory too: a fifth of its time."""
+    prepared = []
+    monkeypatch.setattr(compiling, "keep_freed_memory", lambda: prepared.append("memory"))
+    monkeypatch.setattr(
+        MiniMindForCausalLM, "compile_training", lambda model, shape, dtype: prepared.append(("compiled", shape)) or ""
+    )
+    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
+    measured(compiled=compiled)
+    assert prepared == ["memory", *([("compiled", (2, 8))] if compiled else [])]

@@ -1,27 +1,22 @@
 """What is told of a plan. Reference: where the law of the loss was measured."""
 
-import copy
 import dataclasses
+import shlex
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.trainer.budget.test_table import PLAN
+from tests.trainer.budget.test_plan import ALL, SimulatedMachine, demands
 from trainer.budget import laws
-from trainer.budget.outcome import chosen_settings, loss_error, sources_read_too_often
-from trainer.budget.plan import Cut
-from trainer.pretrain.settings import PretrainSettings
+from trainer.budget.kept_plan import explicit_command
+from trainer.budget.laws import MOST_PASSES
+from trainer.budget.outcome import chosen_settings, loss_error, plan_table, quantity, sources_read_too_often
+from trainer.budget.plan import Cut, best_plan
+from trainer.pretrain.settings import PretrainSettings, parse_args
 
+PLAN = best_plan(ALL, demands(seconds=600.0), SimulatedMachine())
 MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
-
-
-def with_config(**fields):
-    """A plan of another shape."""
-    config = copy.copy(PLAN.config)
-    for name, value in fields.items():
-        setattr(config, name, value)
-    return dataclasses.replace(MEASURED, config=config)
 
 
 def error_of(plan=MEASURED, text_scale=1.0, vocab_size=laws.MEASURED_VOCABULARY, T=512, optimizer="muon", **said):
@@ -48,15 +43,8 @@ def test_the_small_range_is_for_what_was_measured():
         {"optimizer": "adamw"},
         {"init_scheme": "default"},
         {"learning_rate": 1e-3},
-        {"muon_lr": 0.02},
-        {"weight_decay": 0.5},
-        {"lr_schedule": "cosine"},
         {"pack": False},
-        {"max_seq_len": 1024},
         {"generation": "minimind3"},
-        {"num_hidden_layers": 24},
-        {"batch_size": 2},
-        {"plan": with_config(hidden_size=96, num_attention_heads=1, num_key_value_heads=1, num_hidden_layers=3)},
     ],
 )
 def test_beyond_it_the_range_is_a_wide_one(changes):
@@ -95,14 +83,80 @@ def test_a_source_that_is_read_too_often_is_named_with_the_share_that_it_may_hav
     assert sources_read_too_often(mended, tokens=1e7) == []
 
 
-def test_where_all_sources_are_read_too_often_no_share_helps():
-    """Neither of them may have less: the other one would be read more often still."""
-    parts = (laws.Part(0.5, 1e6, "one.jsonl"), laws.Part(0.5, 1e6, "two.jsonl"))
-    lines = sources_read_too_often(parts, tokens=4e7)
-    assert [line.split(" is read ")[0] for line in lines] == ["warning: one.jsonl", "warning: two.jsonl"]
-    assert all(line.endswith("; give a smaller budget, or add more text") for line in lines)
+# ------------------------------------------------------------------------------------------------ the table
 
 
-def test_a_text_without_shares_is_no_source_that_is_read_too_often():
-    assert sources_read_too_often((), tokens=1e7) == []
-    assert sources_read_too_often((laws.Part(1.0, 1e5, "only.jsonl"),), tokens=1e7) == []
+def table_of(plan, others=None, error=0.03):
+    """{name: text} of the lines."""
+    lines = plan_table(
+        plan, others or {}, "0.01", error=error, bytes_per_token=3.0, total_seconds=600.0, until=None, T=512
+    )
+    width = max(line.index("  ", 3) for line in lines if line.startswith("  expected validation loss"))
+    return {line[2 : width + 2].strip(): line[width + 2 :].strip() for line in lines}
+
+
+@pytest.mark.parametrize("passes", [0.4, MOST_PASSES, MOST_PASSES + 1, 21.3])
+def test_a_loss_is_promised_for_as_many_passes_as_were_measured(passes):
+    plan = dataclasses.replace(PLAN, passes=passes)
+    twice = dataclasses.replace(PLAN, passes=2 * passes)
+    told = table_of(plan, {"twice as much": twice})
+    if passes <= MOST_PASSES:
+        assert told["expected validation loss"].startswith(f"{plan.loss:.3f} (")
+    else:
+        assert (
+            told["expected validation loss"]
+            == f"not known for {passes:.0f} passes over one text: up to 8 were measured"
+        )
+        assert f"{plan.loss:.3f}" not in str(told) and "note" not in told
+    assert (": loss" in told["twice as much would give"]) == (2 * passes <= MOST_PASSES)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (12.0, "12"),
+        (999_936.0, "1 M"),
+        (7.284e6, "7.28 M"),
+    ],
+)
+def test_a_quantity_has_three_digits_and_no_exponent(value, told):
+    """Also where rounding takes it to the next unit. References: by hand."""
+    assert quantity(value) == told
+
+
+# ----------------------------------------------------------------------------------- the command that repeats a plan
+
+SAID = [
+    "--data_path",
+    "a b.jsonl",
+    "--hidden_size",
+    "128",
+    "--budget",
+    "10m",
+    "--max_updates",
+    "50",
+    "--eval_interval",
+    "7",
+]
+
+
+def repeated(words, at_once=1):
+    """(the flags of the command, the settings that they give)"""
+    said = {word.removeprefix("--") for word in words if word.startswith("--")}
+    command = shlex.split(explicit_command(parse_args(words), said, at_once))
+    assert command[:2] == ["python", "trainer/train_pretrain.py"]
+    return command[2:], parse_args(command[2:])
+
+
+def test_what_was_said_is_repeated_but_for_the_budget():
+    flags, again = repeated([*SAID, "--dry_run", "1"])
+    assert "--budget" not in flags and "--dry_run" not in flags and "--num_hidden_layers" not in flags
+    assert (again.data_path, again.hidden_size, again.max_updates, again.eval_interval) == (["a b.jsonl"], 128, 50, 7)
+
+
+def test_flags_that_only_concern_processes_are_not_repeated():
+    """The command is for one process, and counts its micro-batches."""
+    of_processes = ["--ddp", "1", "--local_rank", "1", "--dist_timeout", "60", "--cpu_processes", "2"]
+    flags, again = repeated([*SAID, *of_processes, "--device", "cpu", "--num_workers", "2"], at_once=3)
+    assert not set(of_processes[::2]) & set(flags)
+    assert (again.device, again.num_workers, again.eval_interval) == ("cpu", 2, 21)

@@ -4,18 +4,15 @@ import math
 
 import pytest
 
-from dataset.loader import UpdateSchedule
-from model.config import MiniMindConfig, parameter_count
+from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.plan import (
     FEWEST_UPDATES,
-    ROWS,
     Demands,
     NothingFits,
     best_plan,
     cuts,
     fewest_different_tokens,
-    micro_batch_rows,
     plan_for,
     sizes,
 )
@@ -50,17 +47,7 @@ def demands(**changes):
 ALL = sizes({"vocab_size": 6400})
 
 
-@pytest.mark.parametrize(("rows_of_pass", "rows"), [(50, 16), (10, 16), (64, 16), (100_000, 16), (3, 1)])
-def test_the_last_update_of_a_pass_has_what_is_left(rows_of_pass, rows):
-    """Reference: the schedule that deals out rows."""
-    wanted = demands(tokens_of_pass=rows_of_pass * 512 * 0.9, fill=0.9)
-    schedule = UpdateSchedule(rows_of_pass, rows, 1, 1)
-    of_pass = schedule.n_updates * wanted.tokens_of_update(rows)
-    assert of_pass == pytest.approx(wanted.tokens_of_pass)
-
-
-@pytest.mark.parametrize("seconds", [60, 600, 3600, 36000])
-@pytest.mark.parametrize("rate", [2e10, 2e11, 2e13])
+@pytest.mark.parametrize("seconds, rate", [(60, 2e10), (600, 2e11), (36000, 2e13)])
 def test_the_best_of_all_sizes_is_taken(seconds, rate):
     """Reference: each size by itself."""
     machine = SimulatedMachine(rate)
@@ -111,23 +98,6 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     assert plan.parameters <= 24e6 / laws.TOKENS_OF_A_PARAMETER and plan.config.num_hidden_layers > 3
 
 
-def test_a_plan_fills_its_time():
-    machine = SimulatedMachine()
-    plan = best_plan(ALL, demands(seconds=900.0), machine)
-    assert plan.seconds + plan.other_seconds == pytest.approx(900, rel=0.02)
-    # But for the last update of each pass, which is a smaller one.
-    assert plan.tokens == pytest.approx(plan.updates * plan.rows * 512, rel=0.01)
-    assert plan.seconds == pytest.approx(plan.updates * machine.update_seconds(plan.config, plan.rows))
-
-
-def test_the_batch_suits_the_tokens():
-    """Within the grid of ROWS: no neighbour is nearer to the law."""
-    plan = best_plan(ALL, demands(seconds=3600.0), SimulatedMachine())
-    wanted = laws.batch_tokens(plan.tokens) / 512
-    distance = abs(math.log(plan.rows / wanted))
-    assert all(distance <= abs(math.log(rows / wanted)) + 1e-9 for rows in ROWS)
-
-
 def test_what_the_user_has_said_is_kept():
     machine = SimulatedMachine()
     both = best_plan(ALL, demands(batch_size=32, accumulation_steps=3), machine)
@@ -151,15 +121,6 @@ def test_ranks_share_the_rows():
         for changes in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
             found = cuts(demands(world_size=world_size, sharing=sharing, **changes))
             assert found and all(cut.batch_size >= sharing and cut.batch_size % sharing == 0 for cut in found)
-
-
-def test_what_does_not_fit_the_memory_is_not_chosen():
-    machine = SimulatedMachine(rate=1e13)
-    free = best_plan(ALL, demands(), machine)
-    bound = best_plan(ALL, demands(memory=2e8), machine)
-    assert bound.memory <= 2e8 < free.memory
-    with pytest.raises(NothingFits, match="memory"):
-        best_plan(ALL, demands(memory=1e6), machine)
 
 
 def test_an_update_that_does_not_fit_at_once_is_cut():
@@ -199,10 +160,6 @@ def test_too_little_text_is_said_with_what_would_be_enough(budget, changes):
             best_plan(ALL, demands(**budget, **changes, tokens_of_pass=unique, memory=1e12), machine)
 
 
-def test_a_number_of_tokens_is_trained_of_any_text():
-    assert best_plan(ALL, demands(seconds=None, tokens=1e5, tokens_of_pass=50), SimulatedMachine()).passes > 1000
-
-
 @pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
 def test_little_text_is_read_several_times_and_no_more(budget):
     """The same budget with a hundredth of the text: no better, and not spent. No model is larger than was measured."""
@@ -215,43 +172,7 @@ def test_little_text_is_read_several_times_and_no_more(budget):
     assert little.parameters <= laws.PARAMETERS_OF_A_TOKEN * different
 
 
-@pytest.mark.parametrize("width", [512, 640])
-def test_of_a_width_that_the_user_says_no_model_is_too_large_for_little_text(width):
-    """But where all are, the smallest one is taken."""
-    of_width = sizes({"vocab_size": 6400, "hidden_size": width})
-    wanted = demands(seconds=360_000.0, tokens_of_pass=1.05e6)
-    plan = best_plan(of_width, wanted, SimulatedMachine())
-    most = laws.PARAMETERS_OF_A_TOKEN * wanted.different
-    smallest = min(parameter_count(config) for config in of_width)
-    assert plan.passes == pytest.approx(laws.MOST_PASSES, rel=0.02)
-    assert plan.parameters <= max(most, smallest)
-
-
-def test_what_the_user_says_holds_for_little_text_too():
-    """A width, and a number of tokens."""
-    machine = SimulatedMachine()
-    of_width = sizes({"vocab_size": 6400, "hidden_size": 512})
-    assert best_plan(of_width, demands(tokens_of_pass=1e5), machine).config.hidden_size == 512
-    counted = best_plan(ALL, demands(seconds=None, tokens=4e6, tokens_of_pass=1e5), machine)
-    assert counted.passes == pytest.approx(40, rel=0.02)
-
-
-def test_rows_of_micro_batches_divide_the_update():
-    for rows in ROWS:
-        for most in (1, 7, 8, 16, 64):
-            micro_rows = micro_batch_rows(rows, most)
-            assert rows % micro_rows == 0 and micro_rows <= most
-
-
-def test_shapes_are_ones_that_a_model_can_have():
-    for width in laws.WIDTHS:
-        heads = laws.heads_for(width)
-        kv_heads = laws.kv_heads_for(heads)
-        config = MiniMindConfig(hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads)
-        assert config.head_dim % 2 == 0 and heads % kv_heads == 0
-
-
-@pytest.mark.parametrize("width", [2, 34, 96, 200, 202, 1000, 1018])
+@pytest.mark.parametrize("width", [2, 96, 202, 1018])
 def test_a_width_that_the_user_says_has_heads_too(width):
     """Reference: the config's own check, which a head of an odd size fails."""
     for config in sizes({"vocab_size": 6400, "hidden_size": width}):
@@ -285,21 +206,6 @@ def test_more_tokens_want_more_layers():
     for plan in chosen:
         fewest, most = laws.layers_for(256, plan.tokens)
         assert fewest - 1 <= plan.config.num_hidden_layers <= most + 1
-
-
-def test_four_layers_are_taken_where_they_learn_more_in_the_same_time():
-    """Reference: 128 x 4 after 15.1 M tokens has a lower loss than 128 x 3 after 17.6 M, which take as long
-    (docs/experiments.md, "A plan of 3 minutes against configurations around it")."""
-    (measured,) = sizes({"vocab_size": 6400, "hidden_size": 128, "num_hidden_layers": 4})
-    # One on which that model trains so many tokens in ten minutes
-    machine = SimulatedMachine(SimulatedMachine().token_flops(measured) * 15.1e6 / 590)
-    plan = best_plan(ALL, demands(seconds=600.0, tokens_of_pass=25e6), machine)
-    assert (plan.config.hidden_size, plan.config.num_hidden_layers) == (128, 4)
-
-
-def test_layers_that_the_user_has_said_are_kept():
-    fixed = sizes({"vocab_size": 6400, "num_hidden_layers": 5})
-    assert len(fixed) == len(laws.WIDTHS) and {config.num_hidden_layers for config in fixed} == {5}
 
 
 # ------------------------------------------------------------------------------------------------- the laws
@@ -344,30 +250,15 @@ def test_the_expected_loss_falls_with_size_layers_and_tokens():
     )
 
 
-def test_depth_is_worth_nothing_before_there_are_tokens_for_it():
-    assert laws.Depth(1, 2).factor(1e9) == laws.Depth(2, 2).factor(1e9) == 1
-    deep = laws.Depth(8, heads=4)
-    assert deep.factor(1e6) == pytest.approx(1, abs=1e-5)
-    assert deep.factor(laws.TOKENS_OF_DEPTH) == pytest.approx(1 - laws.GAIN_OF_DEPTH / 2, abs=1e-3)
-    assert deep.factor(1e9) == pytest.approx(1 - laws.GAIN_OF_DEPTH, abs=1e-3)
-    # The fewest tokens that can be asked for.
-    assert deep.factor(1) == pytest.approx(1)
-    # One head a layer
-    assert laws.Depth(8, heads=1).factor(1e9) == 1
-
-
 def test_repeated_text_has_more_weight_decay():
     """References: the best of the sweeps of docs/experiments.md, within a factor of two."""
     assert laws.muon_weight_decay(0.05, 644, 10) == laws.muon_weight_decay(1.0, 644, 10) == laws.WEIGHT_DECAY
     # Passes, updates and parameters for each token, and the decay that was best.
     for run, best in {
         (2.7, 644, 1.3): 0.2,
-        (2.7, 1292, 0.6): 0.1,
-        (4.8, 1277, 1.1): 0.1,
         (5.5, 1292, 1.3): 0.3,
         (5.6, 644, 2.6): 1.0,
         (4.0, 725, 10): 0.5,
-        (8.0, 1054, 3.3): 1.0,
         (8.0, 1054, 10): 1.0,
     }.items():
         assert best / 2 <= laws.muon_weight_decay(*run) <= best * 2
@@ -381,19 +272,12 @@ def test_the_law_meets_the_runs_that_were_measured():
     for parameters, layers, tokens, loss in (
         # Curves of as many operations, with 25.1 M different tokens
         (0.52e6, 2, 2.91e6, 5.134),
-        (1.21e6, 2, 1.26e6, 5.274),
-        (0.84e6, 2, 7.25e6, 4.726),
-        (3.75e6, 3, 1.63e6, 4.981),
         (1.21e6, 2, 20.14e6, 4.287),
         (5.86e6, 3, 4.25e6, 4.482),
         # 10, 30 and 40 minutes, with few layers and with many
         (2.02e6, 2, 16.3e6, 4.249),
-        (2.80e6, 4, 11.1e6, 4.240),
-        (3.20e6, 5, 20.5e6, 3.753),
         (5.16e6, 10, 11.9e6, 4.066),
         (2.60e6, 2, 33.5e6, 4.030),
-        (3.59e6, 6, 21.5e6, 3.709),
-        (1.61e6, 4, 15.1e6, 4.115),
     ):
         depth = laws.Depth(layers, 2)
         assert laws.expected_loss(parameters, depth, tokens, 25.1e6) == pytest.approx(loss, rel=laws.LOSS_ERROR)
@@ -406,7 +290,6 @@ def test_the_law_meets_the_runs_that_were_measured():
     # Two hours, with 35.3 M different tokens
     for parameters, layers, tokens, loss in (
         (5.86e6, 3, 40.5e6, 3.540),
-        (8.75e6, 4, 58.4e6, 3.324),
         (7.28e6, 8, 71.6e6, 3.289),
         (3.59e6, 6, 53.8e6, 3.535),
     ):

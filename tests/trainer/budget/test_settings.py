@@ -10,15 +10,13 @@ from trainer.pretrain.settings import read
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("10m", 600), ("1h", 3600), ("1h30m", 5400), ("1h0m30s", 3630), ("1.5m", 90), ("0.5h", 1800)],
+    [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5m", 90)],
 )
 def test_times(text, seconds):
     assert seconds_of(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "10", "m", "10 minutes", "-5m", "0m", "5s", "1d", "1m1h", "nan", "infm", "1e99h", "9999999h"]
-)
+@pytest.mark.parametrize("text", ["", "10", "-5m", "5s", "1m1h", "nan", "9999999h"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
         seconds_of(text)

@@ -1,103 +1,24 @@
-"""What ranks do together. References: the messages that are sent, and two real Gloo processes."""
+"""What ranks do together. References: two real Gloo processes, and lines written out."""
 
 import contextlib
-import threading
 import time
-from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from common.errors import DataError, SaidByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import collectives
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import (
+    compare_precision,
+    compare_settings,
+    first_rank_first,
+    on_main,
+    until_all_are_ready,
+)
 from trainer.machine.ranks import Ranks, init_distributed_mode
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """What rank 0 sends, in order; and an event that is set when it has sent three messages."""
-    messages, third = [], threading.Event()
-
-    def broadcast(message, src):
-        messages.append(list(message))
-        if len(messages) == 3:
-            third.set()
-
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-    return messages, third
-
-
-def test_rank_0_says_that_it_still_works(sent):
-    """A quarter of the time that the others wait lies between two signs."""
-    messages, third = sent
-    ranks = Ranks(world_size=2, timeout=timedelta(seconds=0.04))
-
-    def work():
-        assert third.wait(30)
-        return "result"
-
-    assert on_main(ranks, work) == "result"
-    *signs, answer = messages
-    assert answer == ["result", False, True]
-    assert len(signs) >= 3 and all(sign == [None, False, False] for sign in signs)
-
-
-def test_quick_work_sends_one_message(sent):
-    messages, _ = sent
-    assert on_main(Ranks(world_size=2), lambda: 5) == 5
-    assert messages == [[5, False, True]]
-
-
-def test_an_error_ends_the_signs(sent):
-    messages, _ = sent
-
-    def work():
-        raise UserError("mend it")
-
-    with pytest.raises(UserError, match="mend it"):
-        on_main(Ranks(world_size=2), work)
-    assert messages == [[None, True, True]]
-    assert not any(thread.name == "signs of life" for thread in threading.enumerate())
-
-
-def test_other_ranks_wait_for_the_answer(monkeypatch):
-    """They do no work of their own, and pass over signs of life."""
-    coming = [[None, False, False], [None, False, False], ["result", False, True]]
-
-    def broadcast(message, src):
-        message[:] = coming.pop(0)
-
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-    other = Ranks(rank=1, world_size=2)
-    assert on_main(other, lambda: pytest.fail("rank 0 alone works")) == "result"
-    coming.append([None, True, True])
-    with pytest.raises(SaidByAnotherRank):
-        on_main(other, lambda: None)
-
-
-@pytest.fixture
-def meetings(monkeypatch):
-    """What this rank says when the ranks meet: 1 once it is done. The other rank is done from the fifth time on."""
-    said, third = [], threading.Event()
-
-    def least_of_ranks(ranks, number, device):
-        said.append(number)
-        if len(said) == 3:
-            third.set()
-        return min(number, float(len(said) >= 5))
-
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(collectives, "least_of_ranks", least_of_ranks)
-    return said, third
-
-
-def test_ranks_meet_until_all_are_ready(meetings):
-    said, third = meetings
-    with until_all_are_ready(Ranks(world_size=2, timeout=timedelta(seconds=0.04))):
-        assert third.wait(30)
-    assert len(said) >= 5 and said[:3] == [0.0, 0.0, 0.0] and said[-1] == 1.0 and said == sorted(said)
+from trainer.pretrain.settings import parse_args
 
 
 def test_work_of_each_rank_for_itself_has_no_collective():
@@ -107,21 +28,11 @@ def test_work_of_each_rank_for_itself_has_no_collective():
     on_main(Ranks(), lambda: None)
 
 
-def test_a_rank_that_fails_no_longer_comes(meetings):
-    said, third = meetings
-    with pytest.raises(UserError), until_all_are_ready(Ranks(world_size=2, timeout=timedelta(seconds=0.04))):
-        assert third.wait(30)
-        raise UserError("mend it")
-    for thread in threading.enumerate():
-        if thread.name == "until all are ready":
-            thread.join(30)
-    assert 1.0 not in said
-
-
-def test_a_rank_that_is_gone_ends_those_that_wait_for_it(meetings, monkeypatch):
+def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
     def gone(*arguments):
         raise RuntimeError("gloo/transport: connection closed")
 
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(collectives, "least_of_ranks", gone)
     with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
         pass
@@ -159,32 +70,16 @@ def test_the_first_rank_of_a_machine_works_first(tmp_path):
     assert found == [("0", "rank 0 has read it"), ("01", "rank 1 has read it")]
 
 
-def longer_than_the_timeout():
+def longer_than_the_timeout(kind, alone):
+    """One rank works for longer than the other waits for a message. alone: it says nothing meanwhile."""
     new_port("long work")
     ranks, _ = init_distributed_mode("cpu", timeout_s=2)
+    if alone:
+        collectives.meetings = contextlib.nullcontext
     try:
-        return on_main(ranks, lambda: time.sleep(5) or "done")
-    finally:
-        dist.destroy_process_group()
-
-
-def without_signs():
-    """The same, and rank 0 says nothing before the end."""
-    collectives.signs_of_life = contextlib.nullcontext
-    try:
-        longer_than_the_timeout()
-    except RuntimeError as error:
-        return collectives.loss_of_a_rank(error) or str(error)
-    return "done"
-
-
-def own_work_longer_than_the_timeout(alone):
-    """Rank 1 has work for longer than rank 0 waits for a message. alone: they say nothing meanwhile."""
-    new_port("own work")
-    ranks, _ = init_distributed_mode("cpu", timeout_s=2)
-    together = contextlib.nullcontext() if alone else until_all_are_ready(ranks)
-    try:
-        with together:
+        if kind == "on_main":
+            return on_main(ranks, lambda: time.sleep(5) or "done")
+        with until_all_are_ready(ranks):
             time.sleep(5 * ranks.rank)
         dist.barrier()
     except RuntimeError as error:
@@ -195,14 +90,89 @@ def own_work_longer_than_the_timeout(alone):
 
 
 @pytest.mark.slow
-def test_work_of_one_rank_may_take_longer_than_the_others_wait_for_a_message():
-    """Reference: where they do not meet, the other rank gives up."""
-    assert run_ranks(own_work_longer_than_the_timeout, False) == ["done", "done"]
-    assert "another rank is gone, or silent" in run_ranks(own_work_longer_than_the_timeout, True)[0]
+@pytest.mark.parametrize("kind, waits", [("on_main", 1), ("until_all_are_ready", 0)])
+def test_work_may_take_longer_than_ranks_wait_for_a_message(kind, waits):
+    """Reference: where they do not meet, the rank that waits gives up."""
+    assert run_ranks(longer_than_the_timeout, kind, False) == ["done", "done"]
+    assert "another rank is gone, or silent" in run_ranks(longer_than_the_timeout, kind, True)[waits]
+
+
+def error_of_main():
+    """What each rank raises where rank 0 alone has failed, and what all get of the next work."""
+    new_port("error of main")
+    ranks, _ = init_distributed_mode("cpu", timeout_s=20)
+
+    def fail():
+        assert ranks.is_main
+        raise UserError("mend it")
+
+    try:
+        with pytest.raises(UserError) as caught:
+            on_main(ranks, fail)
+        return type(caught.value).__name__, on_main(ranks, lambda: ranks.rank)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_work_may_take_longer_than_ranks_wait_for_a_message():
-    """Reference: without signs of life the other rank gives up."""
-    assert run_ranks(longer_than_the_timeout) == ["done", "done"]
-    assert "another rank is gone, or silent" in run_ranks(without_signs)[1]
+def test_an_error_of_rank_0_ends_all_and_rank_0_says_it():
+    assert run_ranks(error_of_main) == [("UserError", 0), ("SaidByAnotherRank", 0)]
+
+
+# --------------------------------------------------------------------------------- what ranks are compared by
+
+
+@pytest.fixture
+def of_rank_0(monkeypatch):
+    """Facts that come from rank 0; and what the ranks say."""
+    facts, said = {}, []
+
+    def broadcast(message, src):
+        message[0] = {**message[0], **facts}
+
+    def first_said(ranks, text):
+        said.append(text)
+        return text
+
+    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(collectives, "first_said", first_said)
+    return facts, said
+
+
+def test_another_rank_says_it_to_rank_0(of_rank_0):
+    facts, said = of_rank_0
+    other = Ranks(rank=3, world_size=4)
+    compare_settings(other, parse_args(["--seed", "5"]))
+    facts["--seed"] = 42
+    with pytest.raises(SaidByAnotherRank):
+        compare_settings(other, parse_args(["--seed", "5"]))
+    assert said[0] == "" and said[1].startswith("rank 3 on ") and "has --seed 5 (rank 0: 42): all ranks need" in said[1]
+
+
+@pytest.mark.parametrize("flag", ["--data_path", "--from_weight"])
+def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
+    """Reference: the facts that rank 0 sends."""
+    sent = []
+    monkeypatch.setattr(collectives, "first_said", lambda ranks, text: text)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda message, src: sent.append(message[0]))
+    compare_settings(Ranks(world_size=2), parse_args([flag, "/home/a/file"]))
+
+    def receive(message, src):
+        message[0] = sent[0]
+
+    monkeypatch.setattr(dist, "broadcast_object_list", receive)
+    compare_settings(Ranks(rank=1, world_size=2), parse_args([flag, "/home/b/file"]))
+
+
+def test_a_precision_that_a_rank_has_chosen_for_its_hardware_is_a_difference(of_rank_0):
+    """All of them were given --dtype bfloat16."""
+    facts, said = of_rank_0
+    other = Ranks(rank=1, world_size=2)
+    facts["precision"] = "bfloat16"
+    compare_precision(other, torch.bfloat16)
+    with pytest.raises(SaidByAnotherRank):
+        compare_precision(other, torch.float16)
+    assert said[0] == ""
+    assert (
+        "has precision float16 (rank 0: bfloat16): name one that all of them have: --dtype float16 on GPUs" in said[1]
+    )

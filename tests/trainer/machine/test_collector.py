@@ -9,7 +9,7 @@ from tests.helpers import train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.engine import Engine
 from trainer.loop import Trainer
-from trainer.machine.collector import LOOK_EVERY, SETTLED_AFTER, QuietCollector
+from trainer.machine.compiling import LOOK_EVERY, SETTLED_AFTER, QuietCollector
 
 
 class Node:
@@ -45,55 +45,21 @@ def test_it_works_only_where_it_is_let():
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
-def test_an_error_gives_the_collector_back():
-    with pytest.raises(KeyError), QuietCollector(active=True) as collector:
-        settled(collector)
-        raise KeyError
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-
-
-def test_what_another_program_has_set_stays():
-    """A notebook may have switched the collector off, and frozen objects."""
-    gc.disable()
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        with QuietCollector(active=True) as collector:
-            settled(collector)
-        assert not gc.isenabled()
-        # Frozen objects whose last reference goes are freed, and then they do not count any more.
-        assert 0.9 * frozen < gc.get_freeze_count() <= frozen
-    finally:
-        gc.unfreeze()
-        gc.enable()
-
-
-def test_without_a_gpu_nothing_changes():
-    with QuietCollector(active=False) as collector:
-        settled(collector)
-        collector.look()
-        assert gc.isenabled() and gc.get_freeze_count() == 0
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_run_on_a_gpu_is_quiet_between_its_saves(tmp_path, monkeypatch, fails):
+def test_a_run_on_a_gpu_is_quiet_between_its_saves(tmp_path, monkeypatch):
+    """And gives the collector back when it ends, here with an error."""
     data = write_corpus(tmp_path / "data.jsonl", 40)
     enabled: list[bool] = []
     update = Engine.update
 
     def watched(engine, *arguments):
         enabled.append(gc.isenabled())
-        if fails and len(enabled) == SETTLED_AFTER + 2:
+        if len(enabled) == SETTLED_AFTER + 2:
             raise KeyError("a defect")
         update(engine, *arguments)
 
     monkeypatch.setattr(Engine, "update", watched)
-    with simulated_cuda():
-        if fails:
-            with pytest.raises(KeyError):
-                train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
-        else:
-            train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
+    with simulated_cuda(), pytest.raises(KeyError):
+        train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
     assert enabled[: SETTLED_AFTER + 1] == [True] * SETTLED_AFTER + [False] and not any(enabled[SETTLED_AFTER:])
     assert gc.isenabled() and gc.get_freeze_count() == 0
 

@@ -25,29 +25,22 @@ M26 = 26_000_000
 @pytest.mark.parametrize(
     "threads, rows, positions, memory_gb, chosen",
     [
-        # Two cores: one row cannot be divided, seven neither; eight can.
+        # Two cores: one row cannot be divided, eight can.
         (2, 1, 512, 24, 1),
-        (2, 7, 512, 24, 1),
         (2, 8, 512, 24, 2),
-        (2, 32, 512, 24, 2),
-        # Each process keeps 1,024 positions: 8 x 512 make 4 of them, 2 x 512 none, 8 x 128 none.
+        # Each process keeps 1,024 positions: 8 x 512 make 4 of them, 8 x 128 none.
         (4, 8, 512, 24, 4),
-        (16, 8, 512, 64, 4),
-        (2, 2, 512, 24, 1),
         (2, 8, 128, 24, 1),
         # No core is left idle: three threads and 32 rows have no divisor in common, six have 2.
         (3, 32, 512, 24, 1),
         (6, 32, 512, 24, 2),
         # Many cores: eight processes at most, of several threads.
-        (16, 32, 512, 64, 8),
-        (64, 32, 512, 256, 8),
         (128, 32, 512, 512, 8),
         # One thread (OMP_NUM_THREADS=1).
         (1, 32, 512, 24, 1),
         # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
         (2, 32, 512, 4, 1),
         (2, 32, 512, 6, 2),
-        (16, 32, 512, 16, 4),
         (2, 32, 512, None, 2),
     ],
 )  # fmt: skip
@@ -131,14 +124,6 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             parse_args(["--cpu_processes", wrong])
-
-
-def test_ranks_that_share_a_micro_batch():
-    """Against a launcher's: rows of a rank, and the micro-batches that are computed at once."""
-    shared = Ranks(1, 1, 4, sharing=4)
-    assert (shared.rows_of(32), shared.micro_batches_at_once) == (8, 1)
-    launched = Ranks(1, 1, 4)
-    assert (launched.rows_of(32), launched.micro_batches_at_once) == (32, 4)
 
 
 def test_nobody_goes_on_before_all_have_come(monkeypatch):

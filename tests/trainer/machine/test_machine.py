@@ -7,23 +7,21 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError, user_errors
+from common.errors import UserError
 from dataset import loader_workers
 from dataset.reading.documents import DataError
-from tests.helpers import ROOT, command_line, flags, train, write_corpus
+from tests.helpers import ROOT, flags, write_corpus
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import launch_line, line_of, run_cli
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.random_state import rng_state, seed_everything, set_rng_state
-from trainer.machine.ranks import Ranks, init_distributed_mode, ranks_of_launcher
+from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
 from trainer.machine.signals import StopSignals
 
 CPU = torch.device("cpu")
@@ -33,11 +31,6 @@ CPU = torch.device("cpu")
 def no_launcher(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_one_process_makes_no_group():
-    assert init_distributed_mode("cpu") == (Ranks(0, 0, 1), CPU)
-    assert not torch.distributed.is_initialized()
 
 
 def test_ddp_without_a_launcher_says_how_to_launch():
@@ -71,17 +64,6 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     assert pick_dtype("float32", CPU) == (torch.float32, None)
 
 
-def test_native_bfloat16_agrees_with_the_cpu_flags():
-    """Reference: /proc/cpuinfo, where there is one."""
-    if not os.path.exists("/proc/cpuinfo"):
-        pytest.skip("no /proc/cpuinfo here")
-    flags = Path("/proc/cpuinfo").read_text().split()
-    if any(name in flags for name in ("avx512_bf16", "amx_bf16", "bf16")):
-        assert devices.cpu_has_bfloat16()
-    elif "flags" in flags:
-        assert not devices.cpu_has_bfloat16()
-
-
 def draws():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
@@ -99,14 +81,6 @@ def test_seeds_and_random_states():
     assert draws() != first
 
 
-def test_random_states_pass_a_strict_load(tmp_path):
-    state = rng_state(CPU)
-    torch.save(state, tmp_path / "state.pt")
-    expected = draws()
-    set_rng_state(torch.load(tmp_path / "state.pt", weights_only=True), CPU)
-    assert draws() == expected
-
-
 @pytest.mark.parametrize("error", [UserError("first\nsecond"), DataError("first\nsecond")])
 def test_run_cli_prints_one_line(capsys, error):
     def main():
@@ -115,23 +89,6 @@ def test_run_cli_prints_one_line(capsys, error):
     with pytest.raises(SystemExit) as end:
         run_cli(main)
     assert end.value.code == 2 and capsys.readouterr().err == "error: first second\n"
-
-
-def test_run_cli_hands_on_the_exit_code_and_defects():
-    with pytest.raises(SystemExit) as end:
-        run_cli(lambda: 143)
-    assert end.value.code == 143
-    with pytest.raises(ZeroDivisionError):  # a defect of ours keeps its traceback
-        run_cli(lambda: 1 // 0)
-
-
-def test_user_errors_covers_what_a_user_can_mend():
-    with pytest.raises(UserError, match="no such"), user_errors():
-        raise ValueError("no such")
-    with pytest.raises(UserError), user_errors():
-        Path("/no/such/file").read_text()
-    with pytest.raises(AssertionError), user_errors():
-        raise AssertionError
 
 
 def test_stop_signals_are_noted_and_the_old_handlers_come_back():
@@ -195,20 +152,12 @@ def test_compile_without_a_compiler_says_so(monkeypatch):
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "flops", "gain", "is_told"),
-    [
-        (torch.bfloat16, 1e15, 1.9, True),
-        (torch.bfloat16, 1e15, 1.1, False),
-        (torch.bfloat16, 1e12, 1.9, False),
-        (torch.float32, 1e15, 1.9, False),
-    ],
-)
-def test_a_long_run_in_the_slower_precision_is_told(monkeypatch, dtype, flops, gain, is_told):
-    rates = {torch.float32: gain * 1e11, torch.bfloat16: 1e11}
+def test_a_long_run_in_the_slower_precision_is_told(monkeypatch):
+    rates = {torch.float32: 1.9e11, torch.bfloat16: 1e11}
     monkeypatch.setattr(devices, "product_rate", lambda device, dtype, **options: rates[dtype])
     line = "note: this CPU multiplies float32 1.9 times as fast as bfloat16: --dtype float32 trains faster"
-    assert devices.notes_on_precision(CPU, dtype, flops) == [line] * is_told
+    assert devices.notes_on_precision(CPU, torch.bfloat16, 1e15) == [line]
+    assert devices.notes_on_precision(CPU, torch.float32, 1e15) == []
 
 
 def broken_compiler(*arguments, **options):
@@ -222,7 +171,7 @@ def broken_compiler(*arguments, **options):
     return compiled
 
 
-@pytest.mark.parametrize("device", [CPU, torch.device("mps"), torch.device("cuda", 0)], ids=["cpu", "mps", "cuda"])
+@pytest.mark.parametrize("device", [CPU, torch.device("cuda", 0)], ids=["cpu", "cuda"])
 def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeypatch, device):
     monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
     monkeypatch.setattr(torch, "ones", lambda *shape, device, **options: torch.zeros(*shape, **options))
@@ -241,54 +190,12 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("device", "variable", "by_rule"),
-    [("cuda", None, True), ("cuda", "0", False), ("cpu", None, False)],
-)
-def test_kernels_of_a_gpu_are_chosen_by_rule(monkeypatch, device, variable, by_rule):
-    """Reference: the compiler's own setting, which that variable sets when torch is imported."""
-    from torch._inductor import config
-
-    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
-    monkeypatch.setattr(compiling, "failure_to_compile", lambda device: None)
-    monkeypatch.delenv("TORCHINDUCTOR_DETERMINISTIC", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", variable)
-    shapes = []
-
-    def compile_training(shape, dtype):
-        shapes.append(shape)
-        return ""
-
-    model = SimpleNamespace(compile_training=compile_training)
-    with config.patch(deterministic=False):
-        compile_blocks(model, "1", torch.device(device), print, (2, 8))
-        assert config.deterministic == by_rule
-    torch.set_float32_matmul_precision("highest")
-    assert shapes == [(2, 8)]
-
-
-@pytest.mark.slow
-def test_a_run_with_a_broken_compiler_trains_without_it(tmp_path):
-    """The compiler of torch is /bin/false. Reference: a run that is told not to compile."""
-    data = write_corpus(tmp_path / "data.jsonl")
-    cache = {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    ended = command_line(flags(data_path=data, out_dir=tmp_path / "broken", use_compile=1), **cache)
-    assert ended.returncode == 0, ended.stderr
-    assert "torch.compile does not work here" in ended.stdout
-    train(data_path=data, out_dir=tmp_path / "plain", use_compile=0)
-    weights = [(tmp_path / name / "pretrain_16.pth").read_bytes() for name in ("broken", "plain")]
-    assert weights[0] == weights[1]
-
-
-@pytest.mark.parametrize(
     ("system", "variable", "there", "lacks"),
     [
         ("linux", None, "clang++", None),
         ("darwin", None, "clang++", None),
-        ("linux", "my-c++", "my-c++", None),
         ("linux", None, "cl", "no C++ compiler (g++ or clang++) is found"),
         ("win32", None, "cl", None),
-        ("win32", None, "g++", "no C++ compiler (cl) is found"),
     ],
 )
 def test_the_compilers_of_each_system(monkeypatch, system, variable, there, lacks):
@@ -328,12 +235,9 @@ OF_TORCHRUN = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR":
     "variables, said",
     [
         ({"RANK": "x"}, "RANK is set to 'x'"),
-        ({"RANK": "-5", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "RANK is set to '-5'"),
         ({"RANK": "0"}, "LOCAL_RANK to ''"),
         ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "do not fit each other"),
         ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "MASTER_ADDR is not"),
-        ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE is set to ''"),
-        ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is set to '0'"),
         ({**OF_TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "WORLD_SIZE is 4 and LOCAL_WORLD_SIZE is set to '5'"),
     ],
 )
@@ -345,16 +249,6 @@ def test_a_launchers_variables_that_do_not_fit_are_one_line(variables, said, mon
     with pytest.raises(UserError, match=said) as error:
         init_distributed_mode("cpu")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("said", "here"), [(None, 1), ("2", 2), ("4", 4)])
-def test_a_launcher_says_how_many_ranks_a_machine_has(said, here, monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    for name, value in OF_TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    if said is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", said)
-    assert ranks_of_launcher().local_world_size == here
 
 
 @pytest.mark.parametrize("rank", [None, "-1"])
@@ -396,10 +290,6 @@ def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
                 "socketProgress: Connection closed by remote peer node1<4711>"
             ),
             "Connection closed by remote peer node1<4711>)",
-        ),
-        (
-            torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
-            "(NCCL communicator was aborted on rank 0)",
         ),
     ],
 )  # fmt: skip

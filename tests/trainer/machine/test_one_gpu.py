@@ -2,7 +2,6 @@
 simulated_cuda.py. Reference: the same run on the CPU."""
 
 import json
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from model.fast import experts as ways
 from tests.chats import train as train_chats
 from tests.chats import write_chats
 from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.helpers import flags, losses, new_port, records, run_ranks, train, trainers_that_fit, write_corpus
+from tests.helpers import flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import REAL_SET_DEVICE, set_device, simulated_cuda
 from tests.trainer.test_train_electra import train as train_electra
@@ -24,7 +23,6 @@ from trainer import engine, train_pretrain
 from trainer.budget import planner
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
-from trainer.reducer import DistributedReducer
 from trainer.saving import checkpoint
 
 
@@ -34,8 +32,7 @@ def test_the_simulated_set_device_refuses_what_the_real_one_refuses():
             refuse(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("device", [None, "cuda", "cuda:0"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype, device", [("bfloat16", None), ("float16", "cuda"), ("float32", "cuda:0")])
 def test_pretraining_starts_and_ends_there(tmp_path, device, dtype):
     data = write_corpus(tmp_path / "corpus.jsonl", 12)
     with simulated_cuda() as cuda:
@@ -60,14 +57,6 @@ def test_a_card_without_bfloat16_trains_in_float16(tmp_path, capsys):
     assert (
         "this GPU has no native bfloat16: training in float16 with a gradient scaler instead" in capsys.readouterr().out
     )
-
-
-def test_a_run_goes_on_there(tmp_path):
-    data = write_corpus(tmp_path / "corpus.jsonl", 12)
-    with simulated_cuda():
-        train(data_path=data, out_dir=tmp_path, device=None, dtype="float32")
-        run = train(data_path=data, out_dir=tmp_path, device=None, dtype="float32", from_resume=1, epochs=2)
-    assert run.progress.epoch == 2
 
 
 class FirstUpdate(Exception):
@@ -195,14 +184,6 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
         assert torch.equal(ours, reference)
 
 
-def test_an_epoch_without_a_full_micro_batch_is_not_filled_beyond_its_rows(compiled, tmp_path):
-    data = write_corpus(tmp_path / "corpus.jsonl", 20)
-    with simulated_cuda():
-        run = train(**{**COMPILED_RUN, "batch_size": 64}, data_path=data, out_dir=tmp_path, device=None)
-    assert set(compiled.shapes) == {(run.job.plan(0).n_rows, 24)}
-    assert set(compiled.backends) == {"CompiledFlexBackend"}
-
-
 def test_chats_start_and_end_there(tmp_path):
     options = {"data_path": write_chats(tmp_path / "chats.jsonl", 12), "dtype": "float32", "epochs": 1}
     with simulated_cuda():
@@ -211,20 +192,18 @@ def test_chats_start_and_end_there(tmp_path):
     assert losses(run) == losses(train_chats(**options, out_dir=tmp_path / "cpu", device="cpu"))
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
-def test_electra_starts_and_ends_there(tmp_path, device):
+def test_electra_starts_and_ends_there(tmp_path):
     data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
     with simulated_cuda() as cuda:
-        run = train_electra(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "out", device=device, max_steps=2)
+        run = train_electra(data_path=data, vocab_path=vocabulary, out_dir=tmp_path / "out", device=None, max_steps=2)
     assert run.engine.device == torch.device("cuda", 0) and cuda.chosen[0] == 0
     assert run.progress.update == 2
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
-def test_fine_tuning_starts_and_ends_there(tmp_path, device):
+def test_fine_tuning_starts_and_ends_there(tmp_path):
     place = make_place(tmp_path / "glue")
     with simulated_cuda() as cuda:
-        fine_tune(place, tmp_path / "gpu", device=device, epochs=1)
+        fine_tune(place, tmp_path / "gpu", device="cuda", epochs=1)
     assert cuda.chosen[0] == 0 and cuda.mode.asked > 0
 
 
@@ -247,35 +226,6 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
         assert device == torch.device("cuda", local_rank) and cuda.chosen == [local_rank]
         assert asked["backend"] == backend
         assert asked["device_id"] == (device if nccl else None)
-
-
-TWO_RANKS = {"dtype": "float32", "batch_size": 2, "accumulation_steps": 1, "epochs": 1, "num_workers": 0}
-
-
-def run_of_a_rank(folder):
-    """The weights of a run on two simulated GPUs, where Gloo stands in for NCCL, and where it ran."""
-    new_port("run")
-    with (
-        simulated_cuda(gpus=2) as cuda,
-        mock.patch.object(torch.distributed, "is_nccl_available", lambda: False),
-        # Not the shared memory of ranks whose tensors are in main memory
-        mock.patch.object(engine, "make_reducer", lambda model, ranks: DistributedReducer(model)),
-    ):
-        run = train(data_path=f"{folder}/corpus.jsonl", out_dir=f"{folder}/two", device=None, **TWO_RANKS)
-    weights = [parameter.detach() for parameter in run.engine.parameters]
-    return {"weights": weights, "device": str(run.engine.device), "chosen": cuda.chosen[0]}
-
-
-@pytest.mark.slow
-def test_a_run_of_torchrun_takes_two_gpus(tmp_path):
-    """From the flags to the end. Reference: one process on a CPU with twice the rows at once."""
-    data = write_corpus(tmp_path / "corpus.jsonl", 12)
-    found = run_ranks(run_of_a_rank, str(tmp_path))
-    assert [(rank["device"], rank["chosen"]) for rank in found] == [("cuda:0", 0), ("cuda:1", 1)]
-    run = train(data_path=data, out_dir=tmp_path / "one", **{**TWO_RANKS, "batch_size": 4})
-    for first, second, reference in zip(*(rank["weights"] for rank in found), run.engine.parameters, strict=True):
-        assert torch.equal(first, second)
-        torch.testing.assert_close(first, reference, atol=1e-5, rtol=1e-4)
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):

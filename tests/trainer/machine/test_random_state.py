@@ -1,7 +1,6 @@
 """--deterministic. Reference: PyTorch's own switches."""
 
 import contextlib
-import os
 
 import pytest
 import torch
@@ -11,26 +10,6 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
 from trainer.machine.random_state import CUBLAS_WORKSPACE, deterministic
-
-
-def switches():
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
-
-
-def test_the_switches_are_set_within_and_back_afterwards(monkeypatch):
-    monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    before = switches()
-    with deterministic(False):
-        assert switches() == before and CUBLAS_WORKSPACE not in os.environ
-    with deterministic(True):
-        assert switches() == (True, False, False)
-        assert os.environ[CUBLAS_WORKSPACE] == ":4096:8"
-    assert switches() == before
 
 
 def test_an_operation_without_such_a_form_ends_the_run_with_its_name():

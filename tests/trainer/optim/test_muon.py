@@ -4,12 +4,8 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 
-from tests.operators import Operators
 from trainer.optim.muon import COEFFICIENTS, Muon, Together, orthogonalise
-from trainer.optim.sharded_muon import ShardedOrthogonalise
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8)]
 
@@ -90,36 +86,3 @@ def test_together_saves_and_restores_all_parts():
     run(second, twin, 2, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(ours, twin, strict=True))
     assert len(first.param_groups) == 2
-
-
-def test_an_update_makes_no_buffer_that_is_there_already():
-    """The first update makes one for each matrix, later ones none. Counted where torch makes tensors."""
-    parameters = matrices()
-    optimizer, counts = Muon(parameters), []
-    for step in range(3):
-        with Operators() as operators:
-            run(optimizer, parameters, 1, seed=step)
-        counts.append(len(operators.named("zeros_like")))
-    assert counts == [len(SHAPES), 0, 0]
-
-
-class NoIndexOfTheHost(TorchFunctionMode):
-    """Refuses a list as an index, which a GPU gets by a copy."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        is_indexed = function in (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-        assert not (is_indexed and isinstance(args[1], list))
-        return function(*args, **(kwargs or {}))
-
-
-def test_matrices_of_a_group_of_one_rank_are_those_without_a_group(monkeypatch):
-    """Reference: `orthogonalise`, bitwise. tests/trainer/test_sharding.py has groups of several ranks."""
-    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 1)
-    monkeypatch.setattr(dist, "all_to_all_single", lambda received, sent, *sizes, group: received.copy_(sent))
-    in_group = ShardedOrthogonalise(None)
-    for n in (3, 5, 3):
-        given = torch.randn(n, 24, 8)
-        with NoIndexOfTheHost():
-            found = in_group(given, given.shape[1:])
-        assert torch.equal(found, orthogonalise(given.to(torch.bfloat16)))
