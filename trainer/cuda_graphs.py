@@ -91,7 +91,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         self.replay_micro_batch: Replay | None = None
         self.replay_end: Replay | None = None
 
-    def micro_batch(self, batch: BatchT, totals: TotalsT) -> None:
+    def compute(self, batch: BatchT, totals: TotalsT) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
         batch, totals = self._numbers_on_device(batch), self._numbers_on_device(totals)
         if self.is_on and self.updates and self.at_start and self.replay_micro_batch is None:

@@ -164,7 +164,7 @@ class Engine(Generic[BatchT, TotalsT]):
         counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
         """
         if self.graphs is not None:
-            self.graphs.micro_batch(batch, totals)
+            self.graphs.compute(batch, totals)
         else:
             self._accumulate(batch, totals, last, counts)
 
