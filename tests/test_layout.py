@@ -153,6 +153,7 @@ def test_there_is_one_training_loop():
         assert {path.name for path in TRAINER if method in [name for name, _ in calls(path)]} == files
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_has_no_side_effect(tmp_path):
     """In a process of its own: no process group, no signal handler, no file, no seed, no output."""
     probe = """
