@@ -2,29 +2,25 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePath
-from typing import Unpack
-
-import numpy as np
+from pathlib import PurePath
+from typing import Unpack, cast
 
 from common.arithmetic import ceil_div
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.held_out import HeldOut, hold_out, with_last_part
-from dataset.loader import Assembler, Batch, gather
-from dataset.mixed_plan import Move
-from dataset.packing import EpochPlan, RowPlan
-from dataset.planned_mixture import ONE_PASS, PlannedMixture, RunLength, documents_of_sources, is_planned
-from dataset.quality.leaks import Runs, TrainingText, runs_of
+from dataset.held_out import hold_out, with_last_part
+from dataset.loader import Assembler, Batch, OnlySome
+from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength
+from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_of_targets, text_bytes
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.sources import ConcatStore, Mixture, MostTargets, Share, all_documents, sum_of_targets, text_bytes
 from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
+from dataset.store.joined import ConcatStore
 from dataset.store.token_store import StoreOptions
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -32,56 +28,29 @@ from dataset.tokenizing.encoder import DocumentEncoder
 SHARE_IS_MISSED = 0.02
 # Kinds of files in a line on what a folder has.
 KINDS_TOLD = 6
-# Rows whose documents are counted at once.
-COUNTED_ROWS = 1 << 14
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 
 
-def notices_of_sources(
-    groups: Sequence[Source],
-    stores: Sequence[TokenStore],
-    text_suffixes: Sequence[str] | None,
-    cache_dir: str | None,
-) -> list[str]:
-    """What a user should know of the files of all sources, and of their stores, a line each."""
-    paths: list[str] = []
-    for source in groups:
-        paths += source.paths
-    lines = notices_of_paths(paths, text_suffixes, cache_dir)
-    for store in stores:
-        line = notice_of(store)
-        if line:
-            lines.append(line)
-    return lines
-
-
 def notices_of_paths(
-    paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
+    paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> list[str]:
     """What a user should know of the files that --data_path names, a line each."""
     # A folder of many files takes a while to walk: once for all lines.
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
-    files = [file for path in paths for file in choices[path].read]
-    lines = repeated_files(files)
+    lines = []
+    # By what a path leads to: a file and a link to it are one.
+    times = Counter(str(file.resolve()) for path in paths for file in choices[path].read)
+    for name, count in times.items():
+        if count > 1:
+            lines.append(
+                f"warning: --data_path names {name} {count} times: its documents are trained as often in an epoch"
+            )
     for path, choice in choices.items():
         if choice.left_out:
             lines.append(
                 f"{path}: {_by_suffix(choice.read)} read, {_by_suffix(choice.left_out)} left out; name files by their own "
                 "paths to read others"
-            )
-    return lines
-
-
-def repeated_files(files: Sequence[Path]) -> list[str]:
-    """A line for each file that is named twice, by itself or within a folder: its documents would be trained twice."""
-    # By what a path leads to: a file and a link to it are one.
-    times = Counter(str(file.resolve()) for file in files)
-    lines = []
-    for file, count in times.items():
-        if count > 1:
-            lines.append(
-                f"warning: --data_path names {file} {count} times: its documents are trained as often in an epoch"
             )
     return lines
 
@@ -99,14 +68,6 @@ def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
     return ready or group_sources([path for path in data_path if isinstance(path, str)])
 
 
-def missed_share(path: str) -> str:
-    """The line for a source that gives much more or less than its share."""
-    return (
-        f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is "
-        "too little, or in too long documents; give the smallest source a smaller share"
-    )
-
-
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
@@ -122,6 +83,8 @@ class Corpus:
     # What is said where no epoch would have a row, and where nothing of the validation documents is predicted
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
+    # leaves those targets of a batch that are trained; None: all are
+    only: OnlySome | None = None
 
     def __init__(
         self,
@@ -156,9 +119,9 @@ class Corpus:
         self.val_fraction = val_fraction
         # Tokens that a document begins and ends with, and that are none of its text.
         self.added = (int(encoder.bos_id is not None), int(encoder.eos_id is not None))
-        self.notices = notices_of_sources(
-            groups, stores, store_options.get("text_suffixes"), store_options.get("cache_dir")
-        )
+        paths = [path for source in groups for path in source.paths]
+        self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
+        self.notices += [line for line in map(notice_of, stores) if line]
         held_out = hold_out(
             self.store,
             encoder,
@@ -169,43 +132,30 @@ class Corpus:
             self.nothing_to_evaluate,
             **store_options,
         )
-        self._split(held_out)
-        # After the split: what is held out belongs to no source's share.
-        self._share(groups, length)
+        # the documents to train; None: all of the store
+        self.documents: Ints | None = held_out.documents if held_out else None
+        # those of the store that --val_fraction keeps from training; None: it is not given
+        self.kept_back: Ints | None = held_out.kept_back if held_out else None
+        # those to evaluate, and the store that they are in; None: there are none
+        self.val_documents: Ints | None = held_out.val_documents if held_out else None
+        self.val_store: Documents | None = held_out.val_store if held_out else None
+        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
+        self.val_shared: Array | None = held_out.val_shared if held_out else None
+        if held_out:
+            self.notices += held_out.notices
+            self.max_token_id = max(self.max_token_id, held_out.max_token_id)
+        # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
+        # source's share.
+        self.mixture: Mixture | None = None
+        if groups[0].shares is not None:
+            documents = all_documents(self.store) if self.documents is None else self.documents
+            # One source with a share is not a ConcatStore yet.
+            bounds = ConcatStore(stores).bounds.tolist()
+            self.mixture = Mixture(
+                self.store, groups, documents, bounds, self._epoch_plan, seed, length, self._most_targets
+            )
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
-        # The same of the shares of the sources.
-        self._last_shares: tuple[int, list[Share]] | None = None
-
-    def _split(self, held_out: HeldOut | None) -> None:
-        """Say which documents are trained and which are evaluated."""
-        # The documents to train; None: all of the store.
-        self.documents: Ints | None = None
-        # Those of the store that --val_fraction keeps from training; None: it is not given.
-        self.kept_back: Ints | None = None
-        # Those to evaluate, and the store that they are in; None: there are none.
-        self.val_documents: Ints | None = None
-        self.val_store: Documents | None = None
-        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-        self.val_shared: Array | None = None
-        if held_out is None:
-            return
-        self.documents = held_out.documents
-        self.kept_back = held_out.kept_back
-        self.val_documents = held_out.val_documents
-        self.val_store = held_out.val_store
-        self.val_shared = held_out.val_shared
-        self.notices += held_out.notices
-        self.max_token_id = max(self.max_token_id, held_out.max_token_id)
-
-    def _share(self, groups: Sequence[Source], length: RunLength) -> None:
-        """Make what draws documents by the shares of the sources, where these have some."""
-        self.mixture: Mixture | None = None
-        self.planned: PlannedMixture | None = None
-        if is_planned(groups):
-            self.planned = self._plan_run(groups, length)
-        elif groups[0].shares is not None:
-            self.mixture = self._mix(groups)
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""
@@ -217,20 +167,10 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return self.max_seq_len - 1 if is_cut else None
 
-    def _mix(self, groups: Sequence[Source]) -> Mixture:
-        """What draws each epoch's documents from the sources."""
-        shares = [source.shares[0].share for source in groups if source.shares is not None]
-        # One source with a share is not a ConcatStore yet.
-        return Mixture(ConcatStore(self.stores), shares, self.seed, self.documents, max_targets=self._most_targets)
-
-    def _plan_run(self, groups: Sequence[Source], length: RunLength) -> PlannedMixture:
-        """What plans shares that change over the run."""
-        documents = all_documents(self.store) if self.documents is None else self.documents
-        bounds = ConcatStore(self.stores).bounds.tolist()
-        of_sources = documents_of_sources(documents, bounds)
-        return PlannedMixture(
-            self.store, groups, of_sources, self._epoch_plan, self.seed, length, max_targets=self._most_targets
-        )
+    @property
+    def is_one_plan(self) -> bool:
+        """Whether the plan of the whole run is one: a share changes over it, or a source may come several times."""
+        return self.mixture is not None and self.mixture.is_of_run
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
@@ -244,45 +184,18 @@ class Corpus:
             documents=documents,
         )
 
-    def replan(self, moves: Sequence[Move]) -> None:
-        """The end of the run has moved, which matters where shares change over the run: see Move."""
-        if self.planned is not None:
-            self.planned.replan(moves)
-
-    def training_text(self) -> list[TrainingText]:
-        """The tokens of each store, and the places of what is held out of it."""
-        texts = []
-        first = 0
-        for store in self.stores:
-            held_out = np.empty(0, np.int64)
-            if self.kept_back is not None:
-                begin, end = np.searchsorted(self.kept_back, [first, first + len(store)])
-                held_out = self.kept_back[begin:end].astype(np.int64) - first
-            texts.append(TrainingText(store, store.offsets[held_out], store.offsets[held_out + 1]))
-            first += len(store)
-        return texts
-
-    def validation_runs(self, documents: Ints, runs_of_document: int) -> Runs:
-        """What stands for some validation documents in a search for leaks. documents: their numbers in val_store."""
-        assert self.val_store is not None
-        before, behind = self.added
-        begins = np.asarray(self.val_store.offsets[documents]) + before
-        ends = np.asarray(self.val_store.offsets[documents + 1]) - behind
-        return runs_of(self.val_store.tokens, begins, ends, runs_of_document)
-
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
 
-        Where shares change over the run, the whole run is one epoch.
+        Where `is_one_plan`, the whole run is one epoch.
         """
-        if self.planned is not None:
-            return self.planned.plan
+        if self.mixture is not None and self.mixture.is_of_run:
+            return self.mixture.plan(epoch)
         if self._last_plan is not None and self._last_plan[0] == epoch:
             return self._last_plan[1]
         # Let go of it before the next one is made: two would take twice the memory.
         self._last_plan = None
-        documents = self.documents if self.mixture is None else self.mixture.epoch_documents(epoch)
-        plan = self._epoch_plan(documents, epoch)
+        plan = self.mixture.plan(epoch) if self.mixture is not None else self._epoch_plan(self.documents, epoch)
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
             raise DataError(f"{', '.join(self.sources)}: {self.nothing_to_train}{lower}")
@@ -291,7 +204,7 @@ class Corpus:
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
         """What makes the batches of a plan; see Assembler."""
-        return Assembler(self.store, pad_id, n_rows)
+        return Assembler(self.store, pad_id, n_rows, self.only)
 
     def digest_check(self) -> DigestCheck:
         """What looks at the tokens of all stores of this run while it trains."""
@@ -309,134 +222,73 @@ class Corpus:
             "pack": self.pack,
             "long_documents": self.long_documents,
             "val_fraction": self.val_fraction,
-            "shares": [],
         }
-        if self.mixture is not None:
-            layout["shares"] = self.mixture.asked.tolist()
-            # Earlier versions counted all tokens, and drew other documents.
-            layout["shares count"] = "targets"
-        if self.planned is not None:
-            layout |= self.planned.layout()
-        return layout
+        return layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def mixture_report(self, epoch: int) -> list[str]:
-        """Lines that tell each source's share in an epoch."""
-        if self.planned is not None:
-            return self._report_of_run(self.planned)
+        """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
         if self.mixture is None:
             return []
+        of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        for path, share in zip(self.sources, self._shares(epoch), strict=True):
+        for path, source, curve in zip(self.sources, self.sources_of_epoch(epoch), self.mixture.curves, strict=True):
+            share, asked = cast(float, source["share"]), float(curve.area(1.0))
+            course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{path}: {share.drawn:.2%} of the trained tokens (asked {share.asked:.2%}), "
-                f"{counted(share.documents, 'document')}, {share.used:.1%} of the source"
-            )
-            if abs(share.drawn - share.asked) > SHARE_IS_MISSED:
-                lines.append(missed_share(path))
-        return lines
-
-    def _report_of_run(self, planned: PlannedMixture) -> list[str]:
-        """Lines that tell what a run takes of each source."""
-        told = planned.told()
-        total = max(sum(source.targets for source in told), 1)
-        lines = []
-        for path, source, curve in zip(self.sources, told, planned.curves, strict=True):
-            share = source.targets / total
-            asked = curve.area(1.0)
-            lines.append(
-                f"{path}: {share:.2%} of the trained tokens of the run (asked {asked:.2%}: {curve.text()}), "
-                f"{counted(source.targets, 'token')}, {source.passes:.2f} passes"
+                f"{path}: {share:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
+                f"{counted(cast(int, source['tokens']), 'token')}, {source['passes']:.2f} passes"
             )
             if abs(share - asked) > SHARE_IS_MISSED:
-                lines.append(missed_share(path))
+                lines.append(
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
+                    "little, or in too long documents; give the smallest source a smaller share"
+                )
         return lines
 
-    def _shares(self, epoch: int) -> list[Share]:
-        """What each source with a share gives to an epoch; none without shares."""
-        if self.mixture is None:
-            return []
-        if self._last_shares is None or self._last_shares[0] != epoch:
-            self._last_shares = (epoch, self.mixture.report(self.mixture.epoch_documents(epoch)))
-        return self._last_shares[1]
-
     def sources_of_epoch(self, epoch: int) -> list[dict[str, object]]:
-        """For the record of a run: of each source its paths, its share of the trained tokens, these, and its documents.
+        """For the record of a run: of each source its paths and documents, and what it gives to an epoch, or to the run where
+        that is one plan: the share of the trained tokens, these, and passes over the source.
 
-        Paths without shares are one source. Where shares change over the run, all of it is the epoch.
+        Paths without shares are one source.
         """
-        if self.planned is not None:
-            return self._sources_of_run(self.planned)
-        if self.mixture is None:
-            plan = self.plan(epoch)
-            n_documents = len(self.store) if self.documents is None else len(self.documents)
-            (paths,) = self.paths_of_sources
-            tokens = plan.row_targets(0, plan.n_rows)
-            return [{"paths": paths, "share": 1.0, "tokens": tokens, "documents": n_documents}]
+        plan = self.plan(epoch)
+        documents = [all_documents(self.store) if self.documents is None else self.documents]
+        given = [Given(plan.row_targets(0, plan.n_rows), 1.0)]
+        if self.mixture is not None and isinstance(plan, MixedPlan):
+            documents = [*self.mixture.documents]
+            given = self.mixture.given(plan, plan.n_rows)
+        total = max(sum(source.targets for source in given), 1)
         sources: list[dict[str, object]] = []
-        for paths, share in zip(self.paths_of_sources, self._shares(epoch), strict=True):
-            sources.append(
-                {"paths": paths, "share": share.drawn, "tokens": share.targets, "documents": share.documents}
-            )
-        return sources
-
-    def _sources_of_run(self, planned: PlannedMixture) -> list[dict[str, object]]:
-        """The same where shares change over the run."""
-        told = planned.told()
-        total = max(sum(source.targets for source in told), 1)
-        sources: list[dict[str, object]] = []
-        for paths, source, documents in zip(self.paths_of_sources, told, planned.documents, strict=True):
-            share = source.targets / total
+        for paths, (tokens, passes), of_source in zip(self.paths_of_sources, given, documents, strict=True):
             sources.append(
                 {
                     "paths": paths,
-                    "share": share,
-                    "tokens": source.targets,
-                    "documents": len(documents),
-                    "passes": source.passes,
+                    "share": tokens / total,
+                    "tokens": tokens,
+                    "documents": len(of_source),
+                    "passes": passes,
                 }
             )
         return sources
 
     def parts(self) -> list[tuple[float, int]]:
         """[(share of the trained tokens of the run, tokens that may be trained in a pass)] of each source with a share."""
-        if self.planned is not None:
-            shares = [curve.area(1.0) for curve in self.planned.curves]
-            return list(zip(shares, self.planned.targets, strict=True))
-        if self.mixture is not None:
-            return list(zip(self.mixture.asked.tolist(), self.mixture.targets, strict=True))
-        return []
+        if self.mixture is None:
+            return []
+        return list(zip(self.mixture.shares, self.mixture.targets, strict=True))
 
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
-        if self.planned is not None:
-            # The whole run is the epoch.
-            told = self.planned.told(row if epoch == 0 else None)
-            return [(name, *source) for name, source in zip(self.sources, told, strict=True)]
         if self.mixture is None:
             return []
-        tokens = np.zeros(len(self.sources), dtype=np.int64)
-        for number in range(epoch):
-            tokens += [share.targets for share in self._shares(number)]
-        if row:
-            tokens += self._targets_of_rows(self.mixture, self.plan(epoch), row)
+        # Where the whole run is one plan, it is at its end in epoch 1.
+        before = self.mixture.given_before(epoch)
         trained = []
-        for name, of_source, there in zip(self.sources, tokens.tolist(), self.mixture.targets, strict=True):
-            trained.append((name, of_source, of_source / there))
+        plan = self.plan(epoch) if row else None
+        now = self.mixture.given(plan, row) if isinstance(plan, MixedPlan) else [Given(0, 0.0)] * len(before)
+        for name, one, other in zip(self.sources, before, now, strict=True):
+            trained.append((name, one.targets + other.targets, one.passes + other.passes))
         return trained
-
-    def _targets_of_rows(self, mixture: Mixture, plan: RowPlan, end: int) -> Ints:
-        """Of each source in the first rows of an epoch."""
-        targets = np.zeros(len(mixture.targets), dtype=np.int64)
-        for lo in range(0, end, COUNTED_ROWS):
-            _, document, _, pairs = plan.pieces(range(lo, min(lo + COUNTED_ROWS, end)))
-            source = np.searchsorted(mixture.store.bounds[1:], document, side="right")
-            trained = self._targets_of_pieces(document, pairs)
-            targets += np.bincount(source, weights=trained, minlength=len(targets)).astype(np.int64)
-        return targets
-
-    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
-        """Of pieces of documents in rows, how many targets are trained. pairs: of each piece."""
-        return pairs
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
@@ -446,7 +298,7 @@ class Corpus:
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
         """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""
-        if self.mixture is not None or self.planned is not None or (self.pack and self.long_documents == "split"):
+        if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
         documents = all_documents(self.store) if self.documents is None else self.documents
@@ -460,29 +312,30 @@ class Corpus:
         ]
 
     def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
-        """ValidationBatches over whole documents (long ones in pieces), or None."""
+        """ValidationBatches over whole documents (long ones in pieces; of conversations the end is cut off), or None."""
         if self.val_store is None or self.val_documents is None:
             return None
-        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id)
+        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
 
 
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
-    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted.
+    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted. only: see Corpus.
     """
 
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, long_documents: str = "split"
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: OnlySome | None = None
     ) -> None:
-        self.store = store
-        self.pad_id = pad_id
+        long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(
             store, max_seq_len, seed=0, epoch=0, long_documents=long_documents, documents=documents, shuffle=False
         )
-        self.n_bytes = text_bytes(store, documents)
+        self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
+        self.store = store
+        self.n_bytes = text_bytes(store, documents) if only is None else None
 
     def __len__(self) -> int:
         return ceil_div(self.plan.n_rows, EVAL_ROWS)
@@ -491,5 +344,4 @@ class ValidationBatches:
         if not 0 <= i < len(self):
             # Ends a `for batch in ...`.
             raise IndexError(i)
-        rows = range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows))
-        return gather(self.store.tokens, self.plan.recipe(rows), self.pad_id, n_rows=EVAL_ROWS)
+        return self.assembler[self.plan.recipe(range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows)))]

@@ -10,11 +10,11 @@ import numpy as np
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.packing import chunks
+from dataset.packing import all_documents, chunks, number_type
 from dataset.shares import name_of
-from dataset.sources import ConcatStore, all_documents, split_by_hash
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
+from dataset.store.joined import ConcatStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -42,6 +42,27 @@ class HeldOut:
     max_token_id: int = -1
     # Lines that a user should see.
     notices: list[str] = field(default_factory=list)
+
+
+def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
+    """(training, validation): the document numbers of each side, ascending, 4 bytes each (8 beyond 2^32 documents).
+
+    A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
+    and whatever is added to it, the same documents stay out, and copies of one text stay together.
+    """
+    if not 0 <= fraction < 1:
+        raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
+    # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
+    threshold = np.uint64(int(fraction * 2**64))
+    # A first part that is empty, so that a side without documents is an array too.
+    dtype = number_type(len(store))
+    training = [np.empty(0, dtype)]
+    validation = [np.empty(0, dtype)]
+    for lo, hi in chunks(len(store)):
+        held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
+        training.append((np.flatnonzero(~held_out) + lo).astype(dtype))
+        validation.append((np.flatnonzero(held_out) + lo).astype(dtype))
+    return np.concatenate(training), np.concatenate(validation)
 
 
 def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
@@ -85,43 +106,37 @@ def hold_out(
         paths = [val_path] if isinstance(val_path, str) else list(val_path)
         val_store = open_or_build(paths, encoder, **store_options)
         found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
-        _refuse_empty(found, has_targets, f"--val_path {name_of(paths)}: {nothing}", "name other documents")
-        _look_for_overlap(found, store, name_of(paths), allow_val_overlap)
-        return found
-    if not val_fraction:
+        what, advice = f"--val_path {name_of(paths)}", "name other documents"
+    elif val_fraction:
+        documents, val_documents = split_by_hash(store, val_fraction)
+        if not len(val_documents):
+            raise DataError(
+                f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it"
+            )
+        found = HeldOut(store, val_documents, documents, val_documents)
+        what, advice = f"what --val_fraction {val_fraction} holds out", "raise it"
+    else:
         return None
-    documents, val_documents = split_by_hash(store, val_fraction)
-    if not len(val_documents):
-        raise DataError(f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it")
-    found = HeldOut(store, val_documents, documents, val_documents)
-    _refuse_empty(found, has_targets, f"what --val_fraction {val_fraction} holds out: {nothing}", "raise it")
-    return found
-
-
-def _refuse_empty(found: HeldOut, has_targets: HasTargets, what: str, advice: str) -> None:
-    """Errors: DataError where the loss of all validation documents would be the mean of nothing."""
+    # The loss of all validation documents would be the mean of nothing.
     if not has_targets(found.val_store, found.val_documents):
-        raise DataError(f"{what}, so its loss would tell nothing; {advice}")
-
-
-def _look_for_overlap(found: HeldOut, store: Documents, name: str, allowed: bool) -> None:
-    """Say how many validation documents are trained too: their loss does not tell what the model makes of new text."""
+        raise DataError(f"{what}: {nothing}, so its loss would tell nothing; {advice}")
+    if not val_path:
+        return found
+    # The loss of what is trained too does not tell what the model makes of new text.
     is_shared = are_shared(store, found.val_store)
-    shared = int(is_shared.sum())
-    if not shared:
-        return
-    found.val_shared = is_shared
-    total = len(found.val_store)
-    if shared == total and not allowed:
+    shared, total = int(is_shared.sum()), len(found.val_store)
+    if shared == total and not allow_val_overlap:
         raise DataError(
-            f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
-            "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
-            "--allow_val_overlap 1"
+            f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing about "
+            "new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
         )
-    found.notices.append(
-        f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
-        "training data too, to the letter; the validation loss is too low by what the model remembers of them"
-    )
+    if shared:
+        found.val_shared = is_shared
+        found.notices.append(
+            f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+            "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+        )
+    return found
 
 
 def are_shared(training: Documents, validation: Documents) -> Array:

@@ -4,10 +4,9 @@ The trainers read token stores (dataset/store/token_store.py); this class serves
 dataset. It keeps the places of the lines, not their text.
 """
 
+from array import array
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -18,8 +17,7 @@ from dataset.reading.documents import BOM, DataError, parse_line
 from dataset.reading.line_reader import WHITE_SPACE
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# Bytes of the file that are looked at together.
-SCAN_BYTES = 16 << 20
+PIECE_BYTES = 1 << 20
 
 
 class PretrainDataset(Dataset):
@@ -74,49 +72,22 @@ class PretrainDataset(Dataset):
         return text
 
 
-Places = npt.NDArray[np.int64]
-
-
-def _find_lines(path: Path) -> tuple[Places, Places, Places]:
-    """(start, end, line number from 1), each int64 [lines], of all lines that are not blank.
-
-    The test has the same as a loop over the lines.
-    """
-    size = path.stat().st_size
-    if not size:
-        # An empty file cannot be mapped.
-        nothing = np.empty(0, np.int64)
-        return nothing, nothing, nothing
-    data = np.memmap(path, np.uint8, "r")
-    found = []
-    # Where the line begins that the next piece goes on with, and its number.
-    start = 0
-    line = 1
-    # Piece by piece, so that of a run of empty lines nothing is kept.
-    for at in range(0, size, SCAN_BYTES):
-        ends = np.flatnonzero(data[at : at + SCAN_BYTES] == ord("\n")) + at
-        # The end of the file ends a line, too. After a line break that line is empty, and is left out below.
-        if at + SCAN_BYTES >= size:
-            ends = np.append(ends, size)
-        if not len(ends):
-            continue
-        starts = np.append(start, ends[:-1] + 1)
-        numbers = np.arange(line, line + len(ends))
-        start = ends[-1] + 1
-        line += len(ends)
-        filled = starts < ends
-        found.append(np.stack((starts[filled], ends[filled], numbers[filled])))
-    starts, ends, numbers = np.concatenate(found, axis=1)
-    # A line of blanks alone is no item either; few lines begin in a way that asks for a closer look.
-    filled = np.ones(len(starts), bool)
-    for i in np.flatnonzero(np.isin(data[starts], list(WHITE_SPACE + BOM[:1]))):
-        filled[i] = not _is_blank(data[starts[i] : ends[i]])
-    return starts[filled], ends[filled], numbers[filled]
-
-
-def _is_blank(line: npt.NDArray[np.uint8]) -> bool:
-    """Whether a line, uint8 [bytes], holds blanks alone, after a byte-order mark perhaps."""
-    if line[: len(BOM)].tobytes() == BOM:
-        line = line[len(BOM) :]
-    # Piece by piece: a line may be as long as the file.
-    return all(not line[at : at + SCAN_BYTES].tobytes().strip(WHITE_SPACE) for at in range(0, len(line), SCAN_BYTES))
+def _find_lines(path: Path) -> "tuple[array[int], array[int], array[int]]":
+    """(start, end, line number from 1) of all lines that are not blank."""
+    starts, ends, numbers = array("q"), array("q"), array("q")
+    at = 0
+    with path.open("rb") as file:
+        # A line in pieces: one may be as long as the file. Of a run of blank lines nothing is kept.
+        number, is_filled, begin = 1, False, 0
+        while piece := file.readline(PIECE_BYTES):
+            text = piece.removeprefix(BOM) if at == begin else piece
+            is_filled = is_filled or bool(text.strip(WHITE_SPACE))
+            at += len(piece)
+            # The end of the file ends a line, too.
+            if piece.endswith(b"\n") or at == path.stat().st_size:
+                if is_filled:
+                    starts.append(begin)
+                    ends.append(at - piece.endswith(b"\n"))
+                    numbers.append(number)
+                number, is_filled, begin = number + 1, False, at
+    return starts, ends, numbers

@@ -4,7 +4,7 @@ Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -68,6 +68,9 @@ class Batch(NamedTuple):
 
     def pin_memory(self) -> "Batch":
         return pinned(self)
+
+
+OnlySome = Callable[[Batch], Batch]
 
 
 def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = None) -> Batch:
@@ -211,15 +214,16 @@ class Assembler:
     itself.
     """
 
-    def __init__(self, store: HasTokens, pad_id: int = 0, n_rows: int = 0) -> None:
-        """n_rows: batches of fewer rows are filled up to that many, see `gather`."""
+    def __init__(self, store: HasTokens, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+        """n_rows: batches of fewer rows are filled up to that many, see `gather`. only: leaves some targets of a batch."""
         self.store = store
         self.pad_id = pad_id
         self.n_rows = n_rows
+        self.only = only
 
     def __getitem__(self, what: Recipe) -> Batch:
-        n_rows = max(self.n_rows, len(what.per_row))
-        return gather(self.store.tokens, what, self.pad_id, n_rows)
+        batch = gather(self.store.tokens, what, self.pad_id, max(self.n_rows, len(what.per_row)))
+        return batch if self.only is None else self.only(batch)
 
 
 class HasRecipes(Protocol[RecipeT_co]):
@@ -258,37 +262,29 @@ class Loader(Generic[RecipeT, BatchT]):
         all of them can stop together.
         """
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
-        coming = self._whole_updates(plan, schedule)
+        numbers = iter(range(schedule.first_update, schedule.n_updates))
+        # made when they are asked for
+        recipes = (plan.recipe(range(lo, hi)) for _, _, lo, hi in schedule.steps(self.rank) if lo < hi)
+        batches = self._batches(recipes, schedule.accumulation_steps)
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
         ready: deque[tuple[int, list[BatchT | None]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
-                try:
-                    update = next(coming, None)
-                except LoaderError as error:
-                    self.failure = error
-                    break
+                update = next(numbers, None)
                 if update is None:
                     break
-                ready.append(update)
+                slices = schedule.slices(update, self.rank)
+                try:
+                    # The recipes leave the empty slices out too, so the next batch is the one of this slice.
+                    ready.append((update, [next(batches) if lo < hi else None for lo, hi in slices]))
+                except LoaderError as error:
+                    self.failure = error
             if not ready:
                 break
             yield ready.popleft()
         if self.failure is not None:
             raise self.failure
-
-    def _whole_updates(
-        self, plan: HasRecipes[RecipeT], schedule: UpdateSchedule
-    ) -> Iterator[tuple[int, list[BatchT | None]]]:
-        """(number, batches) of one update after the other."""
-        batches = self._batches(_recipes(plan, schedule, self.rank), schedule.accumulation_steps)
-        for update in range(schedule.first_update, schedule.n_updates):
-            of_update: list[BatchT | None] = []
-            for lo, hi in schedule.slices(update, self.rank):
-                # The recipes leave the empty slices out too, so the next batch is the one of this slice.
-                of_update.append(next(batches) if lo < hi else None)
-            yield update, of_update
 
     def _batches(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
         """The batches of the recipes, made here or by the workers."""
@@ -306,13 +302,6 @@ class Loader(Generic[RecipeT, BatchT]):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _recipes(plan: HasRecipes[RecipeT], schedule: UpdateSchedule, rank: int) -> Iterator[RecipeT]:
-    """The recipes of the non-empty micro-batches in order, made when they are asked for."""
-    for _, _, lo, hi in schedule.steps(rank):
-        if lo < hi:
-            yield plan.recipe(range(lo, hi))
 
 
 def make_loader(

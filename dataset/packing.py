@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataset.best_fit import best_fit, rows_of
-from dataset.store.interface import Column, HasOffsets, Ints
+from dataset.store.interface import Column, Documents, HasOffsets, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
 CHUNK = 1 << 18
@@ -82,6 +82,41 @@ def pairs_of(offsets: Column, documents: Ints | None, lo: int, hi: int) -> Ints:
         return np.diff(offsets[lo : hi + 1]) - 1
     chosen = np.asarray(documents[lo:hi], dtype=np.int64)
     return np.asarray(offsets[chosen + 1] - offsets[chosen] - 1)
+
+
+def all_documents(store: Documents) -> Ints:
+    """Their numbers."""
+    return np.arange(len(store), dtype=number_type(len(store)))
+
+
+def text_bytes(store: Documents, documents: Ints) -> int:
+    """UTF-8 bytes of the texts of the given documents."""
+    total = 0
+    for lo, hi in chunks(len(documents)):
+        total += int(store.text_bytes[documents[lo:hi]].sum(dtype=np.int64))
+    return total
+
+
+# How many targets of a document count at most: the same for all, or int [documents of the store]; None: all of them.
+MostTargets = int | Ints | None
+
+
+def target_counts(store: HasOffsets, documents: Ints, most: MostTargets = None) -> Ints:
+    """int64: the targets of each of the given documents: one less than its tokens, and at most so many."""
+    at = np.asarray(documents, dtype=np.int64)
+    lengths = np.asarray(store.offsets[at + 1]) - np.asarray(store.offsets[at])
+    targets = np.maximum(lengths - 1, 0)
+    if most is None:
+        return targets
+    return np.minimum(targets, most[at] if isinstance(most, np.ndarray) else most)
+
+
+def sum_of_targets(store: HasOffsets, documents: Ints, most: MostTargets = None) -> int:
+    """The targets of all the given documents together."""
+    total = 0
+    for lo, hi in chunks(len(documents)):
+        total += int(target_counts(store, documents[lo:hi], most).sum())
+    return total
 
 
 class Cut:

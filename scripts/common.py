@@ -30,7 +30,7 @@ from dataset.reading.json_lines import BOM, record_of_line
 from dataset.reading.line_reader import WHITE_SPACE, LineReader
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.shipped import DEFAULT, unnamed_vocabulary
+from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
 from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
@@ -215,7 +215,7 @@ def check_is_there(weight: Path) -> None:
     if not weight.exists():
         raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
-        # Of a run it may be its --out_dir, or the folder of its checkpoints, which lies beside the weights.
+        # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(
             f"{weight}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
             f"{weights_instead(weight, weight.parent)}"

@@ -56,6 +56,7 @@ from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
 from scripts.common import ModelChoice, dtype_of_flag, load, most_positions, read_records, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
+from trainer.reporting.reporter import finite
 
 # 97.5 % quantile of the normal distribution
 Z = 1.959963984540054
@@ -116,7 +117,18 @@ def run(args: argparse.Namespace) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(f"{out}.json") as file:
             figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
-            file.write(json.dumps(report_of(args, dtype, figures, counts, scorer), indent=2).encode() + b"\n")
+            settings = {name: getattr(args, name) for name in ("max_length", "stride", "group_by")}
+            report = {
+                "task": args.task,
+                "weight": args.weight,
+                "data_path": args.data_path,
+                "settings": {"dtype": str(dtype).removeprefix("torch."), **settings},
+                "counts": counts,
+                "metrics": {name: metric._asdict() for name, metric in figures.items()},
+                "tokens_per_second": scorer.tokens_per_second if scorer.tokens else None,
+                "torch": torch.__version__,
+            }
+            file.write(json.dumps(finite(report), indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
     print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {str(dtype).removeprefix('torch.')}")
     width = max(map(len, figures))
@@ -141,29 +153,6 @@ def default_out(args: argparse.Namespace) -> Path:
     return weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}")
 
 
-def report_of(
-    args: argparse.Namespace, dtype: torch.dtype, figures: dict[str, Metric], counts: dict[str, int], scorer: "Scorer"
-) -> dict[str, object]:
-    """What {out}.json holds; JSON has no NaN, so that becomes null."""
-    metrics = {}
-    for name, metric in figures.items():
-        fields = metric._asdict().items()
-        metrics[name] = {
-            key: None if isinstance(value, float) and math.isnan(value) else value for key, value in fields
-        }
-    settings = {name: getattr(args, name) for name in ("max_length", "stride", "group_by")}
-    return {
-        "task": args.task,
-        "weight": args.weight,
-        "data_path": args.data_path,
-        "settings": {"dtype": str(dtype).removeprefix("torch."), **settings},
-        "counts": counts,
-        "metrics": metrics,
-        "tokens_per_second": scorer.tokens_per_second if scorer.tokens else None,
-        "torch": torch.__version__,
-    }
-
-
 # --------------------------------------------------------------------------------------------------- the tasks
 
 
@@ -172,7 +161,7 @@ def perplexity(
 ) -> Results:
     """Documents whole, as in training: BOS, text, EOS, every token but the first predicted once, in strided windows.
 
-    Intervals are those of a ratio of sums over documents, or over windows where there is one document only.
+    Intervals are those of a ratio of sums over documents. One document alone says nothing of how documents differ.
     """
     bad_lines = BadLines() if args.skip_bad_lines else None
     documents: list[list[Row]] = []
@@ -198,26 +187,14 @@ def perplexity(
         announce(told, to_stderr=True)
     refuse_nothing(documents, args)
     scores = iter(scorer.score([row for rows in documents for row in rows]))
-    of_windows = [[-next(scores) for _ in rows] for rows in documents]
-    losses = [math.fsum(of_document) for of_document in of_windows]
+    losses = [-math.fsum(next(scores) for _ in rows) for rows in documents]
     tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
-    if len(documents) > 1:
-        per_token = ratio(losses, tokens, "linearised, over documents")
-    else:
-        # One document alone says nothing of how documents differ; its windows do, a little.
-        per_token = ratio(of_windows[0], [len(row.ids) - row.start for row in documents[0]], "linearised, over windows")
+    per_token = ratio(losses, tokens)
     figures = {"loss": per_token, "perplexity": transformed(per_token, exp)}
+    # A text of spaces alone has no word.
     for name, units, change in (("bits_per_byte", bytes_of, bits), ("word_perplexity", words_of, exp)):
-        # A text of spaces alone has no word.
-        if not sum(units):
-            continue
-        if len(documents) > 1:
-            per_unit = ratio(losses, units, per_token.interval)
-        else:
-            # The windows of one document have no bytes of their own: as wide, relatively, as the loss per token.
-            tokens_per_unit = tokens[0] / units[0]
-            per_unit = transformed(per_token, lambda loss, factor=tokens_per_unit: loss * factor)  # type: ignore[misc]
-        figures[name] = transformed(per_unit, change)
+        if sum(units):
+            figures[name] = transformed(ratio(losses, units), change)
     counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
     return figures, counts
 
@@ -344,12 +321,12 @@ class Scorer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the tokens that were scored, without those that are only read."""
+        """Speed over the tokens that were scored, without those that are only read."""
         return self.tokens / self.seconds
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
-        """Of each row the sum of the log-probabilities of its scored tokens, in nats."""
+        """For each row the sum of the log-probabilities of its scored tokens, in nats."""
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
         start = time.perf_counter()
@@ -407,16 +384,16 @@ def share(right: Sequence[bool]) -> Metric:
     return Metric(p, max(low, 0.0), min(high, 1.0), "Wilson")
 
 
-def ratio(tops: Sequence[float], bottoms: Sequence[int], interval: str) -> Metric:
+def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
     """sum(tops) / sum(bottoms); variance of a ratio of sums by linearisation (Cochran, Sampling Techniques, 6.4)."""
     n = len(tops)
     value = math.fsum(tops) / sum(bottoms)
     if n < 2:
-        return Metric(value, math.nan, math.nan, "none: one unit")
+        return Metric(value, math.nan, math.nan, "none: one document")
     # The residuals of the documents from the common ratio.
     squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
     half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
-    return Metric(value, value - half, value + half, interval)
+    return Metric(value, value - half, value + half, "linearised, over documents")
 
 
 def transformed(metric: Metric, change: Callable[[float], float]) -> Metric:

@@ -36,17 +36,15 @@ from common.wording import counted, first_to_last, one_line, printable
 from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, sources_of
-from dataset.planned_mixture import RunLength
+from dataset.mixture import RunLength
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, library, near_copies
 from dataset.quality.languages import language_of
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.settings import OFF
-from dataset.store.builder import first_writable
-from dataset.store.deduplicate import open_sources
+from dataset.store.deduplicate import open_sources, stored_texts
 from dataset.store.interface import Ints
-from dataset.store.texts import stored_texts
-from dataset.store.token_store import StoreOptions, files_of, places_of
+from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts.inspect_settings import InspectSettings, parse_args
 from trainer.machine.command_line import run_cli

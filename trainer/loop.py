@@ -47,7 +47,7 @@ from trainer.updates import note_on_rows, schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# Of the updates of a run: by how much the clock must move the end to be worth a line.
+# Share of a run's updates by which the clock must move the end to be worth a line
 WORTH_SAYING = 0.05
 
 
@@ -77,10 +77,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.notices = surroundings.notices
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
+        if self.engine.graphs is not None:
+            self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
-            job.looks,
+            looks=job.looks,
             log_interval=settings.log_interval,
             save_interval=self.save_clock.interval,
             save_at=job.files.save_at,
@@ -107,7 +109,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.outlook: Outlook | None = None
         # The time of log intervals and epochs, made anew for each epoch.
         self.watch: Stopwatch | None = None
-        # Of the log interval in which the resumed run was stopped.
+        # Seconds of the log interval in which the resumed run was stopped
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
         self.product_rate = 0.0
@@ -453,12 +455,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.product_rate:
             best_rate = self.product_rate * self.ranks.world_size
             record["flops_utilisation"] = tokens_per_second * self.outlook.flops_per_token / best_rate
-        expected = self.outlook.watch.expected_loss(progress.tokens, rate)
+        watch = self.outlook.watch
+        expected = watch.expected_loss(progress.tokens, rate) if watch else None
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
         self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
-        warning = self.outlook.watch.of_line(record["loss"], expected)
+        warning = watch.of_line(record["loss"], expected) if watch else None
         if warning:
             self.reporter.say(warning)
 

@@ -22,7 +22,7 @@ from trainer.machine.ranks import Ranks
 # of a micro-batch: (its share of the update's loss, what to add up for the log), see trainer/engine.py
 LossAndSums = tuple[torch.Tensor, torch.Tensor]
 
-# Of gradients that go over the network in one piece: large enough that the network's latency does not count, small
+# Gradients that go over the network in one piece: large enough that the network's latency does not count, small
 # enough that most of the pieces travel while the backward pass computes the next ones.
 BUCKET_BYTES = 25 << 20
 
@@ -71,7 +71,7 @@ class DistributedReducer:
         self.parallel.broadcast_buffers = False
         self.world_size = dist.get_world_size()
         self._settle_buckets()
-        # Whether the gradients of the update are on their way.
+        # The gradients of the update are on their way.
         self._are_sent = False
 
     def _settle_buckets(self) -> None:

@@ -279,7 +279,7 @@ class Shards:
         self.replicas = ranks.world_size // group_size
         with network_of(ranks):
             mesh = mesh_of(ranks, group_size, device.type)
-            # Of all ranks, for the threads that save: their messages must not come between those of the training.
+            # All ranks, for the threads that save: their messages must not come between those of the training.
             timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
             self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         # The ranks that have one model together.

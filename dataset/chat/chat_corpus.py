@@ -11,17 +11,15 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.chat.answers import TOKENS_AT_ONCE, Answers
 from dataset.chat.encoder import ChatEncoder
-from dataset.corpus import Corpus, ValidationBatches, sources_of
-from dataset.loader import Assembler, Batch
-from dataset.packing import EpochPlan, Recipe, RowPlan
+from dataset.corpus import Corpus, sources_of
+from dataset.packing import EpochPlan, RowPlan, all_documents
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
-from dataset.sources import all_documents
-from dataset.store.interface import Documents, HasTokens, Ints
+from dataset.store.interface import Documents, Ints
 
 
 class ChatCorpus(Corpus):
@@ -41,6 +39,7 @@ class ChatCorpus(Corpus):
         for path in paths:
             refuse_other_kinds(path, options.get("cache_dir"))
         self.answers: Answers = encoder.answers
+        self.only = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
         self.notices += self._untrained_report()
@@ -76,22 +75,15 @@ class ChatCorpus(Corpus):
     def answer_targets(self) -> Ints:
         """uint32: of each document of the store, how many targets are trained."""
         # A document that is cut at max_seq_len tokens has one pair less, in rows of both layouts.
-        return self._count(np.arange(len(self.store)), self.max_seq_len - 1)
+        return self.answers.count(self.store, np.arange(len(self.store)), self.max_seq_len - 1)
 
     @property
     def _most_targets(self) -> Ints:
         """A share counts what is trained."""
         return self.answer_targets
 
-    def _targets_of_pieces(self, documents: Ints, pairs: Ints) -> Ints:
-        # A conversation is never split, so each piece is all of it.
-        return self.answer_targets[documents]
-
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
-
-    def _count(self, documents: Ints, most_pairs: int) -> Ints:
-        return self.answers.count(self.store, documents, most_pairs)
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """As the base class has it, without conversations of which nothing would be trained."""
@@ -115,7 +107,7 @@ class ChatCorpus(Corpus):
         if not len(longer):
             return []
         longest = int(np.diff(offsets).max())
-        there = int(self._count(longer, longest).sum(dtype=np.int64))
+        there = int(self.answers.count(self.store, longer, longest).sum(dtype=np.int64))
         kept = self.answer_targets[longer]
         lost = there - int(kept.sum(dtype=np.int64))
         is_longer, is_cut = ("is", "is") if len(longer) == 1 else ("are", "are")
@@ -127,37 +119,6 @@ class ChatCorpus(Corpus):
         if without:
             line += f"; nothing is trained of {counted(without, 'conversation')} whose answers begin behind that"
         return [line]
-
-    def assembler(self, pad_id: int, n_rows: int = 0) -> "ChatAssembler":
-        return ChatAssembler(self.store, self.answers, pad_id, n_rows)
-
-    def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
-        if self.val_store is None or self.val_documents is None:
-            return None
-        return ChatValidation(self.val_store, self.val_documents, self.max_seq_len, self.answers, pad_id)
-
-
-class ChatAssembler(Assembler):
-    """Makes batches whose targets are answers alone."""
-
-    def __init__(self, store: HasTokens, answers: Answers, pad_id: int, n_rows: int = 0) -> None:
-        super().__init__(store, pad_id, n_rows)
-        self.answers = answers
-
-    def __getitem__(self, what: Recipe) -> Batch:
-        return self.answers.only(super().__getitem__(what))
-
-
-class ChatValidation(ValidationBatches):
-    """ValidationBatches whose targets are answers alone, cut as in training."""
-
-    def __init__(self, store: Documents, documents: Ints, max_seq_len: int, answers: Answers, pad_id: int) -> None:
-        super().__init__(store, documents, max_seq_len, pad_id, long_documents="truncate")
-        self.answers = answers
-        self.n_bytes = None
-
-    def __getitem__(self, i: int) -> Batch:
-        return self.answers.only(super().__getitem__(i))
 
 
 def holds_conversations(

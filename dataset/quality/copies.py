@@ -27,7 +27,6 @@ import numpy as np
 
 from common.arrays import Array
 from common.packages import optional_package
-from dataset.quality.hashing import HALF, MULTIPLIER
 from dataset.store.interface import Column, Ints
 
 SHINGLE = 5
@@ -50,6 +49,11 @@ PAIRS = 1 << 16
 
 # No earlier document.
 NONE = -1
+
+# What hashes of 64 bits are mixed with: an odd number whose bits look random (the golden ratio as a fraction of 2^64), and a
+# shift that brings high bits down.
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+HALF = np.uint64(32)
 
 
 class Copies(NamedTuple):

@@ -16,19 +16,39 @@ MOST_NAMES_SHOWN = 8
 LONGEST_NAME_SHOWN = 40
 
 
-def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iterator[Item]:
+def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Item]:
     """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
 
     Errors: DataError for a file without a header that has the column.
     """
     rows = CsvRows(stream, delimiter)
-    columns, column = _header(rows, path, text_field)
+    try:
+        names = rows.next()
+    except BadLine as bad:
+        raise DataError(f"{path}:{rows.first_line}: {bad.args[1]}") from None
+    if names is None:
+        return
+    if names.count(text_field) != 1:
+        what = "no column" if text_field not in names else "more than one column"
+        raise DataError(f"{path}:{rows.first_line}: {what} {text_field!r} in the header ({columns_shown(names)})")
     while True:
         try:
             row = rows.next()
             if row is None:
                 return
-            text = field_of_row(row, columns, column)
+            # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
+            if len(row) != len(names):
+                raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {len(names)}")
+            text = row[names.index(text_field)]
+            if "\0" in text:
+                raise nul_in_text()
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
+                byte = ord(text[error.start]) & 0xFF
+                raw = text.encode("utf-8", "surrogateescape")
+                raise not_utf8(raw, f"the text is not UTF-8: byte 0x{byte:02x}") from None
         except BadLine as bad:
             yield rows.first_line, bad.args
         else:
@@ -36,49 +56,17 @@ def read_csv(stream: Stream, path: str, delimiter: str, text_field: str) -> Iter
                 yield rows.first_line, text
 
 
-def _header(rows: "CsvRows", path: str, text_field: str) -> tuple[int, int]:
-    """(number of columns, which of them is the text's)."""
-    try:
-        names = rows.next()
-    except BadLine as bad:
-        raise DataError(f"{path}:{rows.first_line}: {bad.args[1]}") from None
-    if names is None:
-        return 0, 0
-    if names.count(text_field) != 1:
-        what = "no column" if text_field not in names else "more than one column"
-        shown = columns_shown(names, "--text_field names another one")
-        raise DataError(f"{path}:{rows.first_line}: {what} {text_field!r} in the header (its columns: {shown})")
-    return len(names), names.index(text_field)
-
-
-def columns_shown(names: Sequence[str], advice: str) -> str:
-    """Part of a line: the columns of a header, and what to do. advice: where nothing is wrong with the header itself."""
+def columns_shown(names: Sequence[str]) -> str:
+    """Part of a line: the columns of a header, and what to do."""
     shown = ", ".join(name[:LONGEST_NAME_SHOWN] for name in names[:MOST_NAMES_SHOWN]) or "none"
     # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    advice = "--text_field names another one"
     if "\0" in shown:
         shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
     elif len(names) == 1 and ";" in shown:
         advice = "they are to be separated by commas, in a .tsv by tabs"
-    return f"{shown}; {advice}"
-
-
-def field_of_row(row: list[str], columns: int, column: int) -> str:
-    """A field of a row. Errors: BadLine for a row that does not fit the header, and for bytes that are not UTF-8."""
-    # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
-    if len(row) != columns:
-        raise BadLine("wrong number of fields", f"{len(row)} fields where the header has {columns}")
-    text = row[column]
-    if "\0" in text:
-        raise nul_in_text()
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
-        byte = ord(text[error.start]) & 0xFF
-        raw = text.encode("utf-8", "surrogateescape")
-        raise not_utf8(raw, f"the text is not UTF-8: byte 0x{byte:02x}") from None
-    return text
+    return f"its columns: {shown}; {advice}"
 
 
 # Who pulls whom: `next` asks the csv module for a row, and the module asks `_row_lines` for as many lines as the row

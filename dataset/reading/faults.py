@@ -47,11 +47,6 @@ def refuse_utf16(beginning: bytes, path: Path) -> None:
         )
 
 
-def line_at(raw: bytes, place: int) -> int:
-    """The number, from 1, of the line of a file that the byte at `place` stands in."""
-    return raw.count(b"\n", 0, place) + 1
-
-
 @dataclass(frozen=True)
 class Fault:
     """Why a line is no document."""

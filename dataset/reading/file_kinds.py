@@ -1,7 +1,6 @@
 """Which files are data, and of what kind: by the end of their names alone."""
 
 import argparse
-import errno
 import glob
 import os
 import re
@@ -14,7 +13,6 @@ from typing import NamedTuple, TypeVar
 from common.errors import DataError
 from common.paths import similar_file
 from dataset.reading.decompress import COMPRESSIONS
-from dataset.reading.own_output import is_own_output
 from dataset.reading.remote import ADDRESS, fetched, is_address, listed
 
 # of this machine, or of a server
@@ -76,19 +74,6 @@ def kind_of(path: PurePath) -> FileKind:
     return FileKind(ALIASES.get(suffix, suffix), compression)
 
 
-def identity_suffix(path: PurePath) -> str:
-    """What the name of a file adds to its content in the identity of a token store.
-
-    For the kinds that have always been read it is the last suffix alone, so that their stores stay.
-    """
-    # A store is found again by the digest of its data and this suffix: another answer here would tokenise everything
-    # once more.
-    kind = kind_of(path)
-    if kind.suffix == ".jsonl" and kind.compression in (".gz", ".zst"):
-        return kind.compression
-    return kind.suffix + kind.compression
-
-
 def text_suffix(value: str) -> str:
     """A value of --text_suffixes: `.py`, or `py` for short."""
     suffix = "." + value.lower().removeprefix(".")
@@ -100,26 +85,18 @@ def text_suffix(value: str) -> str:
 
 
 def refuse_address(path: str) -> None:
-    """Errors: DataError for the address of something that is not on this machine, with the command that fetches it."""
+    """Errors: DataError for the address of something that is not on this machine."""
     found = ADDRESS.match(path)
     if not found:
         return
-    scheme = found.group(1).lower()
-    place = path[found.end() :]
-    if scheme == "hf":
-        name = "/".join(place.removeprefix("datasets/").split("/")[:2])
-        command = f"hf download {name} --repo-type dataset --local-dir data"
-    elif scheme == "s3":
-        command = f"aws s3 cp --recursive {path} data"
-    elif scheme in ("gs", "gcs"):
-        command = f"gcloud storage cp --recursive gs://{place} data"
-    elif scheme in ("http", "https", "ftp"):
-        command = f"curl -L -O {path}"
-    else:
-        command = "the tool of that service"
+    scheme, place = found.group(1).lower(), path[found.end() :]
     if scheme == "file":
         raise DataError(f"{path}: name the file by its path alone, /{place.lstrip('/')}")
-    raise DataError(f"{path}: it is not on this machine; download it first ({command}) and name the copy")
+    command = ""
+    if scheme == "hf":
+        name = "/".join(place.removeprefix("datasets/").split("/")[:2])
+        command = f" (hf download {name} --repo-type dataset --local-dir data)"
+    raise DataError(f"{path}: it is not on this machine; download it first{command} and name the copy")
 
 
 def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
@@ -145,19 +122,14 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
-        is_file, remote = listed(data_path)
-        chosen, others = _chosen(data_path, [*remote], is_file, text_suffixes)
-        return Choice([fetched(path, remote[path], cache_dir) for path in chosen], others)
+        is_file, remote = listed(data_path, is_own_output)
+        read, left_out = _chosen(data_path, [*remote], is_file, text_suffixes)
+        return Choice([fetched(path, remote[path], cache_dir) for path in read], left_out)
     refuse_address(data_path)
     path = expanded(data_path)
-    # A file that was named is read whatever lies beside it; the choice below is for folders and patterns.
-    if _is(Path.is_file, path):
-        return Choice(*_chosen(str(path), [path], True, text_suffixes))
-    files = _files_of_several(path)
-    for file in files:
-        if _is_readable(file, text_suffixes):
-            _refuse_what_is_no_file(file)
-    return Choice(*_chosen(str(path), files, False, text_suffixes))
+    # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
+    is_file = os.path.isfile(path)
+    return Choice(*_chosen(str(path), [path] if is_file else _files_of(path), is_file, text_suffixes))
 
 
 def _chosen(
@@ -165,46 +137,98 @@ def _chosen(
 ) -> tuple[list[AnyPath], list[AnyPath]]:
     """(those that are read, those that are left out) of the files that a name stands for. is_file: the name is that of one
     file."""
-    readable = [file for file in found if _is_readable(file, text_suffixes)]
+    asked = (".txt", *(text_suffixes or ()))
+    kinds: dict[AnyPath, FileKind] = {}
+    for file in found:
+        kind = kind_of(file)
+        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + asked and not (
+            kind.compression and kind.suffix in UNCOMPRESSED
+        ):
+            kinds[file] = kind
+            if isinstance(file, Path):
+                _refuse_what_is_no_file(file)
+    if is_file and not kinds:
+        raise DataError(f"{name}: unknown kind of file; {READABLE}")
     if is_file:
-        if not readable:
-            raise DataError(f"{name}: unknown kind of file; {READABLE}")
-        return readable, []
-    files = _wanted(readable, text_suffixes)
-    if not files:
+        return found, []
+    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
+    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
+    wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
+    if wanted or text_suffixes:
+        wanted += [file for file, kind in kinds.items() if kind.suffix in asked]
+    else:
+        wanted = [file for file, kind in kinds.items() if kind.is_text]
+        # A README or a license beside tables does not make the folder one of texts.
+        if all(map(_is_about_others, wanted)):
+            wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
+    if not wanted:
         raise DataError(f"{name}: nothing to read there; {READABLE}")
-    wanted = set(files)
-    others = [file for file in found if file not in wanted and not _is_about_others(file)]
-    return sorted(files, key=_posix), sorted(others, key=_posix)
+    read = set(wanted)
+    left_out = [file for file in found if file not in read and not _is_about_others(file)]
+    return sorted(wanted, key=PurePath.as_posix), sorted(left_out, key=PurePath.as_posix)
 
 
-def _files_of_several(path: Path) -> list[Path]:
+def _is_about_others(file: PurePath) -> bool:
+    """Whether a file tells of those beside it, and is no data itself."""
+    return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
+
+
+def _files_of(path: Path) -> list[Path]:
     """The files of a folder, or of all that a glob matches. Errors: DataError for none.
 
     A folder that a glob matches is read as if it had been named: the shell would hand it over so.
     """
-    matches = [path]
-    if not _is(Path.is_dir, path):
-        matches = _matches_of(path)
-        if matches == [path]:
-            _refuse_what_is_no_file(path)
-        if not matches:
+    matches = [path] if os.path.isdir(path) else _matches_of(path)
+    if matches == [path] and not os.path.isdir(path):
+        _refuse_what_is_no_file(path)
+    if not matches:
+        if not glob.has_magic(str(path)):
             _refuse_what_cannot_be_read(path)
-            # A pattern is not the name of a file that was meant.
-            similar = "" if glob.has_magic(path.name) else similar_file(path)
-            raise DataError(
-                f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
-            )
+        # A pattern is not the name of a file that was meant.
+        similar = "" if glob.has_magic(path.name) else similar_file(path)
+        raise DataError(
+            f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
+        )
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}
     for match in matches:
-        if match.is_dir():
-            for file in _files_below(match):
-                if not is_own_output(file.relative_to(match), partial(_is_file_in, match)):
-                    found[file] = None
-        else:
+        if not match.is_dir():
             found[match] = None
+            continue
+        seen = set()
+        # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks. A folder that is met
+        # twice, by a link to itself or to one above, is read once.
+        for place, folders, names in os.walk(match, onerror=_refuse_folder, followlinks=True):
+            real = os.path.realpath(place)
+            # In place: os.walk goes on with what is left in the list.
+            folders[:] = [name for name in folders if not name.startswith(".") and real not in seen]
+            for name in names if real not in seen else []:
+                file = Path(place, name)
+                if not name.startswith(".") and not is_own_output(file.relative_to(match), partial(_is_file_in, match)):
+                    found[file] = None
+            seen.add(real)
     return list(found)
+
+
+def _is_file_in(folder: Path, below: PurePath) -> bool:
+    return (folder / below).is_file()
+
+
+def _refuse_what_cannot_be_read(path: Path) -> None:
+    """Errors: DataError for a path of which the system does not say whether there is something."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # ValueError: a NUL character, which is in the name of no file.
+        return
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _refuse_folder(error: OSError) -> None:
+    """For a folder that os.walk cannot read. Errors: DataError, since part of a corpus would be missing."""
+    if Path(error.filename).name not in KEPT_BY_SYSTEMS:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
 def _matches_of(pattern: Path) -> list[Path]:
@@ -212,7 +236,7 @@ def _matches_of(pattern: Path) -> list[Path]:
     # A folder whose very name has brackets is meant by that name.
     fixed = Path(pattern.anchor)
     parts = list(pattern.relative_to(fixed).parts)
-    while parts and _is(Path.exists, fixed / parts[0]):
+    while parts and os.path.exists(fixed / parts[0]):
         fixed /= parts.pop(0)
     matches = glob.glob(str(Path(glob.escape(str(fixed)), *parts)), recursive=True)
     if "**" not in parts:
@@ -228,60 +252,6 @@ def expanded(path: str | Path) -> Path:
         raise DataError(f"{path}: {error}") from None
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    """kind(path), False for what is too long for the name of a file."""
-    try:
-        return kind(path)
-    except OSError:
-        return False
-
-
-def _refuse_what_cannot_be_read(path: Path) -> None:
-    """Errors: DataError for a path of which the system does not say whether there is something."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR) and not glob.has_magic(str(path)):
-            raise _unreadable(error, path) from None
-    except ValueError:
-        # A NUL character: no file has such a name.
-        return
-
-
-def _unreadable(error: OSError, path: str | Path) -> DataError:
-    return DataError(f"{path}: cannot be read ({error.strerror})")
-
-
-def _refuse_folder(error: OSError) -> None:
-    """For a folder that os.walk cannot read. Errors: DataError, since part of a corpus would be missing."""
-    if Path(error.filename).name not in KEPT_BY_SYSTEMS:
-        raise _unreadable(error, error.filename)
-
-
-def _is_file_in(folder: Path, below: PurePath) -> bool:
-    return (folder / below).is_file()
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """All files in a folder and in the folders below it, those behind links among them; hidden folders left out.
-
-    A folder that is met twice, by a link to itself or to one above, is read once.
-    """
-    # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks.
-    found = []
-    seen = set()
-    for place, folders, names in os.walk(folder, onerror=_refuse_folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        # In place: os.walk goes on with what is left in the list.
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return found
-
-
 def _refuse_what_is_no_file(path: Path) -> None:
     """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
     if path.is_file():
@@ -291,34 +261,24 @@ def _refuse_what_is_no_file(path: Path) -> None:
     raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
 
 
-def _posix(path: PurePath) -> str:
-    return path.as_posix()
+def is_own_output(below: PurePath, is_there: Callable[[PurePath], bool]) -> bool:
+    """Whether a run, a token store or a model has left the file where data lies too.
 
-
-def _is_readable(path: PurePath, text_suffixes: Sequence[str] | None) -> bool:
-    kind = kind_of(path)
-    if kind.compression and kind.suffix in UNCOMPRESSED:
-        return False
-    return kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + tuple(text_suffixes or ())
-
-
-def _is_about_others(file: PurePath) -> bool:
-    """Whether a file tells of those beside it, and is no data itself."""
-    return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
-
-
-def _wanted(files: list[AnyPath], text_suffixes: Sequence[str] | None) -> list[AnyPath]:
-    """Those of a folder's readable files that are its corpus."""
-    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
-    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
-    kinds = {file: kind_of(file) for file in files}
-    asked = [file for file in files if kinds[file].suffix in (".txt", *tuple(text_suffixes or ()))]
-    corpora = [file for file in files if kinds[file].suffix in CORPORA]
-    if corpora or text_suffixes:
-        return corpora + asked
-    # A README or a license beside tables does not make the folder one of texts.
-    texts = [file for file in files if kinds[file].is_text]
-    if not all(map(_is_about_others, texts)):
-        return texts
-    tables = [file for file in files if kinds[file].suffix in TABLES]
-    return tables or texts
+    below: its path from the folder that was named. is_there: whether there is a file of such a path.
+    """
+    if (
+        below.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml"))
+        or below.name == "hashes.json"
+    ):
+        return True
+    # The settings of a model stand beside its weights.
+    if below.suffix == ".json" and is_there(below.with_suffix(".pth")):
+        return True
+    # Below the folder that was named alone: whatever that one is called, the user wants what is in it.
+    if any(re.search(r"_resume(_old\d+)?$", folder) for folder in below.parts[:-1]):
+        return True
+    beside = below.parent
+    is_store = is_there(beside / "meta.json") and is_there(beside / "tokens.bin")
+    is_model = is_there(beside / "config.json") and is_there(beside / "model.safetensors")
+    is_tokenizer = is_there(beside / "tokenizer_config.json")
+    return is_store or is_model or is_tokenizer

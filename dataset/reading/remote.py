@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, cast
@@ -19,7 +20,6 @@ from common.locks import file_lock
 from common.notices import announce
 from common.packages import optional_package
 from common.paths import user_cache
-from dataset.reading.own_output import is_own_output
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # the package that fsspec needs for each scheme
@@ -33,6 +33,8 @@ TOLD_BYTES = 100_000_000
 
 # fsspec's AbstractFileSystem, which has no types
 FileSystem = Any
+# (path below the folder that was named, whether there is a file of such a path) -> bool
+IsOwnOutput = Callable[[PurePath, Callable[[PurePath], bool]], bool]
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ def is_address(path: str) -> bool:
     return found is not None and found.group(1).lower() in SCHEMES
 
 
-def listed(address: str) -> tuple[bool, dict[PurePosixPath, RemoteFile]]:
+def listed(address: str, is_own_output: IsOwnOutput) -> tuple[bool, dict[PurePosixPath, RemoteFile]]:
     """(whether the address is a file, the file or all files below a folder or of a pattern, by their paths).
 
-    Hidden files are left out, and of a folder what runs have left there. Errors: DataError.
+    Hidden files are left out, and of a folder what runs have left there, see file_kinds.is_own_output. Errors: DataError.
     """
     scheme = address.partition("://")[0].lower()
     try:

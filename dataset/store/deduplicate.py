@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -22,15 +22,24 @@ from common.notices import announce
 from common.wording import counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
-from dataset.reading.faults import BadLines
+from dataset.reading.documents import BadLines, read_documents
 from dataset.reading.settings import EXACT, NEAR, OFF
-from dataset.store.builder import StoreWriter, first_writable, lock, open_store
 from dataset.store.check import DigestCheck
-from dataset.store.encode_worker import EncodedBlock
+from dataset.store.encode_worker import EncodedBlock, measure
 from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
-from dataset.store.texts import stored_texts
-from dataset.store.token_store import StoreOptions, files_of, find_store, open_or_build, places_of, store_error
+from dataset.store.token_store import (
+    StoreOptions,
+    StoreWriter,
+    files_of,
+    find_store,
+    first_writable,
+    lock,
+    open_or_build,
+    open_store,
+    places_of,
+    store_error,
+)
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # tokens that are copied at once, and one document more
@@ -192,3 +201,35 @@ def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
             max_token_id=int(tokens.max()) if len(tokens) else -1,
         )
         lo = hi
+
+
+class StoredText(NamedTuple):
+    """The text of a document, and where it stands."""
+
+    # Of the document in its store.
+    number: int
+    # Of its file among those of the store.
+    file: int
+    # From 1; a row of a table likewise.
+    line: int
+    text: str
+
+
+def stored_texts(
+    store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str
+) -> Iterator[StoredText]:
+    """The texts of all documents of a store, in their order. files: those that the store was made of.
+
+    A text without a document is passed over: some are too long for the tokenizer, and of some it makes no token. They
+    are told by the hashes that the store has of its texts.
+    Errors: DataError where the files have changed.
+    """
+    number = 0
+    for file, path in enumerate(files):
+        # What is wrong with a line was told when the store was made, or was to be skipped.
+        for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
+            if number < len(store) and measure(encoder.body(text)).digest == store.doc_hash[number]:
+                yield StoredText(number, file, line, text)
+                number += 1
+    if number != len(store):
+        raise DataError(f"{files[0].parent}: the data has changed since it was tokenised; start again")

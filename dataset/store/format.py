@@ -94,14 +94,9 @@ class TokenStore:
 
 def _read_meta(folder: Path) -> dict[str, Any]:
     """The content of meta.json, of which its own digest says that it is what was written."""
-    if (folder / "manifest.json").exists():
-        raise DamagedStore("an earlier version made it, in shards")
     meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
     if not isinstance(meta, dict):
         raise DamagedStore("meta.json is missing or damaged")
-    # The digest would not hold either, but an old store is no damaged one, and the notice should say so.
-    if "sha256" not in meta and "meta_sha256" not in meta:
-        raise DamagedStore("an earlier version made it, without digests of its files")
     if meta.pop("meta_sha256", None) != digest_of_json(meta):
         raise DamagedStore("meta.json is damaged")
     return meta

@@ -34,11 +34,11 @@ class HasTokens(Protocol):
 
 
 class HasTokensAndOffsets(HasTokens, HasOffsets, Protocol):
-    """A token store, or a shard of one."""
+    """What validation reads."""
 
 
 class Documents(HasTokensAndOffsets, Protocol):
-    """Tokenised documents, numbered from 0: a TokenStore, a ShardedStore or a ConcatStore."""
+    """Tokenised documents, numbered from 0: a TokenStore or a ConcatStore."""
 
     # Of the data and of how it was tokenised.
     fingerprint: str

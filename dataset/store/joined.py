@@ -1,10 +1,12 @@
-"""Arrays of several stores as one."""
+"""Several token stores as one."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from dataset.store.format import TokenStore
 from dataset.store.interface import Ints
 
 
@@ -53,3 +55,32 @@ class Joined:
 
     def _shifted(self, numbers: Ints, shift: int) -> Ints:
         return np.asarray(numbers, dtype=self.dtype) + np.asarray(shift, dtype=self.dtype) if shift else numbers
+
+
+class ConcatStore:
+    """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        self.stores = stores
+        # documents before each store, and in all
+        self.bounds = np.cumsum([0] + [len(store) for store in stores])
+        tokens_before = np.cumsum([0] + [len(store.tokens) for store in stores])
+        self.tokens = Joined([store.tokens for store in stores])
+        # The last offset of a store is the first one of the next: only the last store gives all of its own.
+        offsets = [*(store.offsets[:-1] for store in stores[:-1]), stores[-1].offsets]
+        self.offsets = Joined(offsets, tokens_before[:-1].tolist())
+        self.text_bytes = Joined([store.text_bytes for store in stores])
+        self.doc_hash = Joined([store.doc_hash for store in stores])
+        self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def total_text_bytes(self) -> int:
+        """UTF-8 bytes of all texts."""
+        return sum(store.total_text_bytes for store in self.stores)
+
+    def __reduce__(self) -> tuple[type["ConcatStore"], tuple[Sequence[TokenStore]]]:
+        # A store knows how it gets to a worker process without its arrays.
+        return ConcatStore, (self.stores,)

@@ -1,30 +1,65 @@
 """A corpus as token ids on disk: tokenised once, memory-mapped ever after.
 
 A store is a folder of plain binary files and a meta.json (format.py). Its name carries a digest of the data's content, of the
-tokenizer and of the options, so that an edit or another tokenizer never meets an old store. builder.py makes one, and
-file_digests.py remembers the digest of the data's content.
+tokenizer and of the options, so that an edit or another tokenizer never meets an old store.
+
+Its documents are tokenised block by block and appended to its files in their order. The bytes of a store depend on the corpus,
+the tokenizer and the options, and on nothing else: where a block ends follows from the content of the files, and the results
+are appended in the order of the blocks, whatever process had them. What is under way lies in a folder of another name, which
+belongs to the process that holds the lock of that name. One rename makes a store of it when it is complete and on the disk; a
+build that was killed begins anew.
+
+`hashes.json` beside the stores has the SHA-256 of each data file, as long as that does not change: {"files": [[path, size, times
+and inode, SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so one that is damaged
+in any way is ignored, and the files are read again.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import re
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, BinaryIO, TypedDict, Unpack
+
+import numpy as np
+from filelock import Timeout
+from numpy.typing import ArrayLike
+from tqdm import tqdm
 
 from common.errors import DataError
+from common.files import atomic_file, file_digest, remove, sync_folder
+from common.locks import file_lock
+from common.notices import announce
 from common.paths import user_cache
-from dataset.reading.file_kinds import expanded, find_files
+from common.wording import counted
+from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
+from dataset.reading.faults import BadLines
+from dataset.reading.file_kinds import expanded, find_files, kind_of
 from dataset.reading.remote import is_address
-from dataset.store.builder import build, first_writable, lock, open_store
-from dataset.store.encode_worker import BlockEncoder
-from dataset.store.file_digests import hash_files, remember_hashes, settled_stats
-from dataset.store.format import TokenStore
+from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
+from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_small_json
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
 FORMAT = 1
+# beyond the coarsest time stamps that a file system gives (2 s)
+SETTLED_S = 3.0
+# what the entries of a million files take
+MOST_HASHES_BYTES = 256 << 20
+# Less text than this does not pay for a process.
+BYTES_PER_PROCESS = 4 << 20
+# The name of a store ends in 16 digits of its key.
+TEMPORARY_NAME = re.compile(r"\.tmp-.*-[0-9a-f]{16}", re.DOTALL)
+# of a build, between two lines on how far it is
+LINE_EVERY_S = 60
+# path, size, time of the last write, time of the last change of any kind (both in ns), inode
+Stats = tuple[str, int, int, int, int]
 
 
 class StoreOptions(TypedDict, total=False):
@@ -55,9 +90,15 @@ def open_or_build(
     files = files_of(paths, options.get("text_suffixes"), cache_dir)
     places = places_of(paths[0], files[0], cache_dir)
     try:
-        stats = settled_stats(files, places)
+        stats = stats_of(files)
         hashed_at = time.time()
-        data, unknown = hash_files(files, stats, places)
+        known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
+        unknown = [stat for stat in stats if stat not in known]
+        known.update({stat: file_digest(Path(stat[0])) for stat in unknown})
+        data = []
+        for file, stat in zip(files, stats, strict=True):
+            kind = kind_of(file)
+            data.append((kind.suffix + kind.compression, known[stat]))
     except OSError as error:
         raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
     key = hashlib.sha256(
@@ -86,8 +127,34 @@ def open_or_build(
         except OSError as error:
             raise store_error(error, folder) from error
     if unknown:
-        remember_hashes(stats, data, store.folder.parent, hashed_at)
+        remember_hashes({stat: known[stat] for stat in stats}, store.folder.parent, hashed_at)
     return store
+
+
+def read_hashes(place: Path) -> list[list[Any]]:
+    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
+    content = read_small_json(place / "hashes.json", MOST_HASHES_BYTES)
+    if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
+        return []
+    entries: list[list[Any]] = content["files"]
+    return entries
+
+
+def remember_hashes(digests: dict[Stats, str], place: Path, hashed_at: float) -> None:
+    """Adds to hashes.json, if it can. Not files touched just before `hashed_at`, when the first of them began to be read: one
+    more write could keep the time stamp. They are read again at the next start."""
+    new = []
+    for stat, digest in digests.items():
+        _, _, modified, changed, _ = stat
+        # POSIX's change time cannot be set by hand; Windows' is the time of creation.
+        if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
+            new.append([*stat, digest])
+    paths = {stat[0] for stat in digests}
+    with contextlib.suppress(OSError), file_lock(place / ".hashes.lock").acquire(timeout=10):
+        entries = [entry for entry in read_hashes(place) if entry[0] not in paths] + new
+        content = json.dumps({"files": entries, "sha256": digest_of_json(entries)})
+        with atomic_file(place / "hashes.json") as file:
+            file.write(content.encode())
 
 
 def store_error(error: OSError, folder: Path) -> DataError:
@@ -130,3 +197,244 @@ def _source_name(path: Path) -> str:
     name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
     # Systems limit names in bytes (255), of which a character may take four; what is added takes about fifty.
     return name.encode()[:160].decode(errors="ignore") or "data"
+
+
+# ------------------------------------------------------------------------------------------ making a store
+
+
+def stats_of(files: Sequence[Path]) -> list[Stats]:
+    """What changes when a file does, as far as the file system tells."""
+    stats = []
+    for file in files:
+        stat = file.stat()
+        stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+    return stats
+
+
+def build(
+    folder: Path,
+    meta: dict[str, Any],
+    files: Sequence[Path],
+    stats: list[Stats],
+    encode: BlockEncoder,
+    num_procs: int | None,
+    progress: bool,
+) -> TokenStore:
+    """Tokenise the files into the store `folder`. For the holder of its lock.
+
+    meta: what is known before the first document is read. stats: of the files when they were hashed. Errors: DataError for
+    the first faulty line, for a corpus without a document, and where the files change meanwhile.
+    """
+    name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
+    source_bytes = sum(size for _, size, *_ in stats)
+    num_procs = num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+    # The other processes could not load the class of this tokenizer.
+    if not encode.encoder.portable:
+        num_procs = 1
+
+    def blocks() -> Iterator[Block]:
+        for file in files:
+            yield from split_into_blocks(file, encode.text_field, BLOCK_BYTES, encode.encoder.blank_line_ends_document)
+
+    with StoreWriter(folder) as writer, closing(Progress(name, source_bytes, num_procs, progress)) as bar:
+        with closing(encode_blocks(blocks(), encode, num_procs)) as results:
+            for block, encoded in results:
+                if encoded.bad.total:
+                    # A process counts lines from the start of its block.
+                    writer.bad_lines.merge(encoded.bad, block.lines_before)
+                    if not encode.skip_bad_lines:
+                        raise writer.bad_lines.first().error()
+                writer.add(encoded)
+                bar.advance(block.source_bytes, writer.documents, writer.tokens)
+        # The name of the store carries the digest of what the files held before. A file that was written to since then may
+        # have given other documents.
+        # A chmod or a new link leaves the first three alone.
+        if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
+            raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
+        if not writer.documents:
+            bad = writer.bad_lines.total
+            skipped = f"all {bad:,} lines are bad" if bad else "the files are empty"
+            raise DataError(f"{files[0]}: no document in there; {skipped}")
+        store = writer.commit(meta)
+        bar.complete = True
+    return store
+
+
+class Progress:
+    """A bar on a terminal, otherwise one plain line a minute and one at the end."""
+
+    def __init__(self, name: str, total: int, num_procs: int, shown: bool) -> None:
+        """name: of the data. total: bytes of source to tokenise. shown: False: say nothing."""
+        self.name = name
+        self.total = total
+        self.shown = shown
+        self.start = time.monotonic()
+        self.last_line = self.start
+        self.done = 0
+        self.state = ""
+        # Set when the store is there: a build that ends before that says nothing at its end.
+        self.complete = False
+        self.bar: tqdm[Any] | None = None
+        if shown and sys.stderr.isatty():
+            self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
+        elif shown:
+            announce(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
+
+    def advance(self, source_bytes: int, documents: int, tokens: int) -> None:
+        """So many more bytes of source are done, and so many documents and tokens in all."""
+        self.done += source_bytes
+        now = time.monotonic()
+        seconds = max(now - self.start, 1e-9)
+        counts = f"{counted(documents, 'document')}, {counted(tokens, 'token')}"
+        self.state = f"{counts}, {self.done / 1e6 / seconds:.1f} MB/s"
+        if self.bar is not None:
+            self.bar.update(source_bytes)
+            self.bar.set_postfix_str(counts, refresh=False)
+        elif self.shown and now - self.last_line > LINE_EVERY_S:
+            self.last_line = now
+            seconds_left = seconds * max(self.total - self.done, 0) / max(self.done, 1)
+            announce(f"tokenising {self.name}: {self.state}, {seconds_left / 60:.0f} min left")
+
+    def close(self) -> None:
+        """End the bar, and say what was done where it was."""
+        if self.bar is not None:
+            self.bar.close()
+        if self.shown and self.complete:
+            announce(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s")
+
+
+class StoreWriter:
+    """Writes the files of a store into a folder beside it, which is gone unless `commit` gives it its name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temp = folder.with_name(f".tmp-{folder.name}")
+        self.documents = 0
+        self.tokens = 0
+        self.max_token_id = -1
+        self.bad_lines = BadLines()
+        if self.temp.is_dir():
+            announce(f"{folder}: an earlier start was interrupted before the store was complete; it begins anew")
+            remove(self.temp)
+        self.temp.mkdir(parents=True)
+        self.files: dict[str, BinaryIO] = {}
+        for name in FILES:
+            self.files[name] = open(self.temp / name, "wb")  # noqa: SIM115 - __exit__ closes it
+        self.digests = {name: hashlib.sha256() for name in FILES}
+        # The first offset is that of the first document; each block adds where its documents end.
+        self._write("offsets.bin", np.zeros(1, np.int64))
+
+    def add(self, block: EncodedBlock) -> None:
+        """Append a block."""
+        self._write("tokens.bin", block.tokens)
+        self._write("offsets.bin", self.tokens + np.cumsum(block.lengths, dtype=np.int64))
+        self._write("text_bytes.bin", block.text_bytes)
+        self._write("doc_hash.bin", block.hashes)
+        self.documents += len(block.lengths)
+        self.tokens += len(block.tokens)
+        self.max_token_id = max(self.max_token_id, block.max_token_id)
+
+    def _write(self, name: str, values: ArrayLike) -> None:
+        """Append an array of numbers to a file and to its digest."""
+        numbers = np.ascontiguousarray(values).data
+        self.files[name].write(numbers)
+        self.digests[name].update(numbers)
+
+    def commit(self, meta: dict[str, Any]) -> TokenStore:
+        """Complete meta.json, make all durable and rename.
+
+        First the content of the files is on the disk, then their names in the folder, and then the folder gets its name. So a
+        folder of this name is a whole store, whatever happens.
+        """
+        content = {
+            **meta,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "max_token_id": self.max_token_id,
+            "bad_lines": self.bad_lines.to_dict(),
+            "sha256": {name: digest.hexdigest() for name, digest in self.digests.items()},
+        }
+        meta_file = open(self.temp / "meta.json", "wb")  # noqa: SIM115 - __exit__ closes it
+        self.files["meta.json"] = meta_file
+        meta_file.write(
+            json.dumps({**content, "meta_sha256": digest_of_json(content)}, indent=1, sort_keys=True).encode()
+        )
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            # Windows renames no folder that has an open file.
+            file.close()
+        sync_folder(self.temp)
+        # What stands there is damaged: of a good one nobody makes another.
+        remove(self.folder)
+        os.rename(self.temp, self.folder)
+        sync_folder(self.folder.parent)
+        return TokenStore(self.folder)
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files.values():
+            # A full disk, which has been told already.
+            with contextlib.suppress(OSError):
+                file.close()
+        remove(self.temp)
+
+
+def open_store(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
+    """The store in the folder; None where there is none or a damaged one, of which it can tell."""
+    if not folder.is_dir():
+        return None
+    try:
+        store = TokenStore(folder)
+        if store.fingerprint != key:
+            raise DamagedStore("it belongs to other data")
+        return store
+    except (DamagedStore, OSError) as error:
+        if tell:
+            announce(f"{folder} is damaged ({error}); it is made anew")
+        return None
+
+
+def first_writable(places: list[Path]) -> Path:
+    """The first of some folders that files can be made in. Errors: DataError where there is none."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+            if place != places[0]:
+                announce(f"{places[0]} cannot be written: the token store goes to {place}")
+            return place
+    raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
+
+
+@contextlib.contextmanager
+def lock(folder: Path, tell: bool = True) -> Iterator[None]:
+    """One process at a time makes a store, the others say that they wait. What killed builds of others have left goes.
+
+    tell: false for a process that waits for another one of its own run.
+    """
+    of_name = file_lock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        held = of_name.acquire(timeout=1)
+    except Timeout:
+        if tell:
+            announce(f"waiting for another process that makes {folder}")
+        held = of_name.acquire()
+    with held:
+        for temp in folder.parent.glob(".tmp-*"):
+            owner = temp.name.removeprefix(".tmp-")
+            # The place may be one that other programs use too. Who is at work holds its lock.
+            if owner != folder.name and TEMPORARY_NAME.fullmatch(temp.name) and temp.is_dir():
+                with contextlib.suppress(Timeout), file_lock(temp.with_name(f".{owner}.lock")).acquire(timeout=0):
+                    remove(temp)
+        yield
+
+
+def cores() -> int:
+    """The processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from common.paths import ROOT
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# The tokenizer that comes with this repository: what is used where the user names none.
+DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
 # What save_pretrained of transformers 5 notes about the machine and the call that loaded the tokenizer
 OF_THIS_MACHINE = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
@@ -89,3 +93,12 @@ def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
     if isinstance(fields.get("extra_special_tokens"), list):
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
     return fields
+
+
+def unnamed_vocabulary(weight: Path) -> str:
+    """What to say of a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
+    # Every weight of this repository says so; the public code has another tokenizer of the same size.
+    return (
+        f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is taken: name its own "
+        "with --tokenizer_path"
+    )

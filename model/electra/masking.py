@@ -42,19 +42,17 @@ def mask_tokens(
     mask_id: int,
     ordinary_ids: Array,
     random: Array,
-    K: int | None = None,
+    K: int,
 ) -> Masked:
     """Choose and mask tokens; a Masked.
 
     ids: int [R, T]; lengths: int [R]; candidates: bool [R, T], where a token may be masked (no special, no padding);
     of a row with fewer of them than `mask_count` all are masked. style: "electra" writes [MASK] at 85 % of the masked
     positions and leaves the rest, "bert" writes [MASK] at 80 %, one of `ordinary_ids` at 10 %. random: uint64
-    [R, T + 2 K] of random bits, so that the caller decides what they depend on. K: default, what the longest row needs.
+    [R, T + 2 K] of random bits, so that the caller decides what they depend on.
     """
     R, T = ids.shape
     counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
-    if K is None:
-        K = int(counts.max())
     # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
     # upper bit is cleared first, so that a candidate's key is always smaller.
     keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))

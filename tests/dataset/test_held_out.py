@@ -1,30 +1,12 @@
-"""dataset/held_out.py, beside what tests/dataset/test_leaks_at_start.py says of it. Reference: sets of texts."""
+"""dataset/held_out.py, beside what tests/dataset/quality/test_leaks.py says of it. Reference: sets of texts."""
 
 from itertools import accumulate
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from dataset.corpus import Corpus
-from dataset.held_out import are_shared
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT
-
-
-def test_shared_documents_are_those_with_the_same_hash():
-    generator = np.random.default_rng(0)
-    training = generator.integers(0, 200, 500).astype(np.uint64)
-    validation = generator.integers(0, 400, 90).astype(np.uint64)
-
-    class Store(SimpleNamespace):
-        def __len__(self):
-            return len(self.doc_hash)
-
-    found = are_shared(Store(doc_hash=training), Store(doc_hash=validation))
-    known = set(training.tolist())
-    assert found.tolist() == [value in known for value in validation.tolist()]
-    assert 0 < found.sum() < 90
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])

@@ -156,7 +156,7 @@ def test_intervals():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, 200, (300,), generator=generator).double()
     losses = tokens * (3 + torch.randn(300, generator=generator).double())
-    metric = ratio(losses.tolist(), tokens.tolist(), "")
+    metric = ratio(losses.tolist(), tokens.tolist())
     draws = torch.randint(0, 300, (4000, 300), generator=generator)
     ratios = losses[draws].sum(1) / tokens[draws].sum(1)
     low, high = torch.quantile(ratios, torch.tensor([0.025, 0.975]).double()).tolist()

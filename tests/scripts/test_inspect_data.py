@@ -4,7 +4,6 @@ import html
 import json
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 
@@ -13,11 +12,7 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.wording import printable
-from dataset.chat.chat_corpus import ChatCorpus
-from dataset.chat.encoder import ChatEncoder
 from dataset.loader import assemble
-from dataset.reading.conversations import CONVERSATION
-from dataset.tokenizing.encoder import load_tokenizer
 from scripts import inspect_data
 from scripts.inspect_data import DataLook, row_of, spans_of
 from scripts.inspect_settings import parse_args
@@ -50,24 +45,6 @@ def planted(tmp_path_factory):
     second = write(folder / "b.jsonl", exact + near)
     valid = write(folder / "valid.jsonl", validation)
     return folder, first, second, valid, leaked
-
-
-def test_signatures_of_near_copies_lie_beside_the_store_and_not_in_the_folder_for_temporary_files(
-    tmp_path, monkeypatch
-):
-    """A large corpus has gigabytes of them. Reference: --deduplicate near."""
-    places = []
-
-    def near_copies(texts, copies, scratch=None):
-        places.append(scratch)
-        list(texts)
-        return copies
-
-    monkeypatch.setattr(inspect_data, "near_copies", near_copies)
-    path = write(tmp_path / "a.jsonl", ["one text", "another text"])
-    look_at("--data_path", path).sections()
-    look_at("--data_path", path, "--cache_dir", tmp_path / "named").sections()
-    assert places == [tmp_path / ".token_store", tmp_path / "named"]
 
 
 def look_at(*arguments):
@@ -173,27 +150,6 @@ def test_without_the_library_the_rest_is_told(tmp_path, capsys, monkeypatch):
     assert "pip install rensa" in out and "not looked for" in out and "1 (33.3%)" in out and "LANGUAGES" in out
 
 
-def test_texts_are_not_read_if_that_is_asked_for(tmp_path, capsys):
-    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
-    assert inspect_data.main(["--data_path", path, "--texts", "0", "--row", "0"]) == 0
-    out = capsys.readouterr().out
-    assert "LANGUAGES" not in out and "1 (33.3%)" in out and "document 0 of" in out
-
-
-def test_the_store_is_the_one_that_the_trainer_opens(tmp_path):
-    path = write(tmp_path / "a.jsonl", ["one text", "another"])
-    look = look_at("--data_path", path)
-    assert [store.folder for store in look.stores] == [store.folder for store in look.corpus.stores]
-    assert len(list((tmp_path / ".token_store").glob("a-*/"))) == 1
-
-
-def test_rows_are_those_of_a_run_without_copies_if_it_leaves_them_out(tmp_path):
-    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
-    look = look_at("--data_path", path, "--deduplicate", "exact")
-    assert look.sections()[2].rows[0][1] == "1 (33.3%)"
-    assert len(row_of(look, 0).pieces) == 2
-
-
 def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -220,27 +176,6 @@ def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
     (source,) = sources.rows
     assert seen == int(source[-1].split()[0].replace(",", "")) == plan.row_targets(0, plan.n_rows)
     assert source[1] == "20"
-
-
-def test_conversations_are_told_by_the_first_line_or_the_flag(tmp_path, capsys):
-    path = write_chats(tmp_path / "chats.jsonl", 5)
-    assert inspect_data.main(["--data_path", str(path), "--row", "0"]) == 0
-    out = capsys.readouterr().out
-    assert "tokens of answers" in out
-    assert "⟦<|im_start|>user\n" in out and "⟦⟧" not in out and "⟧⟦" not in out
-    # As the trainer opens it.
-    encoder = ChatEncoder(load_tokenizer(ROOT / "model"))
-    corpus = ChatCorpus([str(path)], encoder, max_seq_len=512, seed=42, text_field=CONVERSATION, progress=False)
-    assert [store.folder for store in look_at("--data_path", path).stores] == [store.folder for store in corpus.stores]
-    with pytest.raises(DataError, match="no 'text' in the object"):
-        inspect_data.main(["--data_path", str(path), "--conversations", "0"])
-    both = tmp_path / "both.jsonl"
-    both.write_text(json.dumps({"text": "the text", **lines_of(path)[0]}))
-    assert not look_at("--data_path", both).is_chat
-    assert look_at("--data_path", both, "--conversations", 1).is_chat
-    (tmp_path / "a.txt").write_text("a text")
-    with pytest.raises(DataError, match="a.txt: conversations are read from .jsonl"):
-        look_at("--data_path", path, tmp_path / "a.txt")
 
 
 def places_of_rows(look):
@@ -276,11 +211,3 @@ def test_what_can_be_mended_is_a_line(tmp_path):
     ):
         with pytest.raises((UserError, DataError), match=message):
             inspect_data.main(["--data_path", path, *arguments])
-
-
-@pytest.mark.slow
-def test_the_command_ends_well_by_path(tmp_path):
-    path = write(tmp_path / "a.jsonl", ["one text", "another"])
-    command = [sys.executable, str(ROOT / "scripts" / "inspect_data.py"), "--data_path", path]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=120)
-    assert ended.returncode == 0 and ended.stderr == "" and "LENGTHS" in ended.stdout

@@ -50,7 +50,7 @@ PAUSE_PART = 0.01
 NEAREST_END = 3
 # Times that an eager micro-batch takes, of a compiled one.
 EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
-# Of a compiled training step, what an evaluation takes for as many positions: a forward pass that is not compiled.
+# An evaluation, a forward pass that is not compiled, as a share of a compiled training step on as many positions
 EVALUATION_SHARE = 0.75
 # Seconds behind the last update, for the files and for the report; of a sample, for each layer.
 FILES_S = 2.0
@@ -256,16 +256,16 @@ def clock_of_plan(
 
 
 def sample_seconds(layers: int, prompts: int) -> float:
-    """Of one sample for each prompt."""
+    """Seconds of one sample for each prompt."""
     return SAMPLE_S_OF_LAYER * layers * prompts
 
 
 def evaluation_share(compiled: bool) -> float:
-    """Of a training step, what an evaluation takes for as many positions. compiled: whether the training is; the evaluation
+    """An evaluation as a share of a training step on as many positions. compiled: whether the training is; the evaluation
     never is."""
     return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
 
 
 def seconds_at_end(report: bool) -> float:
-    """Of what comes behind the last update and its evaluation. report: whether the run writes one."""
+    """Seconds of what comes behind the last update and its evaluation. report: whether the run writes one."""
     return FILES_S + (REPORT_S if report else 0.0)

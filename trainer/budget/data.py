@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dataset.corpus import EVAL_ROWS, ValidationBatches
-from dataset.sources import split_by_hash
+from dataset.corpus import EVAL_ROWS
+from dataset.held_out import split_by_hash
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
@@ -20,7 +20,7 @@ HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
-# Of a text that is one document no smaller part is held out.
+# No smaller part of a text that is one document is held out.
 FEWEST_HELD_OUT_TOKENS = 1000
 
 
@@ -60,7 +60,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     # What is held out already is not in the plan of the corpus.
     trained_part = 1.0
     n_documents = len(corpus.store)
-    # Of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
+    # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
     n_tokens = len(corpus.store.tokens)
     is_free = not {"val_path", "val_fraction"} & set(given)
     if is_free and n_documents == 1 and encoder.can_be_cut and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS:
@@ -77,6 +77,8 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
             val_fraction = 0.0
         trained_part = 1 - val_fraction
     tokens_of_pass = trained_part * plan.n_pairs
+    validation = corpus.validation()
+    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * plan.T)) if validation is None else len(validation)
     return Data(
         vocab_size=encoder.vocab_size,
         tokens_of_pass=tokens_of_pass,
@@ -84,16 +86,10 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         fill=plan.fill,
         length=mean_context(plan),
         bytes_per_token=bytes_per_token,
-        evaluated=evaluated_positions(corpus.validation(), val_fraction * n_tokens, plan.T),
+        evaluated=batches * EVAL_ROWS * plan.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
         parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus)),
-        # One pass is the longest run there is, see PlannedMixture.
-        most=tokens_of_pass if corpus.planned is not None else None,
+        # One pass is the longest run there is, see dataset/mixture.py.
+        most=tokens_of_pass if corpus.is_one_plan else None,
     )
-
-
-def evaluated_positions(validation: ValidationBatches | None, held_out: float, T: int) -> int:
-    """Of one evaluation: of the validation data that there is, or of `held_out` tokens."""
-    batches = len(validation) if validation is not None else math.ceil(held_out / (EVAL_ROWS * T))
-    return batches * EVAL_ROWS * T

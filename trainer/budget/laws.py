@@ -29,39 +29,35 @@ class LossLaw(NamedTuple):
     data_power: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Of a run of this size that ends well, on text like that which the constants were measured on."""
+        """The loss of a run of this size that ends well, on text like that which the constants were measured on."""
         of_size = self.size_factor / parameters**self.size_power
         of_data = self.data_factor / tokens**self.data_power
         return self.floor + of_size + of_data
 
 
-# Encyclopaedia, half English and half Chinese, in this repository's tokenizer of 6,400 entries, by models of two layers. Fitted
-# together with the gain of depth below, to 36 runs of 0.5 to 8.8 M parameters and 0.8 to 71 M tokens: the isoFLOP curves of
-# 1e13, 4e13 and 1.6e14 FLOP (measured at commit f139988 by benchmarks/isoflop.py), runs of 3, 10, 30 and 40 minutes, and four of two hours. It misses them by
-# 1.3 % (root mean square), 3.5 % at most. Other floors, from 0 to 1.7, and powers that differ fit as well. Two equal powers are
-# chosen, as in the source of the form, and the floor with which the best run has 15 tokens for each parameter: larger runs of
-# others had 12 to 20 (docs/experiments.md).
+# Encyclopaedia, half English and half Chinese, in this repository's tokenizer, by models of two layers: fitted together with the
+# gain of depth to 36 runs of 0.5 to 8.8 M parameters and 0.8 to 71 M tokens, which it misses by 1.3 % (root mean square), 3.5 % at
+# most. Floors from 0 to 2.3 fit as well; with this one the best run has 15 tokens for each parameter.
 WIKI = LossLaw(floor=1.7, size_factor=22.11, size_power=0.2, data_factor=38.0, data_power=0.2)
-# Between 10 and 20 M tokens models of four and more layers learn something that models of two layers (up to 2.6 M parameters were
-# trained so long) do not: from there on their loss is lower by this part. Three layers gain 0.63 of it, four 0.86, five 0.95.
+# Between 10 and 20 M tokens models of four and more layers learn something that models of two layers do not: from there on their
+# loss is lower by this part. Three layers gain 0.63 of it, four 0.86, five 0.95.
 GAIN_OF_DEPTH = 0.10
-# After so many tokens half of it is there, and the power tells how fast it comes. From 4 to 10 a fit is as good.
+# tokens after which half of it is there; the power tells how fast it comes
 TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
-# Three layers need more tokens for it, by two runs, of which one was made after the fit: a quarter of their gain is there after
-# 17.6 M tokens, and all of it after 40 M.
+# Three layers need more tokens for it, by two runs.
 TOKENS_OF_THREE_LAYERS = 22e6
 
 
 class Depth(NamedTuple):
-    """Of a model: its layers, and the query heads of each."""
+    """The layers of a model, and the query heads of each."""
 
     layers: int
     heads: int
 
     def factor(self, tokens: float) -> float:
         """What the loss of such a model is of that of WIKI, whose models have two layers, after so many different tokens."""
-        # A run after the fit: four layers with a single head in each gained nothing (docs/experiments.md, "The law of today").
+        # Four layers with a single head in each gained nothing.
         if self.heads == 1:
             return 1.0
         half = TOKENS_OF_THREE_LAYERS if self.layers == 3 else TOKENS_OF_DEPTH
@@ -70,19 +66,18 @@ class Depth(NamedTuple):
         return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
 
 
-# The relative range that is told with an expected loss. Of the text that was measured: a fit that leaves out all runs of one length
-# meets these within 4 %.
+# Relative range that is told with an expected loss, on text that was measured: a fit without all runs of one length meets these
+# within 4 %.
 LOSS_ERROR = 0.04
-# Of any other text, where what xz says of prose was right to about so much, and of other sizes and lengths, where fits that are
-# nearly as good differ by as much (docs/experiments.md).
+# The same for any other text, size or length: fits that are nearly as good differ by as much.
 LOSS_ERROR_ELSEWHERE = 0.10
-# Of a model or a run below a million on such a text: 5.187 was expected and 4.192 measured.
+# The same for a model or a run below a million on such a text: 5.187 was expected and 4.192 measured.
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
-# Those that a plan has rates for
+# the optimisers that a plan has rates for
 OPTIMIZERS = ("adamw", "muon")
-# How many tokens AdamW needs to learn what Muon learns from one. Not measured with the rates below: with higher rates of Muon it was more
-# than 1.7, at 7.3 M parameters and 4 M tokens (docs/experiments.md, "Muon against AdamW"). Nor was after how many tokens depth helps AdamW.
+# How many tokens AdamW needs to learn what Muon learns from one: more than 1.7 at 7.3 M parameters and 4 M tokens, with higher rates
+# of Muon than those below.
 TOKENS_OF_ADAMW = 2.0
 # Where the law was measured; beyond it is a guess.
 MEASURED_VOCABULARY = 6400
@@ -91,13 +86,13 @@ MEASURED_TOKENS = (7.6e5, 7.2e7)
 
 # Passes over the text after which another one is worth 1/e of a first one: R* of the source.
 WORTH_OF_REPEATS = 15.4
-# Up to so many the expected loss was compared with runs (docs/budget.md, "Ending on time"; docs/experiments.md, "Little text").
-# Further passes over little text were worth less and less, and a model that reads it too often learns it by heart: its validation
-# loss rises. So plans read no text more often, and where that is all, they end before their budget does.
+# Passes up to which the expected loss was compared with runs. Further ones over little text were worth less and less, and a model
+# that reads it too often learns it by heart: its validation loss rises. So plans read no text more often, and where that is all,
+# they end before their budget does.
 MOST_PASSES = 8
-# Of a run that goes on from weights: so often few answers are read until they are known to the word
+# Passes of a run that goes on from weights: so often few answers are read until they are known to the word
 MOST_PASSES_BY_HEART = 40
-# The largest model for a token of different text that was measured, with so many passes (docs/experiments.md, "Little text").
+# the largest model for a token of different text that was measured, with so many passes
 PARAMETERS_OF_A_TOKEN = 24
 
 
@@ -128,7 +123,7 @@ def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:
 
 
 def different_tokens(unique: float | Sequence[Part]) -> float:
-    """Of all sources together."""
+    """Tokens of different text in all sources together."""
     return unique if isinstance(unique, (int, float)) else sum(part.unique for part in unique)
 
 
@@ -163,31 +158,29 @@ def batch_tokens(tokens: float) -> float:
     return 0.58 * tokens**0.571
 
 
-# Of Muon's updates, and of AdamW's for the norms and the embeddings beside them: the best of sweeps with 1.2 and 1.6 M parameters
-# and updates of 2,000 tokens (docs/experiments.md, "Learning per token"). Other widths and batches take the same ones.
+# Rates of Muon, and of AdamW for the norms and the embeddings beside it: the best of sweeps with 1.2 and 1.6 M parameters and updates
+# of 2,000 tokens. Other widths and batches take the same ones.
 MUON_RATE = 0.01
 SIDE_RATE = 8e-3
 EMBED_RATE = 32e-3
-# Of text that is read once; more of it changes little there.
+# for text that is read once; more decay changes little there
 WEIGHT_DECAY = 0.01
-# Decay times updates of text that is read two to four times, by a model with no more parameters than there are different tokens.
-# More passes want much more of it, and larger models too: without, the validation loss rises while the model learns the text by
-# heart. All of it is fitted to runs of 580 to 1,292 updates with 2 to 8 passes and 0.6 to 10 parameters a token
-# (docs/experiments.md, "Learning per token" and "Little text").
+# Decay times updates for text that is read two to four times, by a model with no more parameters than there are different tokens.
+# More passes and larger models want more of it: without, the model learns the text by heart. Fitted to runs of 580 to 1,292 updates
+# with 2 to 8 passes and 0.6 to 10 parameters a token.
 DECAY_OF_REPEATED_TEXT = 130
 PASSES_WITH_THIS_DECAY = 4.5
 POWER_OF_PASSES = 3
 POWER_OF_SIZE = 0.5
 MOST_WEIGHT_DECAY = 1.0
-# Of the run, over which the rate falls to zero at its end. 40 % is as good, and the whole run half a percent worse; a clock can
-# move the beginning of such a fall.
+# Share of the run over which the rate falls to zero at its end: 40 % is as good, the whole run half a percent worse.
 DECAY_SHARE = 0.65
 # 5 are as good, 100 are worse in short runs.
 WARMUP_UPDATES = 20
 
 
 def muon_weight_decay(passes: float, updates: int, parameters_of_a_token: float) -> float:
-    """Of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates.
+    """The decay of Muon and of AdamW beside it, with the rates above, in a run that reads its text so often in so many updates.
 
     parameters_of_a_token: how many the model has for each token of different text.
     """
@@ -198,23 +191,20 @@ def muon_weight_decay(passes: float, updates: int, parameters_of_a_token: float)
     return min(max(decay, WEIGHT_DECAY), MOST_WEIGHT_DECAY)
 
 
-# Step Law gives more to small models. At 7.3 M parameters and 4 M tokens it gives 2.4e-3, where 5e-4 was the best of four rates
-# and 1e-3 the next best (docs/experiments.md, "Muon against AdamW").
+# Step Law gives more to small models: at 7.3 M parameters and 4 M tokens 2.4e-3, where 5e-4 was the best of four rates.
 HIGHEST_ADAMW_RATE = 1e-3
 
 
 def adamw_rate(parameters: float, tokens: float) -> float:
-    """Of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law, arXiv 2503.04715), up to HIGHEST_ADAMW_RATE."""
+    """The rate of AdamW alone: 1.79 N ** -0.713 D ** 0.307 (Step Law, arXiv 2503.04715), up to HIGHEST_ADAMW_RATE."""
     return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
 
 
-# Positions of a row in short runs. As many tokens in shorter rows come from more documents, which makes better updates of
-# small batches: in rows of 512 such a model has a lower loss too. A run of 10 M tokens learns to use the longer context
-# (docs/experiments.md, "Learning per token").
+# Positions of a row in short runs: as many tokens in shorter rows come from more documents. A run of 10 M tokens learns to use the
+# longer context.
 SHORT_ROW = 256
 SHORT_RUN_TOKENS = 6e6
-# What the loss in such rows is of that in rows of 512: 0.980 after 1.3 M tokens, 0.982 after 1.7 M, 0.985 after 1.9 M, 0.991 after
-# 10 M.
+# what the loss in such rows is of that in rows of 512, after 1.9 M tokens
 LOSS_OF_SHORT_ROWS = 0.985
 
 
@@ -223,8 +213,8 @@ def row_scale(T: int) -> float:
     return LOSS_OF_SHORT_ROWS if T <= SHORT_ROW else 1.0
 
 
-# Of the best size that was measured for ten minutes on a CPU: 2.02 M parameters, 10 M tokens (docs/experiments.md, "Which size for a
-# time"). The law by itself takes smaller models for as many FLOPs, but they reach less of a CPU's rate.
+# The best size that was measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. The law by itself takes smaller
+# models for as many FLOPs, but they reach less of a CPU's rate.
 TOKENS_OF_A_PARAMETER = 5
 
 
@@ -237,14 +227,13 @@ def tokens_of(flops: float) -> float:
 
 # Widths beyond the first ones grow by about a fifth, since the loss is flat around the best one.
 WIDTHS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048)
-# Heads of 32 were no better (docs/experiments.md, "Learning per token").
+# Heads of 32 were no better.
 HEAD_WIDTH = 64
 # Width for each layer. Runs of few tokens learn more in the same time with wide and shallow models, long ones with deep ones, which
-# need so many tokens until their layers work together (docs/experiments.md, "Learning per token").
+# need many tokens until their layers work together.
 SHALLOW_ASPECT = 96
 DEEP_ASPECT = 32
-# Up to so many tokens shallow models are the better ones. By the expected loss deep ones would be from about 10 M tokens on, but as
-# long as one of four layers for 12.7 M tokens, one of two layers learned more (docs/experiments.md, "Learning per token").
+# Up to so many tokens shallow models are the better ones: after 12.7 M tokens two layers had learned more than four in the same time.
 TOKENS_OF_SHALLOW_MODELS = 14e6
 # From so many on deep ones are. In between the expected loss tells which.
 TOKENS_OF_DEEP_MODELS = 24e6
@@ -294,7 +283,7 @@ def kv_heads_for(heads: int) -> int:
 # So many places of the text are looked at, and so many tokens at each.
 SAMPLES = 8
 SAMPLE_TOKENS = 50_000
-# Of the text of WIKI: the bits per byte that xz makes of such samples, and the bytes of a token.
+# What the text of WIKI has: the bits per byte that xz makes of such samples, and the bytes of a token.
 WIKI_XZ = 2.72
 WIKI_BYTES_PER_TOKEN = 3.16
 

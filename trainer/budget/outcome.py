@@ -190,7 +190,7 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Col
         return None
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    # Of models with more than two layers and a single head in each there is one run.
+    # There is one run of a model with more than two layers and a single head in each.
     is_such_shape = plan.config.num_hidden_layers == 2 or plan.config.num_attention_heads > 1
     is_as_planned = chosen.optimizer == "muon" and not MEASURED_AS_PLANNED & set(given)
     was_measured = is_such_text and is_such_vocabulary and is_such_shape and is_as_planned
@@ -225,17 +225,6 @@ def clock(seconds: float) -> str:
     return f"{left} s"
 
 
-def loss_text(plan: Plan, error: float | None, bytes_per_token: float) -> str:
-    """The expected loss with its range, in nats per token and in bits per byte. error: see plan_table."""
-    if error is None:
-        return "not known for such a run"
-    if laws.is_repeated_too_often(plan.passes):
-        return f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
-    low = plan.loss * (1 - error)
-    high = plan.loss * (1 + error)
-    return f"{plan.loss:.3f} ({low:.2f} to {high:.2f}), {plan.loss / math.log(2) / bytes_per_token:.3f} bits per byte"
-
-
 def shape_text(plan: Plan) -> str:
     """As 1.57 M parameters, 4 layers of width 128."""
     config = plan.config
@@ -261,6 +250,12 @@ def plan_table(
     since 1970, None: no clock ends it.
     """
     passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
+    loss = "not known for such a run"
+    if error is not None and laws.is_repeated_too_often(plan.passes):
+        loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
+    elif error is not None:
+        bits_per_byte = plan.loss / math.log(2) / bytes_per_token
+        loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
     cut = plan.cut
     micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
     if cut.at_once > 1:
@@ -271,7 +266,7 @@ def plan_table(
         ("update", f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})"),
         ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
         ("rates", rates),
-        ("expected validation loss", loss_text(plan, error, bytes_per_token)),
+        ("expected validation loss", loss),
         ("memory", f"about {plan.memory / 1e9:.1f} GB"),
         ("time", f"{clock(total_seconds)} in all, {clock(plan.seconds)} of it training"),
     ]
@@ -281,8 +276,8 @@ def plan_table(
     for name, other in others.items():
         if other is not None:
             is_known = error is not None and not laws.is_repeated_too_often(other.passes)
-            loss = f": loss {other.loss:.3f}" if is_known else ""
-            rows.append((f"{name} would give", f"{shape_text(other)}, {quantity(other.tokens)} tokens{loss}"))
+            told = f": loss {other.loss:.3f}" if is_known else ""
+            rows.append((f"{name} would give", f"{shape_text(other)}, {quantity(other.tokens)} tokens{told}"))
     if error is not None and beyond_measurement(plan) and not laws.is_repeated_too_often(plan.passes):
         rows.append(
             ("note", "such a size or length was not measured: the expected loss is a guess by the same formula")

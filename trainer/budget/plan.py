@@ -139,7 +139,7 @@ class Plan:
 
 
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -> Plan:
-    """Of the plans that are as deep as their tokens want, the one with the lowest expected loss.
+    """The plan with the lowest expected loss, of those that are as deep as their tokens want.
 
     Errors: NothingFits, which says what is too little.
     """
@@ -173,7 +173,7 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
 
 
 def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
-    """Of each width, the plans whose numbers of layers go with their tokens. Where none does, those that come nearest.
+    """The plans of each width whose numbers of layers go with their tokens. Where none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
     """
@@ -197,7 +197,7 @@ def smallest(plans: Sequence[Plan]) -> Plan:
 
 
 def fewest_rows(demands: Demands) -> int:
-    """Of the smallest update to choose from."""
+    """Rows of the smallest update to choose from."""
     return min(cut.rows for cut in cuts(demands))
 
 
@@ -282,7 +282,7 @@ def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
     """The updates to choose from where the user has said nothing of them. For the ranks see Ranks."""
     most = MOST_ROWS_OF_MICRO_BATCH[device_type]
     found = []
-    # Of the whole update where the ranks can share such a number, and else of each rank.
+    # rows of the whole update where the ranks can share such a number, and else of each rank.
     of_ranks = [rows // world_size for rows in ROWS if rows % world_size == 0] or [1, *ROWS]
     for rows in of_ranks:
         micro_rows = max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)

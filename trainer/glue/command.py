@@ -8,12 +8,12 @@ import contextlib
 import hashlib
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
@@ -293,13 +293,10 @@ def summary(results: Sequence[Figures]) -> dict[str, dict[str, float | None]]:
     value is not a number."""
     found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
-        values = [math.nan if (value := result[name]) is None else value for result in results]
-        is_known = not any(map(math.isnan, values))
-        found[name] = {
-            "mean": statistics.fmean(values),
-            "median": statistics.median(values) if is_known else math.nan,
-            "deviation": statistics.stdev(values) if len(values) > 1 and is_known else None,
-        }
+        # None becomes NaN.
+        values = np.array([result[name] for result in results], dtype=np.float64)
+        deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+        found[name] = {"mean": float(values.mean()), "median": float(np.median(values)), "deviation": deviation}
     return found
 
 

@@ -19,9 +19,8 @@ from dataset.store.interface import Ints
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, write_json
-from trainer.glue.loss import N_SUMS, glue_loss, logged
+from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
-from trainer.glue.scores import evaluate, outputs, write_predictions
 from trainer.glue.settings import FineTuningSettings, GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder

@@ -55,7 +55,7 @@ OWN_OF_A_MACHINE = frozenset(
     }
 )
 
-# Whether this thread is in a block of `until_all_are_ready`.
+# True while this thread is in a block of `until_all_are_ready`
 _IN_OWN_WORK: ContextVar[bool] = ContextVar("in own work", default=False)
 
 
@@ -247,7 +247,7 @@ def end_all(ranks: Ranks, said: str) -> None:
 def compare_settings(ranks: Ranks, settings: object) -> None:
     """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
     flags = {f"--{name}": value for name, value in vars(settings).items() if name not in OWN_OF_A_MACHINE}
-    # That compute, or draw the order of the rows
+    # those that compute, or draw the order of the rows
     packages = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -167,7 +167,7 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
 
 
 def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
-    """Of n processes: the gradients of each, their sum, and Muon's matrices in bf16."""
+    """What n processes share: the gradients of each, their sum, and Muon's matrices in bf16."""
     return parameters * (4 * (n_processes + 1) + 2) if n_processes > 1 else 0
 
 
@@ -270,7 +270,7 @@ class Copies:
         self._leaving.set()
         if error is None:
             self._join()
-        # Of a lost peer, or a defect: a copy may have the better explanation.
+        # A lost peer, or a defect: a copy may have the better explanation.
         is_unclear = isinstance(error, Exception) and (is_of_a_lost_peer(error) or line_of(error) is None)
         is_explained = is_unclear and self._is_explained.wait(GRACE_S)
         self._kill()

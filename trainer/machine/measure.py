@@ -74,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a result may depend on, for a checkpoint."""
+    """What a result may depend on, for a checkpoint."""
     return {
         "python": platform.python_version(),
         # A class of its own, which weights_only refuses.
@@ -184,7 +184,7 @@ def _groups(root: Path, controller: str) -> list[tuple[Path, int]]:
 
 
 def _text(path: Path) -> str:
-    """Of a file; "" where it cannot be read."""
+    """The content of a file; "" where it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

@@ -10,8 +10,7 @@ from common.notices import announce
 from common.paths import ROOT
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.mixed_plan import Move
-from dataset.planned_mixture import RunLength
+from dataset.mixture import Move, RunLength
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -44,11 +43,6 @@ USUAL_TEXT = UsualData(
 )
 
 
-def document_encoder(tokenizer: Any, settings: PretrainSettings) -> DocumentEncoder:
-    """What makes ids of a document."""
-    return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
-
-
 class TextKind(NamedTuple):
     """What is read, and how. encoder: makes ids of a text. answers: conversations, of which the answers alone are trained.
 
@@ -65,7 +59,7 @@ class TextKind(NamedTuple):
 DOCUMENTS = TextKind(
     Corpus,
     USUAL_TEXT,
-    document_encoder,
+    lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     answers=False,
     flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
 )
@@ -73,6 +67,9 @@ DOCUMENTS = TextKind(
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
     """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
+    # While --batch_size auto has no number yet, an update has the rows that it has without.
+    batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
+    rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
 
     def open_own() -> Corpus:
         return kind.corpus(
@@ -86,7 +83,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
             val_fraction=settings.val_fraction,
             allow_val_overlap=settings.allow_val_overlap,
             deduplicate=settings.deduplicate,
-            length=RunLength(settings.epochs, settings.max_updates, rows_before_auto_batch(settings, ranks)),
+            length=RunLength(settings.epochs, settings.max_updates, rows),
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
@@ -95,12 +92,6 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         )
 
     return first_rank_first(ranks, open_own)
-
-
-def rows_before_auto_batch(settings: PretrainSettings, ranks: Ranks) -> int:
-    """Of an update of all ranks, also while --batch_size auto has no number yet: it has the rows that it has without."""
-    rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
-    return rows_of_update(replace(settings, batch_size=rows), ranks)
 
 
 def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:
@@ -154,10 +145,10 @@ def length_of_run(
     length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
     if settings.max_updates:
         length.flag = "--max_updates"
-    if corpus.planned is not None:
+    if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
-    if length.clock is not None or (corpus.planned is not None and not settings.max_updates):
+    if length.clock is not None or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget, and another number of passes would be another plan from the first row on.
         length.flag = ""
     return length
@@ -173,15 +164,14 @@ class PlannedEnd:
         self.settings = settings
         self.ranks = ranks
         self.clock = clock
-        assert corpus.planned is not None
-        self.corpus = corpus
-        self.planned = corpus.planned
+        assert corpus.mixture is not None
+        self.mixture = corpus.mixture
         self.has_told_shortage = False
 
     def replan(self, progress: Progress) -> str | None:
         """As `Job.replan`."""
         # At its start a run has those of the plan.
-        moves = [*(progress.moves or self.planned.plan.moves)]
+        moves = [*(progress.moves or self.mixture.moves)]
         last = moves[-1]
         place = progress
         if progress.epoch:
@@ -195,8 +185,8 @@ class PlannedEnd:
             moves.append(move)
             progress.epoch, progress.row = place.epoch, place.row
         progress.moves = moves
-        self.corpus.replan(moves)
-        shortage = self.planned.shortage()
+        self.mixture.replan(moves)
+        shortage = self.mixture.shortage()
         line = ""
         if shortage is not None and not self.settings.has_budget and self.clock is None:
             raise DataError(shortage.told(self.settings.max_updates, progress.update))

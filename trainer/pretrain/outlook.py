@@ -13,7 +13,7 @@ import torch
 from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
-from dataset.leaks_at_start import leak_notices
+from dataset.quality.leaks import leak_notices
 from dataset.store.interface import Documents, Ints
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
@@ -65,7 +65,7 @@ def pretraining_outlook(
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
     epochs = length.epochs
-    if settings.max_updates and corpus.planned is None:
+    if settings.max_updates and not corpus.is_one_plan:
         epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
     n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
     # As if each row were one document, which is the most that it can cost: this decides on compiling.
@@ -209,7 +209,7 @@ def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand
     return [*commands, NextCommand("export to Hugging Face", export)]
 
 
-# Of the text, at most about so many bytes are compressed, which takes a second.
+# bytes of text that are compressed at most, which takes a second
 SAMPLE_BYTES = 1 << 20
 
 

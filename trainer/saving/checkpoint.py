@@ -471,7 +471,7 @@ class Checkpoints:
         if not wrong:
             try:
                 if not ranks.is_main:
-                    # Of a single file, ranks that shard the model need their parts alone.
+                    # Ranks that shard the model need their parts of a single file alone.
                     state = load_checkpoint(path, mapped=self.group is not None)
                 if fill is not None and not path.suffix:
                     state = fill(state, path)

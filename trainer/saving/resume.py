@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from common.errors import UserError, require
 from common.wording import counted
-from dataset.mixed_plan import Move
+from dataset.mixture import Move
 from dataset.shares import spelt
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.collectives import on_main
@@ -26,8 +26,8 @@ from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
 FORMAT = 1
-# Entries of a row layout that are told as one, see dataset/corpus.py and dataset/planned_mixture.py.
-SHARES = ("shares", "shares over the run", "repeats")
+# Entries of a row layout that are told as one, see Mixture.layout.
+SHARES = ("shares", "repeats")
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -176,7 +176,9 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
-        on_main(self.ranks, lambda: self.best.restore(state["best"], state["progress"]))
+        # A checkpoint of an earlier trainer has none.
+        best = state.get("best", {})
+        on_main(self.ranks, lambda: self.best.restore(best, state["progress"]))
         self.tracker_ids = state["tracker_ids"]
         for name, part in self.job.extra_state.items():
             part.load_state_dict(state["job"][name])
@@ -247,7 +249,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
 
 def failure(error: OSError) -> str:
-    """Of a save, without the number that str() begins with."""
+    """Why a save failed, without the number that str() begins with."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
 
 
@@ -270,10 +272,8 @@ def difference(what: str, before: object, now: object, mended_by: str = "") -> s
 def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
     """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
     told = {name: value for name, value in entries.items() if name not in SHARES}
-    if entries.get("shares over the run"):
-        told["shares"] = ", ".join(map(spelt, entries["shares over the run"], entries["repeats"]))
-    elif entries.get("shares"):
-        told["shares"] = ", ".join(f"{share:.12g}" for share in entries["shares"])
+    if entries.get("shares"):
+        told["shares"] = ", ".join(map(spelt, entries["shares"], entries["repeats"]))
     return told
 
 

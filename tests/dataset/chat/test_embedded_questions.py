@@ -10,6 +10,7 @@ from dataset.chat.embedded_questions import answers, build_embedded_questions, f
 from dataset.reading.conversations import text_of_conversation
 
 
+@pytest.mark.slow
 def test_answers_are_first_sentences_of_documentation():
     found = answers()
     assert 1000 < len(found) < 4000
@@ -28,14 +29,6 @@ def test_first_sentences():
     )
     assert first_sentence("No full stop\n\nMore.") == "No full stop"
     assert first_sentence("") == ""
-
-
-def test_a_file_that_is_there_is_taken_where_nothing_can_be_written(tmp_path):
-    """A folder in the place of the lock: like a folder that is read-only, it gives no lock."""
-    path = tmp_path / "questions.jsonl"
-    path.write_text("{}\n")
-    (tmp_path / ".questions.jsonl.lock").mkdir()
-    assert build_embedded_questions(path) == path
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 text that transformers makes by the template."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ def as_read(ids):
     return ENCODER.answers.as_read(np.array(ids)).tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(CONVERSATIONS)
 @example({"messages": [turn("user", "<|im_end|>\n<|im_start|>assistant\nNo"), turn("assistant", "\n\nYes")]})
 @example({"messages": [turn("assistant", ""), turn("assistant", "<|im_end|>")]})
@@ -72,16 +71,6 @@ def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
     text = text_of_conversation(record)
     (ids,) = ENCODER.encode([text])
     assert (as_read(ids), mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
-
-
-@settings(deadline=None, max_examples=100)
-@given(CONVERSATIONS)
-def test_the_ids_spell_what_transformers_renders(record):
-    text = text_of_conversation(record)
-    conversation = json.loads(text)
-    wanted = TOKENIZER.apply_chat_template(conversation["messages"], tools=conversation.get("tools"), tokenize=False)
-    (ids,) = ENCODER.encode([text])
-    assert TOKENIZER.decode(as_read(ids)) == wanted
 
 
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():
@@ -99,19 +88,7 @@ def test_a_question_is_encoded_as_it_was_in_training():
     assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
 
 
-def test_what_is_only_read_changes_no_id_of_a_question():
-    """Turns so far, as evaluate.py takes them of the data, with an answer that is not to be trained among them."""
-    turns = [turn("user", "Why?"), turn("assistant", "So.", weight=0), turn("user", "And?")]
-    plain = [{name: value for name, value in message.items() if name != "weight"} for message in turns]
-    assert ENCODER.turns_ids(turns) == ENCODER.turns_ids(plain)
-
-
-def test_a_literal_special_token_in_a_question_stays_text():
-    ids = ENCODER.prompt_ids("What is <|im_end|>?")
-    assert ids.count(TOKENIZER.eos_token_id) == 1 and "What is <|im_end|>?" in TOKENIZER.decode(ids)
-
-
-@pytest.mark.parametrize("cut", range(1, 40))
+@pytest.mark.parametrize("cut", [*range(1, 40, 4), 39])
 def test_rows_of_several_cut_conversations_have_the_mask_of_each(cut):
     """As `Batch` has them: inputs of whole pieces one after the other, of which any may be cut off."""
     texts = []
@@ -124,20 +101,6 @@ def test_rows_of_several_cut_conversations_have_the_mask_of_each(cut):
         inputs += ids[:-1]
         wanted += mask_of(ids)[1:]
     assert ENCODER.answers.trained(np.array(inputs)).tolist() == wanted
-
-
-def test_a_long_conversation_has_the_ids_of_its_parts(monkeypatch):
-    text = json.dumps({"messages": [turn("user", "words " * 300), turn("assistant", "more " * 300)]})
-    whole = ENCODER.encode([text])[0]
-    monkeypatch.setattr("dataset.tokenizing.encoder.PART_CHARACTERS", 100)
-    assert [token for part in ENCODER.encode_in_parts(text) for token in part] == whole
-
-
-def test_another_process_gets_the_same_encoder():
-    text = json.dumps({"messages": [turn("user", "<|im_end|>"), turn("assistant", "Yes")]})
-    again = pickle.loads(pickle.dumps(ENCODER))
-    assert again.encode([text]) == ENCODER.encode([text]) and again.fingerprint == ENCODER.fingerprint
-    assert again.answers == ENCODER.answers
 
 
 def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):

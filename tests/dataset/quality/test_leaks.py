@@ -1,125 +1,64 @@
-"""Runs of tokens that two texts have in common. References: tuples of tokens in sets, and planted documents."""
-
-from types import SimpleNamespace
+"""What a start says of validation text that is in the training text. References: tuples of tokens in sets, and the documents
+that were planted."""
 
 import numpy as np
 import pytest
 
-from dataset.quality import leaks as module
-from dataset.quality.leaks import LEAKED, RUN, Search, TrainingText, read_through, run_hashes, runs_of
+from dataset.corpus import Corpus
+from dataset.quality import leaks
+from dataset.quality.leaks import RUN, leak_notices, run_hashes
+from tests.dataset.test_corpus_sources import write_texts
 
 
-def store(documents):
-    tokens = [token for document in documents for token in document]
-    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
-    return SimpleNamespace(tokens=np.array(tokens, np.uint16), offsets=np.concatenate(([0], ends)).astype(np.int64))
-
-
-def search_for(documents, **options):
-    of = store(documents)
-    return Search(runs_of(of.tokens, of.offsets[:-1], of.offsets[1:], **options))
-
-
-def runs(tokens):
-    return [tuple(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
-
-
-def random_tokens(generator, longest=80):
-    """Of so few kinds that runs come twice."""
-    return generator.integers(0, 2, generator.integers(0, longest)).tolist()
+def words(number, count=60):
+    return " ".join(f"w{number}x{i}" for i in range(count))
 
 
 def test_two_hashes_are_equal_where_the_runs_are():
     generator = np.random.default_rng(4)
     for _ in range(100):
-        tokens = random_tokens(generator)
+        tokens = generator.integers(0, 2, generator.integers(0, 80)).tolist()
         # Half of them twice.
         tokens += tokens[: len(tokens) // 2]
         hashes = run_hashes(np.array(tokens, np.uint16))
-        expected = runs(tokens)
+        expected = [tuple(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
         assert len(hashes) == len(expected)
         assert len(set(hashes.tolist())) == len(set(expected)) == len(set(zip(hashes.tolist(), expected, strict=True)))
 
 
-def test_the_share_of_a_document_is_that_of_its_runs():
-    """Reference: sets of tuples. All runs are taken, and the training text is looked at whole."""
-    generator = np.random.default_rng(5)
-    shares = set()
-    for _ in range(100):
-        training = random_tokens(generator, 200)
-        documents = [random_tokens(generator), training[20:60], training[:10] + random_tokens(generator), []]
-        search = search_for(documents, most=1000)
-        assert read_through([search], [TrainingText(store([training]))]) == (1 if training else 0)
-        there = set(runs(training))
-        for share, document in zip(search.shares(), documents, strict=True):
-            of_document = runs(document)
-            if not of_document:
-                assert np.isnan(share)
-            else:
-                assert share == pytest.approx(sum(run in there for run in of_document) / len(of_document))
-                shares.add(share)
-    assert {0, 1} < shares
-
-
-def test_some_runs_stand_for_a_long_document():
-    """They are evenly spread: of a document that is half there, half of them are found."""
-    generator = np.random.default_rng(0)
-    document = generator.integers(0, 1000, 5000)
-    search = search_for([document])
-    assert len(search.runs.hashes) == module.RUNS_OF_DOCUMENT
-    read_through([search], [TrainingText(store([document[:2500]]))])
-    assert search.shares() == pytest.approx(0.5, abs=0.02)
+@pytest.mark.parametrize("chunk", [1 << 16, 50])
+def test_validation_documents_within_other_training_text_are_told(tmp_path, encoder, monkeypatch, chunk):
+    """All 5 that were planted, and no other; copies to the letter have a line of their own. Chunks are joined without a gap."""
+    monkeypatch.setattr(leaks, "CHUNK", chunk)
+    validation = [words(i) for i in range(40)]
+    training = [words(1000 + i) for i in range(100)]
+    for i in (3, 9, 20, 30, 39):
+        training[2 * i] = f"{words(2000 + i)} {validation[i]} {words(3000 + i)}"
+    training += [validation[7], *(text[: len(text) // 2] for text in validation[10:15])]
+    paths = write_texts(tmp_path / "a.jsonl", training), write_texts(tmp_path / "b.jsonl", validation)
+    corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
+    (line,) = leak_notices(corpus)
+    assert line.startswith("note: 5 of 39 validation documents (12.8%) are in the training text nearly whole,")
+    # A look of limited length is spread over the text, so it finds about its part of them.
+    monkeypatch.setattr(leaks, "LEAK_TOKENS", len(corpus.store.tokens) // 2)
+    if chunk == 50:
+        assert all(" of it that was looked at" in line for line in leak_notices(corpus))
 
 
 @pytest.mark.parametrize("chunk", [1 << 16, 50])
-def test_leaked_documents_are_found_wherever_they_stand(chunk, monkeypatch):
-    """All 5 of 100, within other text; and no other one. Chunks are joined without a gap."""
-    monkeypatch.setattr(module, "CHUNK", chunk)
-    generator = np.random.default_rng(1)
-    documents = [generator.integers(0, 1000, 300) for _ in range(100)]
-    training = [generator.integers(0, 1000, 1000) for _ in range(50)]
-    leaked = [3, 20, 21, 64, 99]
-    for place, number in enumerate(leaked):
-        training[9 * place] = np.concatenate((training[9 * place][:77], documents[number], training[9 * place][77:]))
-    search = search_for(documents)
-    assert read_through([search], [TrainingText(store(training[:30])), TrainingText(store(training[30:]))]) == 1
-    assert np.flatnonzero(search.shares() >= LEAKED).tolist() == leaked
-    assert (np.delete(search.shares(), leaked) == 0).all()
-
-
-@pytest.mark.parametrize("chunk", [1 << 16, 40])
-def test_held_out_documents_are_no_training_text(chunk, monkeypatch):
-    """They stand in the same store. Reference: the store without them."""
-    monkeypatch.setattr(module, "CHUNK", chunk)
-    generator = np.random.default_rng(2)
-    documents = [generator.integers(0, 2, int(n)) for n in generator.integers(1, 60, 60)]
-    held_out = np.array([0, 4, 5, 17, 58, 59])
-    whole = store(documents)
-    text = TrainingText(whole, whole.offsets[held_out], whole.offsets[held_out + 1])
-    search = search_for([documents[i] for i in held_out], most=1000)
-    read_through([search], [text])
-    there = set()
-    piece = []
-    # What stands between two of them is one text.
-    for i, document in enumerate(documents):
-        if i in held_out:
-            there |= set(runs(piece))
-            piece = []
-        else:
-            piece += document.tolist()
-    for share, i in zip(search.shares(), held_out, strict=True):
-        of_document = runs(documents[i].tolist())
-        if of_document:
-            assert share == pytest.approx(sum(run in there for run in of_document) / len(of_document))
-
-
-def test_a_look_of_limited_length_is_spread_over_the_text(monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", 100)
-    generator = np.random.default_rng(3)
-    training = generator.integers(0, 1000, 100_000)
-    search = search_for([training[i : i + 40] for i in range(0, 100_000, 40)])
-    seen = read_through([search], [TrainingText(store([training]))], most=10_000)
-    assert 0.09 < seen < 0.12
-    found = np.flatnonzero(search.shares() > 0.9)
-    assert 0.05 < len(found) / 2500 < seen
-    assert found.min() < 100 and found.max() > 2300 and np.diff(found).max() < 60
+def test_what_is_held_out_is_looked_for_in_the_rest(tmp_path, encoder, monkeypatch, chunk):
+    """With several sources too. Reference: the texts that were planted in a training document."""
+    monkeypatch.setattr(leaks, "CHUNK", chunk)
+    texts = [words(i) for i in range(200)]
+    first = write_texts(tmp_path / "a.jsonl", texts[:100])
+    second = write_texts(tmp_path / "b.jsonl", texts[100:])
+    options = {"max_seq_len": 16, "seed": 0, "val_fraction": 0.1, "progress": False}
+    for paths in ([first, second], [f"{first}:0.5", f"{second}:0.5"]):
+        corpus = Corpus(paths, encoder, **options)
+        assert leak_notices(corpus) == []
+    held_out = [texts[i] for i in corpus.val_documents[[0, -1]]]
+    third = write_texts(tmp_path / "c.jsonl", [f"before {text} behind" for text in held_out])
+    corpus = Corpus([*paths, f"{third}:0.1"], encoder, **options)
+    (line,) = leak_notices(corpus)
+    assert line.startswith(f"note: 2 of {len(corpus.val_documents)} validation documents")
+    assert leak_notices(Corpus([first], encoder, max_seq_len=16, seed=0, progress=False)) == []

@@ -69,11 +69,6 @@ def test_the_ways_to_write_an_answer_come_out_as_one(message, wanted):
     assert read({"messages": [ASKED, message, ASKED, SAID]}) == {"messages": [ASKED, wanted, ASKED, SAID]}
 
 
-def test_a_question_keeps_what_looks_like_thoughts():
-    asked = turn("user", "<think>\nhm\n</think>\n\nYes")
-    assert read({"messages": [asked, SAID]})["messages"][0] == asked
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -108,33 +103,12 @@ def nested(levels):
         ({"conversations": []}, "no conversation", "'conversations' is an empty list: messages with role and content"),
         ({"messages": [ASKED]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "each answer is empty or has the weight 0"),
-        ({"messages": [ASKED, turn("assistant", " \n")]}, "no answer", "each answer is empty or has the weight 0"),
-        (
-            {"messages": [ASKED, turn("assistant", "Yes", weight=0)]},
-            "no answer",
-            "each answer is empty or has the weight 0",
-        ),
-        (
-            {"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]},
-            "bad message",
-            "message 2: its weight is 0.5 where 0 or 1",
-        ),
-        (
-            {"messages": [ASKED, turn("assistant", "Yes", weight=[])]},
-            "bad message",
-            "its weight is a list where 0 or 1",
-        ),
-        (
-            {"conversations": [ASKED, SAID], "messages": [SAID]},
-            "two conversations",
-            "'conversations' and 'messages' differ",
-        ),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "empty or has the weight 0"),
+        ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "weight is 0.5 where 0 or 1"),
+        ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
         ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
-        ({"messages": [turn(["user"], "Hi"), SAID]}, "unknown role", "message 1 has the role a list where one of"),
-        ({"messages": [turn(None, "Hi"), SAID]}, "unknown role", "message 1 has the role null where one of system,"),
-        ({"messages": [turn(True, "Hi"), SAID]}, "unknown role", "message 1 has the role true where one of"),
         ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has no role where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
@@ -142,10 +116,7 @@ def nested(levels):
         ({"messages": [ASKED, turn("assistant", "", tool_calls="{")]}, "bad tools", "tool_calls"),
         ({"messages": [ASKED, turn("assistant", "", tool_calls=[{}])]}, "bad tool call", "no name"),
         (calling({"x": [float("nan")]}), "bad tools", "message 2: tool_calls: NaN and Infinity are no JSON"),
-        (calling('{"x": -Infinity}'), "bad tool call", "the arguments of a call of 'f' are no JSON"),
-        (calling("x = 1"), "bad tool call", "the arguments of a call of 'f' are no JSON"),
         (calling("[" * 100_000), "bad tool call", "the arguments of a call of 'f' are no JSON"),
-        ({"messages": [ASKED, SAID], "tools": '[{"most": NaN}]'}, "bad tools", "tools: NaN and Infinity are no JSON"),
         ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "bad tools", "no list"),
         ({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS)]}, "bad tools", "levels"),
         ({"messages": [ASKED, SAID], "tools": "[" * 100_000}, "bad tools", "JSON"),
@@ -155,10 +126,6 @@ def test_faults_are_named(record, kind, words):
     with pytest.raises(BadLine) as caught:
         text_of_conversation(record)
     assert caught.value.args[0] == kind and words in caught.value.args[1]
-
-
-def test_tools_of_many_levels_are_read():
-    assert read({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS - 2)]})["tools"] == [nested(MOST_LEVELS - 2)]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.ndjson", "a.json"])
@@ -173,12 +140,4 @@ def test_files_are_read_as_those_of_text_are(tmp_path, name):
     assert [line for line, _ in found] == [1, 4] and bad.counts == {"no answer": 1, "no conversation": 1}
     assert [json.loads(text) for _, text in found] == [{"messages": [ASKED, SAID]}] * 2
     with pytest.raises(DataError, match=rf"{name}:2: 'messages' is an empty list.*--skip_bad_lines"):
-        list(read_documents(path, CONVERSATION))
-
-
-def test_half_a_surrogate_pair_is_a_fault_wherever_it_stands(tmp_path):
-    path = tmp_path / "a.jsonl"
-    tools = json.dumps([{"name": "\ud83d"}])
-    path.write_text(json.dumps({"messages": [turn("system", "", tools=tools), ASKED, SAID]}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="surrogate"):
         list(read_documents(path, CONVERSATION))

@@ -56,14 +56,14 @@ def test_each_format_and_compression_gives_the_texts_in_order(tmp_path, suffix, 
     assert texts_of(file) == TEXTS
     in_small_blocks = [text for block in split_into_blocks(file, "text", 50) for _, text in block.documents("text")]
     assert in_small_blocks == TEXTS
-
-
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_compressed_text_and_source_code_are_one_document_a_file(tmp_path, compression):
-    for name in ("a.txt", "a.py", "a.md"):
-        file = tmp_path / (name + compression)
-        file.write_bytes(COMPRESS[compression](b"\xef\xbb\xbfdef f():\r\n\r\n    pass\n"))
-        assert list(read_documents(file)) == [(1, "def f():\n\n    pass\n")]
+    # The first bytes tell the compression, whatever the name says.
+    other = tmp_path / f"a{suffix}.gz"
+    other.write_bytes(file.read_bytes())
+    if compression:
+        assert texts_of(other) == TEXTS
+    else:
+        with pytest.raises(DataError, match="begins as no .gz file does; fetch it again, or take"):
+            texts_of(other)
 
 
 @pytest.mark.parametrize("compression", [".bz2", ".xz", ".gz", ".zst"])
@@ -79,30 +79,6 @@ def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path
             list(read_documents(file))
 
 
-@pytest.mark.parametrize("compression", COMPRESS)
-def test_a_compressed_file_is_known_by_its_first_bytes_whatever_its_name_says(tmp_path, compression):
-    for name in ("a.jsonl", "a.jsonl.gz", "b.txt", "b.txt.xz"):
-        content = b'{"text": "one"}\n' if "json" in name else b"one\n"
-        file = tmp_path / name
-        file.write_bytes(COMPRESS[compression](content))
-        if compression or file.suffix in (".jsonl", ".txt"):
-            assert [text.strip() for text in texts_of(file)] == ["one"]
-        else:
-            with pytest.raises(DataError, match=f"begins as no {file.suffix} file does; fetch it again, or take"):
-                texts_of(file)
-
-
-def test_zstd_with_the_window_of_public_dumps_and_xz_with_a_large_dictionary_are_read(tmp_path):
-    """As `zstd --long=31` and `xz --lzma2=dict=1GiB` write them."""
-    zstandard = pytest.importorskip("zstandard")
-    parameters = zstandard.ZstdCompressionParameters(window_log=31)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    file = tmp_path / "a.jsonl.zst"
-    file.write_bytes(compressor.compress(CONTENT[".jsonl"]) + compressor.flush())
-    assert zstandard.get_frame_parameters(file.read_bytes()).window_size == 1 << 31
-    assert texts_of(file) == TEXTS
-
-
 # ------------------------------------------------------------------------------------------------- other encodings
 
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
@@ -113,7 +89,7 @@ def content_in(suffix, encoding, line_end="\n"):
     return "".join(line + line_end for line in lines).encode(encoding)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv", ".txt"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".txt"])
 def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
     """The command is run as it stands in the line. Latin-1 is not taken for GBK."""
     stem = ".jsonl" if suffix == ".json" else suffix
@@ -129,8 +105,8 @@ def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
         texts_of(file)
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".txt", ".csv.gz"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ".csv.gz"])
 def test_text_in_utf_16_is_told_as_such(tmp_path, suffix, line_end):
     file = tmp_path / f"a{suffix}"
     # The line ends of a first English line tell the encoding where there is no mark.
@@ -208,7 +184,7 @@ RECORDS = st.lists(st.fixed_dictionaries({"more": JSON_VALUES, "text": st.text()
 
 @given(records=RECORDS, indent=st.sampled_from([None, 0, 2]), ascii=st.booleans(), chunk=st.integers(1, 40))
 @example(records=[{"text": '\\"\\'}], indent=None, ascii=True, chunk=1)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_json_array_gives_what_the_json_module_gives(tmp_path_factory, records, indent, ascii, chunk):
     """Wherever the chunks end, in the middle of escapes and characters too."""
     content = json.dumps(records, indent=indent, ensure_ascii=ascii)
@@ -232,7 +208,7 @@ FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
 @given(
     rows=st.lists(st.tuples(FIELDS, FIELDS), max_size=8), quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_csv_file_gives_what_the_csv_module_gives(tmp_path_factory, rows, quoting):
     """Fields with commas, quotes, line breaks and blank lines within; the reference reads the file whole."""
     file = tmp_path_factory.mktemp("csv") / "a.csv"
@@ -274,19 +250,6 @@ def test_a_byte_order_mark_before_a_quoted_header_is_no_part_of_it(tmp_path, quo
     assert texts_of(file) == [row["text"]] == ["\ufeffhello, world"]
 
 
-def test_csv_without_the_column_names_those_that_are_there(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_text("\nid,body\n1,one\n")
-    assert texts_of(file, text_field="body") == ["one"]
-    with pytest.raises(DataError, match=r"a\.csv:2: no column 'text' in the header \(its columns: id, body; --text_f"):
-        list(read_documents(file))
-    file.write_text("text,text\na,b\n")
-    with pytest.raises(DataError, match=r"a\.csv:1: more than one column 'text'"):
-        list(read_documents(file))
-    file.write_text("")
-    assert list(read_documents(file)) == []
-
-
 # ------------------------------------------------------------------------------------------------- arrow, parquet
 
 
@@ -300,7 +263,7 @@ def write_arrow(path, table, kind):
         writer.write_table(table, max_chunksize=2)
 
 
-TEXT_TYPES = ["string", "large_string", "binary", "large_binary", "string_view", "binary_view", "dictionary"]
+TEXT_TYPES = ["string", "large_binary", "string_view", "dictionary"]
 
 
 @pytest.mark.parametrize("type_name", TEXT_TYPES)
@@ -326,17 +289,6 @@ def test_columns_of_arrow_and_parquet_give_what_pyarrow_gives(tmp_path, kind, ty
         list(read_documents(file))
     with pytest.raises(DataError, match=r"column 'id' is of type int64, not text"):
         list(read_documents(file, "id"))
-
-
-@pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
-def test_bytes_that_are_not_utf_8_are_a_fault_of_their_row(tmp_path, kind):
-    arrow = pytest.importorskip("pyarrow")
-    file = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
-    write_arrow(file, arrow.table({"text": arrow.array([b"one", b"tw\xff", b"three"])}), kind)
-    with pytest.raises(DataError, match=rf"{file.name}:2: 'text' is not UTF-8: byte 0xff at 3"):
-        list(read_documents(file))
-    bad = BadLines()
-    assert list(read_documents(file, bad_lines=bad)) == [(1, "one"), (3, "three")]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "file", "stream"])
@@ -382,28 +334,6 @@ def test_an_arrow_stream_that_is_cut_between_two_messages_is_a_fault_behind_its_
     assert texts_of(file) == texts
 
 
-@pytest.mark.parametrize("beside", ["struct", "string"])
-def test_a_parquet_column_with_a_dot_in_its_name_is_not_taken_for_one_inside_of_another(tmp_path, beside):
-    arrow = pytest.importorskip("pyarrow")
-    file = tmp_path / "a.parquet"
-    other = [{"b": "inner"}, {"b": "inner"}] if beside == "struct" else ["outer", "outer"]
-    write_arrow(file, arrow.table({"a": other, "a.b": ["one", "two"]}), "parquet")
-    assert texts_of(file, text_field="a.b") == ["one", "two"]
-
-
-def test_offsets_that_point_out_of_an_arrow_file_are_told(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    file = tmp_path / "a.arrow"
-    write_arrow(file, arrow.table({"text": ["one", "three"]}), "stream")
-    content = file.read_bytes()
-    offsets = b"".join(offset.to_bytes(4, "little") for offset in (0, 3, 8))
-    assert content.count(offsets) == 1
-    for wrong in (b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff"):
-        file.write_bytes(content.replace(offsets, offsets[:8] + wrong))
-        with pytest.raises(DataError, match=r"a\.arrow: not an Arrow file that can be read"):
-            list(read_documents(file))
-
-
 @pytest.mark.parametrize(
     "suffix, row", [(".tsv", '1\t"Yes" he said.'), (".csv", '1,"a "b" c"'), (".tsv", '1\t"open\n2\tend" of it')]
 )
@@ -416,47 +346,3 @@ def test_a_quote_in_the_wrong_place_is_a_fault_and_swallows_nothing_silently(tmp
     bad = BadLines()
     assert texts_of(path, bad_lines=bad) == ["plain"]
     assert bad.total == 1
-
-
-def test_a_text_file_with_nul_bytes_is_a_fault(tmp_path):
-    (tmp_path / "a.txt").write_bytes("the cat".encode("utf-16-le"))
-    with pytest.raises(DataError, match="in UTF-16"):
-        texts_of(tmp_path / "a.txt")
-    (tmp_path / "a.txt").write_bytes(b"the cat\0\0")
-    with pytest.raises(DataError, match="NUL bytes: it is binary, or in UTF-16"):
-        texts_of(tmp_path / "a.txt")
-
-
-def test_a_row_with_a_nul_byte_in_its_text_is_a_fault(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"text,id\nhello,1\nhel\0lo,2\n")
-    with pytest.raises(DataError, match=r"a\.csv:3: .*NUL bytes"):
-        texts_of(path)
-    path.write_bytes(b"text,id\nhello,\0\n")
-    assert texts_of(path) == ["hello"]
-
-
-def test_an_xz_file_of_zeros_alone_is_damaged_and_not_empty(tmp_path):
-    """As a power cut leaves it. Behind a stream zeros are padding."""
-    path = tmp_path / "a.txt.xz"
-    path.write_bytes(bytes(100_000))
-    with pytest.raises(DataError, match="not compressed, or it is damaged"):
-        texts_of(path)
-    path.write_bytes(lzma.compress(b"hello") + bytes(400))
-    assert texts_of(path) == ["hello"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line"),
-    [
-        ("a.csv", "\ufeffid,text\n1,a\n".encode("utf-16-le"), "in UTF-16; convert it to UTF-8"),
-        ("a.csv", b"id;text\n1;a\n", "separated by commas"),
-        ("a.jsonl", b'{"conversations": [{"role": "user", "content": "a"}]}\n', "which train_sft.py reads"),
-        ("a.jsonl", b'{"content": "a"}\n', "--text_field names another one"),
-    ],
-)
-def test_the_line_on_a_missing_text_says_what_helps(tmp_path, name, content, line):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=line):
-        texts_of(path)

@@ -3,8 +3,6 @@
 import gzip
 import hashlib
 import json
-import signal
-import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,12 +11,10 @@ from pathlib import PurePosixPath
 import pytest
 
 from common.errors import DataError
-from dataset.chat.chat_corpus import holds_conversations
 from dataset.reading import remote
 from dataset.reading.documents import read_documents
 from dataset.reading.file_kinds import choose_files, find_files
-from dataset.store.token_store import open_or_build
-from tests.helpers import ROOT, train
+from tests.helpers import train
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) for i in range(300)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -88,17 +84,6 @@ def test_a_folder_and_a_pattern_give_the_same_choice_as_on_the_disk(tmp_path, s3
         assert [str(file) for file in there.left_out] == wanted
 
 
-def test_what_is_looked_at_beside_the_data_lies_in_the_cache_that_was_named(tmp_path, s3):
-    """Reference: where its pieces lie."""
-    chat = b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
-    address = s3.put("beside/chat.jsonl", chat)
-    cache = str(tmp_path / "named")
-    (file,) = find_files(address, cache_dir=cache)
-    assert file.is_relative_to(cache) and file.read_bytes() == chat
-    assert holds_conversations(address, "text", cache_dir=cache)
-    assert not (tmp_path / "xdg").exists()
-
-
 def test_a_file_is_fetched_once_and_another_version_of_it_anew(s3):
     address = s3.put("once/a.jsonl", LINES)
     s3.requests.clear()
@@ -128,36 +113,6 @@ def test_a_connection_that_is_cut_gives_no_shorter_file(tmp_path, s3):
     assert found.read_bytes() == LINES[:4000]
 
 
-READ = """
-import sys
-from dataset.reading.file_kinds import find_files
-
-(file,) = find_files(sys.argv[1])
-with file.open("rb") as stream:
-    sys.stdout.buffer.write(stream.read())
-"""
-
-
-@pytest.mark.slow
-def test_a_download_that_is_killed_half_way_starts_again(tmp_path, s3):
-    address = s3.put("killed/a.jsonl", LINES)
-    command = [sys.executable, "-c", READ, address]
-    s3.go_on.clear()
-    s3.stalled.clear()
-    s3.stalls.set()
-    try:
-        killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-        assert s3.stalled.wait(60)
-        killed.send_signal(signal.SIGKILL)
-        assert killed.wait() == -signal.SIGKILL
-    finally:
-        s3.stalls.clear()
-        s3.go_on.set()
-    assert not list((tmp_path / "xdg" / "minimind" / "downloads").glob("*/a.jsonl"))
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
-    assert again.stdout == LINES
-
-
 @pytest.mark.parametrize("address", ["s3://nobody/a.jsonl", "s3://there/none.jsonl", "s3://there/none/*.jsonl"])
 def test_what_is_not_there_is_told_in_a_line(s3, address):
     s3.put("there/a.jsonl", LINES)
@@ -168,7 +123,7 @@ def test_what_is_not_there_is_told_in_a_line(s3, address):
 
 @pytest.fixture
 def slow_server():
-    """Its address. It sends 10 bytes in half a second; of `stops.bin` the first one, and then nothing for long."""
+    """Its address. `packed.jsonl.gz` it would have unpacked on the way, and of other files it sends one byte and then nothing."""
     done = threading.Event()
 
     class Slow(BaseHTTPRequestHandler):
@@ -178,11 +133,18 @@ def slow_server():
             self.end_headers()
 
         def do_GET(self):
+            if "packed" in self.path:
+                packed = gzip.compress(LINES, mtime=0)
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(packed)))
+                if "gzip" in self.headers["Accept-Encoding"]:
+                    self.send_header("Content-Encoding", "gzip")
+                self.end_headers()
+                self.wfile.write(packed)
+                return
             self.do_HEAD()
-            for _ in range(10):
-                self.wfile.write(b"x")
-                if done.wait(5 if "stops" in self.path else 0.05):
-                    return
+            self.wfile.write(b"x")
+            done.wait(5)
 
         def log_message(self, *_):
             """Nothing."""
@@ -195,21 +157,17 @@ def slow_server():
     server.server_close()
 
 
-def test_a_large_file_may_take_longer_than_any_limit_and_a_silent_server_may_not(tmp_path, monkeypatch, slow_server):
-    """A file of half a second, where aiohttp would give 0.2 s, as it gives five minutes of its own accord."""
-    aiohttp = pytest.importorskip("aiohttp")
+def test_a_compressed_file_comes_as_it_is_and_a_silent_server_ends_the_wait(tmp_path, slow_server, monkeypatch):
+    """A server may name the compression of the file as that of the way, and then a client unpacks it."""
     http = pytest.importorskip("fsspec.implementations.http")
-    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
     monkeypatch.setattr(remote, "SILENCE_S", 0.3)
     # Those of other tests have their own limits.
     http.HTTPFileSystem.clear_instance_cache()
-    for name in ("whole.jsonl", "stops.jsonl"):
-        file = remote.RemoteFile(f"{slow_server}/{name}", 10, None)
-        if name == "stops.jsonl":
-            with pytest.raises(DataError, match="cannot be read"):
-                remote.fetched(PurePosixPath(name), file, str(tmp_path))
-        else:
-            assert remote.fetched(PurePosixPath(name), file, str(tmp_path)).read_bytes() == b"x" * 10
+    system = remote._file_system("http")
+    system.get_file(f"{slow_server}/packed.jsonl.gz", str(tmp_path / "a"))
+    assert (tmp_path / "a").read_bytes() == gzip.compress(LINES, mtime=0)
+    with pytest.raises(DataError, match="cannot be read"):
+        remote.fetched(PurePosixPath("b.jsonl"), remote.RemoteFile(f"{slow_server}/b.jsonl", 10, None), str(tmp_path))
 
 
 @pytest.mark.parametrize("scheme, package", [("s3", "s3fs"), ("http", "aiohttp"), ("https", "aiohttp")])
@@ -218,28 +176,6 @@ def test_a_package_that_is_missing_is_named(monkeypatch, scheme, package):
     with pytest.raises(DataError) as caught:
         find_files(f"{scheme}://bucket/a.jsonl")
     assert str(caught.value).endswith(f"to read {scheme}:// addresses: pip install {package}")
-
-
-def test_only_the_scheme_that_is_named_is_followed(tmp_path, s3):
-    """fsspec takes `a://b::c://d` for a chain of file systems."""
-    (tmp_path / "a.jsonl").write_bytes(LINES)
-    with pytest.raises(DataError, match="^s3://none::file:"):
-        find_files(f"s3://none::file://{tmp_path}/a.jsonl")
-
-
-@pytest.mark.slow
-def test_a_store_of_a_corpus_elsewhere_has_the_tokens_of_the_local_one(tmp_path, s3, encoder, monkeypatch):
-    (tmp_path / "data").mkdir()
-    files = write_kinds(tmp_path / "data")
-    for file in files:
-        s3.put(f"store/{file.name}", file.read_bytes())
-    local = open_or_build(str(tmp_path / "data"), encoder, progress=False)
-    store = open_or_build("s3://store", encoder, progress=False)
-    assert store.tokens.tolist() == local.tokens.tolist() and store.offsets.tolist() == local.offsets.tolist()
-    # The next start reads no content.
-    s3.requests.clear()
-    assert open_or_build("s3://store", encoder, progress=False).folder == store.folder
-    assert s3.contents_asked_for() == []
 
 
 @pytest.mark.slow

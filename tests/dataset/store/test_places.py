@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from filelock import Timeout
 
-from dataset.store import builder
+from dataset.store import token_store
 
 
 class HeldAtFirst:
@@ -23,18 +23,10 @@ class HeldAtFirst:
 @pytest.mark.parametrize("tell", [True, False])
 def test_who_waits_says_so_where_he_is_asked_to(tmp_path, capsys, monkeypatch, tell):
     """A rank that waits for rank 0 of its own run has nothing to tell: rank 0 shows what it is doing."""
-    monkeypatch.setattr(builder, "file_lock", HeldAtFirst)
-    with builder.lock(tmp_path / "corpus", tell):
+    monkeypatch.setattr(token_store, "file_lock", HeldAtFirst)
+    with token_store.lock(tmp_path / "corpus", tell):
         pass
     assert ("waiting for another process" in capsys.readouterr().out) == tell
-
-
-def test_the_lock_of_data_called_tmp_is_no_interrupted_build(tmp_path):
-    """The store of `tmp.jsonl` is called `tmp-` and a digest, so its lock looks like the folder of an interrupted build."""
-    for name in ("tmp-0123456789abcdef", "other-0123456789abcdef"):
-        with builder.lock(tmp_path / name):
-            pass
-    assert (tmp_path / ".tmp-0123456789abcdef.lock").is_file()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +37,6 @@ def test_the_folder_of_another_program_stays(tmp_path, name):
     notes = tmp_path / f".tmp-{name}" / "notes.txt"
     notes.parent.mkdir()
     notes.write_text("not ours")
-    with builder.lock(tmp_path / "corpus-0123456789abcdef"):
+    with token_store.lock(tmp_path / "corpus-0123456789abcdef"):
         assert notes.read_text() == "not ours"
     assert not (tmp_path / f".{name}.lock").exists()

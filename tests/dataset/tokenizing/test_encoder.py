@@ -2,18 +2,15 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from dataset.reading.documents import Block, split_into_blocks
+from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.store.encode_worker import BlockEncoder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT, SHARED, needs_shared
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
 
@@ -70,22 +67,6 @@ def test_bos_and_eos_stand_once(template):
     assert encoder.encode(["", "<s></s>"]) == [[encoder.bos_id, encoder.eos_id]] * 2
 
 
-@pytest.mark.parametrize("bos, eos", [(None, None), ("<s>", None), (None, "</s>")])
-def test_tokenizers_without_bos_or_eos(bos, eos):
-    tokenizer = small_tokenizer(bos, eos)
-    encoder = DocumentEncoder(tokenizer)
-    plain = tokenizer("the cat", add_special_tokens=False)["input_ids"]
-    head, tail = ([tokenizer.bos_token_id] if bos else []), ([tokenizer.eos_token_id] if eos else [])
-    assert encoder.encode(["the cat"]) == [head + plain + tail]
-    assert encoder.encode([""]) == [head + tail]
-
-
-def test_one_token_for_both():
-    tokenizer = small_tokenizer("<s>", "<s>")
-    encoder = DocumentEncoder(tokenizer)
-    assert encoder.encode(["<s>"])[0] == [0, 0] == encoder.encode([""])[0]
-
-
 def test_literal_specials_in_user_text_stay_text():
     tokenizer = small_tokenizer(pad="<pad>")
     specials = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
@@ -96,15 +77,6 @@ def test_literal_specials_in_user_text_stay_text():
     parsed = DocumentEncoder(tokenizer, parse_special_tokens=True).encode([text])[0]
     assert parsed[1:-1] == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert [token for token in parsed if token in specials] == [0, 0, 1, 2, 1, 1]
-
-
-def test_settings_of_the_callers_tokenizer_do_not_leak():
-    tokenizer = small_tokenizer(pad="<pad>")
-    expected, fingerprint = DocumentEncoder(tokenizer).encode(TEXTS), DocumentEncoder(tokenizer).fingerprint
-    tokenizer(TEXTS, padding=True, truncation=True, max_length=2)  # leaves its backend padding and truncating
-    encoder = DocumentEncoder(tokenizer)
-    assert encoder.encode(TEXTS) == expected and encoder.fingerprint == fingerprint
-    assert len(tokenizer("the cat sat", padding=True, truncation=True, max_length=2)["input_ids"]) == 2
 
 
 def test_slow_tokenizer():
@@ -129,21 +101,6 @@ def test_pickled_encoder_is_the_same():
         assert (copy.fingerprint, copy.vocab_size) == (encoder.fingerprint, encoder.vocab_size)
 
 
-def test_fingerprint_tells_tokenizers_and_options_apart():
-    tokenizers = [
-        small_tokenizer(),
-        small_tokenizer(pad="<pad>"),
-        small_tokenizer(vocab_size=262),
-        small_tokenizer(eos=None),
-    ]
-    added = small_tokenizer()
-    added.add_tokens(["<new>"])
-    encoders = [DocumentEncoder(t) for t in [*tokenizers, added]] + [DocumentEncoder(tokenizers[0], True)]
-    assert len({encoder.fingerprint for encoder in encoders}) == len(encoders)
-    assert DocumentEncoder(small_tokenizer()).fingerprint == encoders[0].fingerprint
-    assert DocumentEncoder(added).vocab_size == encoders[0].vocab_size + 1 == max(added.get_vocab().values()) + 1
-
-
 def test_load_tokenizer(tmp_path):
     small_tokenizer().save_pretrained(tmp_path / "good")
     loaded = DocumentEncoder(load_tokenizer(tmp_path / "good"))
@@ -155,58 +112,10 @@ def test_load_tokenizer(tmp_path):
         assert str(tmp_path / folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_own_tokenizer_round_trips():
-    tokenizer = load_tokenizer(ROOT / "model")
-    encoder = DocumentEncoder(tokenizer)
-    for text, ids in zip(TEXTS, encoder.encode(TEXTS), strict=True):
-        assert (ids[0], ids[-1]) == (1, 2) and tokenizer.decode(ids[1:-1]) == text
-
-
-@needs_shared
-@pytest.mark.parametrize("name", ["minimind2", "minimind3"])
-def test_public_tokenizers(name):
-    """MiniMind's files carry <|im_start|> and <|im_end|> at their ends, and inside between joined documents."""
-    tokenizer = load_tokenizer(SHARED / "tokenizers" / name)
-    text = "<|im_start|>one<|im_end|> <|im_start|>two<|im_end|>"
-    assert DocumentEncoder(tokenizer, True).encode([text])[0] == tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = DocumentEncoder(tokenizer).encode([text])[0]
-    assert ids.count(1) == ids.count(2) == 1 and tokenizer.decode(ids) == text
-
-
 def block_of(text: str, path: Path) -> Block:
     path.write_text(json.dumps({"text": text}), encoding="utf-8")
-    (block,) = split_into_blocks(path, "text", None)
+    (block,) = split_into_blocks(path, "text", BLOCK_BYTES)
     return block
-
-
-LIMITED = """
-import resource, sys
-from dataset.store.encode_worker import BlockEncoder
-from dataset.reading.documents import split_into_blocks
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from pathlib import Path
-encoder = DocumentEncoder(load_tokenizer(sys.argv[1]))
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-limit = used + int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-(block,) = split_into_blocks(Path(sys.argv[2]), "text", None)
-print(len(BlockEncoder(encoder, "text", False)(block).tokens))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
-def test_a_long_line_takes_little_memory(tmp_path):
-    """3 MB of text on one line within 250 MB; the whole of it at once takes more than that."""
-    line = "The cat sat on the mat, and 12 others did not. " * 40
-    line = "\n".join([line, "这是一个句子，没有空格。" * 40]) * 900
-    path = tmp_path / "data.jsonl"
-    block_of(line, path)
-    command = [sys.executable, "-c", LIMITED, str(ROOT / "model"), str(path), str(250 << 20)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
-    assert int(done.stdout) > len(encoder.encode([line[:100_000]])[0])
 
 
 def test_a_stretch_of_letters_that_takes_too_much_memory_is_a_bad_line(tmp_path):

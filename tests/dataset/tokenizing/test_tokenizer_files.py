@@ -1,11 +1,10 @@
 """What a tokenizer's files say, here and in exports. References: the names of transformers 4, the data path, recorded digests."""
 
 import json
-import re
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -32,28 +31,6 @@ def test_a_plain_call_gives_what_a_document_begins_with(tokenizer, text):
     assert tokenizer.encode(text) == tokenizer(text).input_ids
 
 
-def test_a_conversation_has_no_bos_beside_those_of_its_turns(tokenizer):
-    chat = [{"role": "user", "content": "hi"}]
-    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    assert ids == tokenizer(text, add_special_tokens=False).input_ids
-    assert ids.count(1) == 2 == text.count("<|im_start|>")
-
-
-def test_asking_for_bos_once_more_does_not_double_it():
-    """As `lm_eval ... add_bos_token=True` asks."""
-    asked = AutoTokenizer.from_pretrained(MODEL, add_bos_token=True, trust_remote_code=False)
-    assert asked("hi").input_ids == load_tokenizer(MODEL)("hi").input_ids
-
-
-def test_a_trained_tokenizer_has_the_committed_ones_post_processor(tmp_path):
-    texts = ["the cat sat on the mat and the dog ran over far hills"] * 50
-    byte_level_bpe.save(byte_level_bpe.train_bpe(texts, 275), tmp_path)
-    trained, committed = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, MODEL))
-    assert trained["post_processor"] == committed["post_processor"]
-    assert load_tokenizer(tmp_path)("the").input_ids[0] == 1
-
-
 # ------------------------------------------------------------------------------- what transformers 4 reads
 
 
@@ -67,10 +44,6 @@ def check_config_of_tokenizer(path, template=byte_level_bpe.CHAT_TEMPLATE):
     assert fields["add_bos_token"] is True and fields["add_eos_token"] is False
     assert fields["chat_template"] == template
     assert not {"backend", "is_local", "local_files_only", "name_or_path"} & set(fields)
-
-
-def test_the_committed_config_has_the_names_of_transformers_4():
-    check_config_of_tokenizer(MODEL / "tokenizer_config.json")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,42 +84,7 @@ def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(
     assert DocumentEncoder(exported).fingerprint == DocumentEncoder(load_tokenizer(tmp_path / "own")).fingerprint
 
 
-def test_a_wordpiece_tokenizer_keeps_its_class_and_its_marks(tmp_path):
-    from dataset.tokenizing.wordpiece import save_wordpiece
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
-    plain = BertTokenizer(vocab={word: i for i, word in enumerate(words)})
-    save_wordpiece(plain, tmp_path)
-    fields = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert fields["tokenizer_class"] == "BertTokenizer"
-    assert not {"backend", "is_local", "local_files_only", "name_or_path", "add_bos_token"} & set(fields)
-    assert load_tokenizer(tmp_path)("a b").input_ids == plain("a b").input_ids == [2, 5, 6, 3]
-
-
 # ------------------------------------------------------------------------------------------- the model card
-
-
-@pytest.fixture
-def export_folder(tmp_path, monkeypatch):
-    """An export with a card, in the current folder as `hf`."""
-    weight = write(tmp_path)
-    export_hf.export(weight, tmp_path / "hf")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "hf"
-
-
-def test_pipeline_prints_what_the_cards_snippet_prints(export_folder, capsys):
-    """Both greedy; reference: the snippet of the card, with no more than that changed."""
-    card = (export_folder / "README.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    capsys.readouterr()
-    assert "max_new_tokens=64" in snippet
-    exec(snippet.replace("max_new_tokens=64", "max_new_tokens=8, do_sample=False"), {})
-    printed = capsys.readouterr().out.removesuffix("\n")
-    generator = pipeline("text-generation", model=str(export_folder), device="cpu")
-    (answer,) = generator("The harbour", max_new_tokens=8, do_sample=False)
-    assert answer["generated_text"] == printed
-    assert printed.startswith("The harbour")
 
 
 def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):

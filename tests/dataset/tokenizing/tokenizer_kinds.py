@@ -9,7 +9,6 @@ from dataset.tokenizing.long_texts import DEEPSEEK, GPT4O
 from dataset.tokenizing.piece_rules import LLAMA_BPE, QWEN2
 from tests.helpers import ROOT
 
-POSSESSIVE = r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s+"
 # Text that merges are learned from, with pairs that no piece may hold.
 LEARNED = (
     "the cat's hat, that's all! The  cats\n\nsat at 12345 and 1234. it'll be  there; CAT'S\n"
@@ -61,10 +60,6 @@ def deepseek() -> Tokenizer:
     return byte_level(others, before=splits)
 
 
-def starcoder() -> Tokenizer:
-    return byte_level(None, before=[pre_tokenizers.Digits(individual_digits=True)], prefix_space=True)
-
-
 def bert() -> Tokenizer:
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -74,46 +69,11 @@ def bert() -> Tokenizer:
     return backend
 
 
-def words() -> Tokenizer:
-    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    steps = [normalizers.Strip(), normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()]
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
-    trainer = trainers.WordLevelTrainer(vocab_size=60, special_tokens=["[UNK]", "<s>", "</s>"], show_progress=False)
-    backend.train_from_iterator([LEARNED], trainer)
-    return backend
-
-
-def words_and_punctuation() -> Tokenizer:
-    backend = words()
-    backend.normalizer = normalizers.Sequence([normalizers.Replace(Regex(" {2,}"), " "), normalizers.NFD()])
-    steps = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("contiguous")]
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    return backend
-
-
-def unigram() -> Tokenizer:
-    backend = Tokenizer(models.Unigram())
-    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("`", "'")])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
-    )
-    backend.train_from_iterator([LEARNED], trainer)
-    return backend
-
-
 def _sentencepiece_bpe() -> Tokenizer:
     """A BPE that gets the whole text, spaces as U+2581."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     _train(backend, 130, specials=("<unk>", "<s>", "</s>"))
-    return backend
-
-
-def gemma() -> Tokenizer:
-    backend = _sentencepiece_bpe()
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     return backend
 
 
@@ -128,19 +88,12 @@ def llama2() -> Tokenizer:
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "own": own,
     "gpt2": lambda: byte_level(None),
-    "gpt2 with prefix space": lambda: byte_level(None, prefix_space=True),
     "llama3": lambda: byte_level(LLAMA_BPE),
     "qwen": lambda: byte_level(QWEN2, normalizers.NFC()),
     "gpt-4o": lambda: byte_level(GPT4O),
-    "possessive": lambda: byte_level(POSSESSIVE),
     "added tokens": with_added_tokens,
     "deepseek": deepseek,
-    "starcoder": starcoder,
     "bert": bert,
-    "words": words,
-    "words and punctuation": words_and_punctuation,
-    "unigram": unigram,
-    "gemma": gemma,
     "llama2": llama2,
 }
 

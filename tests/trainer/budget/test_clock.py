@@ -129,15 +129,6 @@ def test_a_pause_costs_its_own_time_alone(machine, budget, when, part):
     assert factors[-1] < (0.2 if part == 0.9 else 0.05)
 
 
-def test_a_disturbance_that_ends_is_made_good(machine):
-    def seconds_of_update(passed):
-        return 3.0 if 200 < passed < 300 else 1.0
-
-    seconds, _, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update)
-    assert seconds == pytest.approx(1000.0, rel=0.03)
-    assert len(factors) == pytest.approx(1000 - 100 * 2 / 3, rel=0.02) and factors[-1] < 0.05
-
-
 def test_evaluations_and_what_comes_at_the_end_are_counted(machine):
     options = {"seconds_at_end": 20.0, "evaluation": 15.0, "evaluation_every": 100}
     seconds, _, _ = run(machine, 800.0, Course(300, 900), lambda _: 1.0, **options)

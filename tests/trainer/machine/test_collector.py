@@ -45,22 +45,6 @@ def test_it_works_only_where_it_is_let():
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
-def test_what_another_program_has_set_stays():
-    """A notebook may have switched the collector off, and frozen objects."""
-    gc.disable()
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        with QuietCollector(active=True) as collector:
-            settled(collector)
-        assert not gc.isenabled()
-        # Frozen objects whose last reference goes are freed, and then they do not count any more.
-        assert 0.9 * frozen < gc.get_freeze_count() <= frozen
-    finally:
-        gc.unfreeze()
-        gc.enable()
-
-
 def test_a_run_on_a_gpu_is_quiet_between_its_saves(tmp_path, monkeypatch):
     """And gives the collector back when it ends, here with an error."""
     data = write_corpus(tmp_path / "data.jsonl", 40)

@@ -184,14 +184,6 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
         assert torch.equal(ours, reference)
 
 
-def test_an_epoch_without_a_full_micro_batch_is_not_filled_beyond_its_rows(compiled, tmp_path):
-    data = write_corpus(tmp_path / "corpus.jsonl", 20)
-    with simulated_cuda():
-        run = train(**{**COMPILED_RUN, "batch_size": 64}, data_path=data, out_dir=tmp_path, device=None)
-    assert set(compiled.shapes) == {(run.job.plan(0).n_rows, 24)}
-    assert set(compiled.backends) == {"CompiledFlexBackend"}
-
-
 def test_chats_start_and_end_there(tmp_path):
     options = {"data_path": write_chats(tmp_path / "chats.jsonl", 12), "dtype": "float32", "epochs": 1}
     with simulated_cuda():

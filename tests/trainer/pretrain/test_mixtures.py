@@ -145,7 +145,7 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
         # More updates than before, behind the end of the schedule.
         longer = run(**{**options, "max_updates": 50}, from_resume=1, batch_size=6)
     assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
-    share = [longer.job.corpus.planned.plan.source_targets(20 * 4 + 20 * 12, len(rows))]
+    share = [longer.job.plan(0).source_targets(20 * 4 + 20 * 12, len(rows))]
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
 
 

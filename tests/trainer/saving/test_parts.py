@@ -17,7 +17,7 @@ from tests.faults.test_damage import Payload, malicious
 from trainer.saving import parts as parts_module
 from trainer.saving import places
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, remove_temporaries, verified
-from trainer.saving.parts import PARTS, RUN, SUMS, filled, places_of
+from trainer.saving.parts import PARTS, RUN, SUMS, filled
 from trainer.sharding import TensorPart, rows_of_ranks
 
 FIRST_FILE = "__0_0.distcp"
@@ -149,31 +149,6 @@ def test_an_update_that_is_saved_again_is_never_away(group, copy, monkeypatch):
     assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
 
 
-FOREIGN = {".DS_Store": b"of a file manager", "notes.txt": b"of a user"}
-
-
-def put_foreign_files(path):
-    for name, content in FOREIGN.items():
-        (path / name).write_bytes(content)
-
-
-def foreign_files(path):
-    return {name: (path / name).read_bytes() for name in FOREIGN if (path / name).exists()}
-
-
-def test_what_somebody_else_has_put_there_stays(group, copy):
-    """When its checkpoint is saved again, when it is deleted, and at the next start."""
-    folder, path = copy
-    put_foreign_files(path)
-    save(Checkpoints(folder, group=group), 2)
-    assert verified(path) and foreign_files(path) == FOREIGN
-    save(Checkpoints(folder, keep=1, group=group), 3)
-    remove_temporaries(folder.parent / "run", folder)
-    assert [path.name for path in Checkpoints(folder).paths()] == ["update_00000003"]
-    (left,) = [path for path in folder.iterdir() if path.name.startswith("update_00000002")]
-    assert foreign_files(left) == FOREIGN and set(os.listdir(left)) == FOREIGN.keys()
-
-
 # ------------------------------------------------------------------------------------------------ damage
 
 
@@ -196,20 +171,6 @@ def test_flipped_bits_are_noticed(copy):
             assert is_passed_over(folder, path)
         (path / name).write_bytes(good)
     assert verified(path)
-
-
-def test_truncated_files_are_noticed(copy):
-    folder, path = copy
-    for name in (FIRST_FILE, PARTS, RUN, SUMS):
-        good = (path / name).read_bytes()
-        # Behind a line of SUMS too: what is left of it is in order.
-        cuts = {0, 1, len(good) // 2, len(good) - 1, good.find(b"\n") + 1} - {len(good)}
-        for cut in cuts:
-            (path / name).write_bytes(good[:cut])
-            # A final newline may be missing: all digests are there.
-            if not (name == SUMS and cut == len(good) - 1):
-                assert is_passed_over(folder, path), (name, cut)
-        (path / name).write_bytes(good)
 
 
 @pytest.fixture
@@ -273,18 +234,6 @@ def test_a_file_that_is_seen_late_is_waited_for(group, copy, monkeypatch):
     assert verified(folder / "update_00000003")
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(copy):
-    folder, path = copy
-    for name in (FIRST_FILE, SUMS):
-        good = (path / name).read_bytes()
-        (path / name).unlink()
-        os.mkfifo(path / name)
-        assert is_passed_over(folder, path)
-        (path / name).unlink()
-        (path / name).write_bytes(good)
-
-
 # ------------------------------------------------------------------------- hostile content, with digests that hold
 
 
@@ -329,14 +278,6 @@ def test_compressed_files_are_refused(copy):
             bad.writestr(name, content + b"\0" * 100_000)
     with pytest.raises(BadContentError):
         read(path)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_part_that_several_groups_have_is_written_once(groups):
-    """Reference: by hand. The first group writes, as with --shard 2 on four ranks."""
-    first_rows = [{"a": 0, "b": 0}, {"a": 4}] * groups
-    files = ("__0_0.distcp", "__1_0.distcp")
-    assert places_of(first_rows) == {"a": [(files[0], 0), (files[1], 4)], "b": [(files[0], 0)]}
 
 
 # ------------------------------------------------------------------------------------------------ a disk that fails

@@ -71,22 +71,6 @@ def test_a_folder_that_takes_no_file(data, monkeypatch):
     assert line.startswith("/sys/kernel: nothing can be written there")
 
 
-def test_checkpoints_that_take_no_file(tmp_path, data, monkeypatch):
-    """Of another user, say. Root may write everywhere, so the refusal is planted."""
-    resume_folder = tmp_path / "pretrain_16_resume"
-    resume_folder.mkdir()
-    real_open = open
-
-    def refusing_open(path, mode="r", *arguments, **named):
-        if "w" in mode and Path(path).parent == resume_folder:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real_open(path, mode, *arguments, **named)
-
-    monkeypatch.setattr("builtins.open", refusing_open)
-    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
-    assert f"{resume_folder}: nothing can be written there (Permission denied)" in line
-
-
 def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
     """Found out before the first update, with what is wanted and what is there."""
 

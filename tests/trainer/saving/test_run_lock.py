@@ -41,14 +41,6 @@ def test_the_lock_of_another_machine_is_waited_for(taken, capsys):
     assert line.startswith(f"{stem}: process 7 on 'node1'") and "its machine was lost" in line
 
 
-def test_another_machine_that_keeps_its_lock_is_named(taken, monkeypatch):
-    stem, _, running = taken
-    monkeypatch.setattr(places, "WAIT_FOR_A_MACHINE_S", 0.1)
-    write_owner(running, "node1")
-    with pytest.raises(UserError, match="process 7 on 'node1'.*is writing these files"):
-        hold(stem)
-
-
 @pytest.mark.parametrize("host", [socket.gethostname(), None])
 def test_a_process_of_this_machine_is_not_waited_for(taken, capsys, host):
     """None: nobody says who it is."""

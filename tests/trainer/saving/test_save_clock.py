@@ -62,21 +62,6 @@ def test_a_run_is_saved_by_time(tmp_path, data, clock):
     assert last > 8
 
 
-def test_both_flags_save_and_a_save_by_micro_batches_restarts_the_clock(tmp_path, data, clock):
-    """Reference: the two rules, counted by hand."""
-    run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, save_interval=6, **COUNT_ALL)
-    expected, last_save, asked = set(), 0, 0
-    for update in range(1, run.progress.update + 1):
-        is_asked = update - 1 - max(last_save, asked) >= 3
-        if is_asked:
-            asked = update - 1
-        if is_asked or update % 6 == 0 or update == run.progress.update:
-            expected.add(update)
-            last_save = update
-    assert saved(tmp_path) == sorted(expected)
-    assert {4, 6, 10, 12} <= expected
-
-
 def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, data, clock):
     whole = train(data_path=data, out_dir=tmp_path / "whole", save_interval=10**6, epochs=2)
     clocked = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, keep_checkpoints=100)

@@ -1,39 +1,34 @@
-"""Shares over a whole run, by counting. References: the schedule's own integral, the documents' lengths, and the rows of
-each pass made by itself."""
+"""Sources with shares, by counting. References: the schedule's own integral, the documents' lengths, the rows of each pass made
+by itself, and a walk round each source."""
 
 import re
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset import planned_mixture
-from dataset.loader import UpdateSchedule
-from dataset.mixed_plan import Move
+from dataset import mixture as module
+from dataset import packing
+from dataset.mixture import MIXTURE_STREAM, ONE_PASS, ROOM, Mixture, Move, RunLength
 from dataset.packing import EpochPlan
-from dataset.planned_mixture import FAR_TOO_MUCH, ONE_PASS, ROOM, PlannedMixture, RunLength
-from dataset.shares import Curve, Point, Source, group_sources
-from dataset.sources import ConcatStore
+from dataset.shares import Point, Source, group_sources
+from dataset.store.joined import ConcatStore
 from tests.dataset.test_packing import make_store
 
 T = 32
 
 
-def mixture(arguments, lengths, length=ONE_PASS, pack=True, T=T, documents=None):
-    """A PlannedMixture of stores with documents of the given lengths."""
+def mixture(arguments, lengths, length=ONE_PASS, pack=True, T=T):
+    """A Mixture of stores with documents of the given lengths."""
     sources = arguments if isinstance(arguments[0], Source) else group_sources(arguments)
     store = ConcatStore([make_store(of_source) for of_source in lengths])
-    if documents is None:
-        documents = [
-            np.arange(lo, hi, dtype=np.uint32) for lo, hi in zip(store.bounds[:-1], store.bounds[1:], strict=True)
-        ]
+    documents = np.arange(len(store), dtype=np.uint32)
 
     def make_plan(chosen, epoch):
         return EpochPlan(store, T, 3, epoch, pack, documents=chosen)
 
-    return PlannedMixture(store, sources, documents, make_plan, 3, length, max_targets=None if pack else T - 1)
+    return Mixture(store, sources, documents, store.bounds.tolist(), make_plan, 3, length, None if pack else T - 1)
 
 
 def random_lengths(seed, counts, low=2, high=90):
@@ -41,22 +36,22 @@ def random_lengths(seed, counts, low=2, high=90):
     return [rng.integers(low, high, n).tolist() for n in counts]
 
 
-def of_rows(planned, lo, hi):
+def of_rows(planned, lo, hi, epoch=0):
     """Targets of each source in some rows, from their pieces."""
-    _, document, _, pairs = planned.plan.pieces(range(lo, hi))
+    _, document, _, pairs = planned.plan(epoch).pieces(range(lo, hi))
     source = np.searchsorted(planned.store.bounds[1:], document, side="right")
     return np.bincount(source, weights=pairs, minlength=len(planned.sources))
 
 
-def worst_share(planned, parts=10, asked=None):
+def worst_share(planned, epoch=0, parts=10):
     """How far the share of a source in a tenth of the run's tokens is from the schedule's at most."""
-    plan = planned.plan
+    plan = planned.plan(epoch)
     ends = np.cumsum([plan.row_targets(row, row + 1) for row in range(plan.n_rows)])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(parts + 1) / parts, side="left")
     cuts[0], cuts[-1] = 0, plan.n_rows
     worst = 0.0
     for part, (lo, hi) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
-        given = of_rows(planned, lo, hi)
+        given = of_rows(planned, lo, hi, epoch)
         for i, curve in enumerate(planned.curves):
             wanted = (curve.area((part + 1) / parts) - curve.area(part / parts)) * parts
             worst = max(worst, abs(given[i] / given.sum() - wanted))
@@ -87,10 +82,10 @@ def test_each_tenth_of_a_run_has_the_shares_of_the_schedule(arguments, counts, p
         planned = mixture(arguments, lengths, length, pack)
         assert worst_share(planned) < 0.01
         # And nowhere has a source got ahead by more than a row or so.
-        for end in np.linspace(1, planned.plan.n_rows, 40).astype(int).tolist():
-            progress = planned.plan.row_targets(0, end) / planned.plan.row_targets(0, planned.plan.n_rows)
-            given = planned.plan.source_targets(0, end)
-            total = planned.plan.row_targets(0, planned.plan.n_rows)
+        for end in np.linspace(1, planned.plan(0).n_rows, 40).astype(int).tolist():
+            progress = planned.plan(0).row_targets(0, end) / planned.plan(0).row_targets(0, planned.plan(0).n_rows)
+            given = planned.plan(0).source_targets(0, end)
+            total = planned.plan(0).row_targets(0, planned.plan(0).n_rows)
             for i, curve in enumerate(planned.curves):
                 assert abs(given[i] - curve.area(progress) * total) < 4 * T
 
@@ -101,7 +96,7 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
     lengths = random_lengths(2, counts)
     for epochs in (1, 2):
         planned = mixture(arguments, lengths, RunLength(epochs))
-        _, document, start, pairs = planned.plan.pieces(range(planned.plan.n_rows))
+        _, document, start, pairs = planned.plan(0).pieces(range(planned.plan(0).n_rows))
         pieces = Counter(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
         offsets = planned.store.offsets[:]
         trained = np.zeros(len(offsets) - 1)
@@ -109,7 +104,7 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
             trained[number] += times * of_piece
         passes = trained / (np.diff(offsets) - 1)
         assert (passes == np.round(passes)).all()
-        told = planned.told()
+        told = planned.given(planned.plan(0), planned.plan(0).n_rows)
         used_up = 0
         for i, source in enumerate(planned.sources):
             of_source = passes[planned.store.bounds[i] : planned.store.bounds[i + 1]]
@@ -127,8 +122,8 @@ def test_the_rows_are_those_of_the_passes_in_their_order():
     lengths = random_lengths(3, (200, 60))
     planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x4"], lengths, RunLength(updates=40, rows_of_update=4))
     of_source = [[], []]
-    for row in range(planned.plan.n_rows):
-        pieces = planned.plan.pieces_of_row(row)
+    for row in range(planned.plan(0).n_rows):
+        pieces = planned.plan(0).pieces_of_row(row)
         sources = {int(number >= 200) for number, _, _ in pieces}
         assert len(sources) == 1
         of_source[sources.pop()].append(pieces)
@@ -142,32 +137,17 @@ def test_the_rows_are_those_of_the_passes_in_their_order():
         assert of_source[i] == expected[: len(of_source[i])]
     assert number > 1, "more than one pass was looked at"
     rows = [5, 0, 17, 17]
-    count, document, _, pairs = planned.plan.pieces(rows)
-    whole = [planned.plan.pieces_of_row(row) for row in rows]
+    count, document, _, pairs = planned.plan(0).pieces(rows)
+    whole = [planned.plan(0).pieces_of_row(row) for row in rows]
     assert count.tolist() == [len(pieces) for pieces in whole]
     assert document.tolist() == [piece[0] for pieces in whole for piece in pieces]
-    totals = planned.plan.totals(10, 30)
-    assert totals.targets == sum(piece[2] for row in range(10, 30) for piece in planned.plan.pieces_of_row(row))
-    assert totals.documents == sum(len(planned.plan.pieces_of_row(row)) for row in range(10, 30))
-
-
-def test_another_division_among_ranks_trains_the_same_rows():
-    planned = mixture(["a:0.7..0.2", "b:0.3..0.8"], random_lengths(4, (500, 400)))
-    again = mixture(["a:0.7..0.2", "b:0.3..0.8"], random_lengths(4, (500, 400)))
-    n_rows = planned.plan.n_rows
-    for ranks, batch_size in ((1, 8), (2, 4), (4, 1)):
-        schedule = UpdateSchedule(n_rows, batch_size, 8 // batch_size, ranks)
-        seen = []
-        for rank in range(ranks):
-            for _, _, lo, hi in schedule.steps(rank):
-                seen += range(lo, hi)
-        assert sorted(seen) == list(range(n_rows))
-    for row in range(n_rows):
-        assert planned.plan.pieces_of_row(row) == again.plan.pieces_of_row(row)
+    totals = planned.plan(0).totals(10, 30)
+    assert totals.targets == sum(piece[2] for row in range(10, 30) for piece in planned.plan(0).pieces_of_row(row))
+    assert totals.documents == sum(len(planned.plan(0).pieces_of_row(row)) for row in range(10, 30))
 
 
 def order_of(planned):
-    return [planned.plan.pieces_of_row(row) for row in range(planned.plan.n_rows)]
+    return [planned.plan(0).pieces_of_row(row) for row in range(planned.plan(0).n_rows)]
 
 
 @pytest.mark.parametrize("end", [700, 1300])
@@ -178,7 +158,7 @@ def test_a_moved_end_keeps_the_rows_before_it_and_what_was_planned_for_the_fall(
         Source(["books"], (Point(0, 0.0), Point(0.8, 0.4), Point(0.8, 1.0)), repeat=9),
     ]
     planned = mixture(jump, random_lengths(5, (400, 400)), RunLength(updates=100, rows_of_update=10))
-    start = planned.plan.moves
+    start = planned.moves
     before = order_of(planned)
     move = Move(row=300, fall_row=end - 200, fall_progress=0.8, end=end)
     planned.replan([*start, move])
@@ -200,20 +180,9 @@ def test_a_moved_end_keeps_the_rows_before_it_and_what_was_planned_for_the_fall(
     fresh.replan([*start, move, second])
     assert order_of(fresh) == twice
     # No row comes twice in a pass: a piece comes as often as its source was passed over, or once more.
-    for i, told in enumerate(planned.told()):
+    for i, told in enumerate(planned.given(planned.plan(0), planned.plan(0).n_rows)):
         pieces = Counter(piece for row in twice for piece in row if (piece[0] >= 400) == bool(i))
         assert set(pieces.values()) <= {int(told.passes), int(told.passes) + 1}
-
-
-def test_a_finished_run_that_goes_on_keeps_its_last_shares():
-    planned = mixture(
-        ["a:1..0.25:x9", "b:0..0.75:x9"], random_lengths(6, (300, 300)), RunLength(updates=50, rows_of_update=8)
-    )
-    before = order_of(planned)
-    planned.replan([*planned.plan.moves, Move(row=400, fall_row=800, fall_progress=1.0, end=800)])
-    assert order_of(planned)[:400] == before
-    given = of_rows(planned, 400, 800)
-    assert given[1] / given.sum() == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_source_that_is_too_small_is_told_with_what_would_fit():
@@ -230,83 +199,79 @@ def test_a_source_that_is_too_small_is_told_with_what_would_fit():
         mixture(arguments, [[5, 6], [1, 1]])
 
 
-@pytest.mark.parametrize("pack", [True, False])
-def test_a_run_that_asks_for_far_too_much_is_refused_before_its_rows_are_laid_out(pack):
-    """Reference: the plan with as many updates as are said to fit, and one of the run with fewer updates."""
-    lengths = random_lengths(7, (300, 200))
-    lengths[0] = [max(2, n // 3) for n in lengths[0]]
-    arguments = ["a:0.7..0.2", "b:0.3..0.8"]
-    start = time.perf_counter()
-    with pytest.raises(DataError, match="--data_path: too little text for 1,000,000,000 updates: ") as caught:
-        mixture(arguments, lengths, RunLength(updates=10**9, rows_of_update=256), pack)
-    assert time.perf_counter() - start < 1
-    # So many passes are not allowed at all.
-    assert "allow more passes" not in str(caught.value)
-    with pytest.raises(DataError, match="train at most") as caught:
-        mixture(arguments, lengths, RunLength(updates=20_000, rows_of_update=1), pack)
-    fits = int(str(caught.value).split("train at most ")[1].split(" ")[0])
-    assert mixture(arguments, lengths, RunLength(updates=fits, rows_of_update=1), pack).shortage() is None
-    assert mixture(arguments, lengths, RunLength(updates=int(fits * 1.05), rows_of_update=1), pack).shortage()
-    told = re.search(r"b is passed over (\S+) times where 1 may be .* allow more passes, as in", str(caught.value))
-    shorter = mixture(arguments, lengths, RunLength(updates=2_000, rows_of_update=1), pack).told()[1]
-    passes = float(told[1].replace(",", ""))
-    assert passes == pytest.approx(10 * shorter.passes, rel=0.05) and passes > FAR_TOO_MUCH
-
-
 def test_a_run_that_is_too_long_to_be_laid_out_is_refused(monkeypatch):
     lengths = random_lengths(7, (300, 200))
     arguments = ["a:0.7..0.2:x1000", "b:0.3..0.8:x1000"]
-    long = RunLength(updates=10**6, rows_of_update=1)
-    with pytest.raises(DataError, match=r"passes over b about \d,\d{3} times, .* 1,000 passes .* train fewer updates"):
-        mixture(arguments, lengths, long)
+    with pytest.raises(
+        DataError, match=r"passes over [ab] about \d,\d{3} times, .* 1,000 passes .* train fewer updates"
+    ):
+        mixture(arguments, lengths, RunLength(updates=10**6, rows_of_update=1))
     with pytest.raises(DataError, match=r"passes over a about 2,000 times, .* fewer epochs or allow fewer passes"):
         mixture(["a:0.1..0.2:x1000", "b:0.9..0.8:x1000"], [[50], [100] * 60], RunLength(epochs=2))
-    monkeypatch.setattr(planned_mixture, "MOST_ROWS", 1000)
-    with pytest.raises(DataError, match=r"has about 1,1\d\d rows, .* at most 1,000 are planned: train fewer updates"):
+    monkeypatch.setattr(module, "MOST_ROWS", 1000)
+    with pytest.raises(DataError, match=r"has about 1,100 rows, .* at most 1,000 are planned: train fewer updates"):
         mixture(arguments, lengths, RunLength(updates=1100, rows_of_update=1))
-    assert mixture(arguments, lengths, RunLength(updates=990, rows_of_update=1)).plan.n_rows == 990
+    planned = mixture(arguments, lengths, RunLength(updates=990, rows_of_update=1))
+    assert planned.plan(0).n_rows == 990
+    # However many passes there are, few plans are held.
+    planned.plan(0).pieces(range(990))
+    assert all(len(rows._plans) <= 2 for rows in planned.rows)
 
 
-def test_after_a_move_what_is_left_is_told_to_be_too_much():
-    """Reference: the targets of the rows, and the plan with as many rows as are said to fit."""
-    planned = mixture(
-        ["a:0.7..0.2:x3", "b:0.3..0.8:x3"], random_lengths(7, (900, 400)), RunLength(updates=150, rows_of_update=10)
-    )
-    start = planned.plan.moves
-    assert planned.shortage() is None
-    longer = Move(row=600, fall_row=6000, fall_progress=1.0, end=6000)
-    planned.replan([*start, longer])
-    shortage = planned.shortage()
-    assert max(of_rows(planned, 0, 6000) / planned.targets) > 3 and "where 3 may be" in shortage.sources
-    end = 600 + int((longer.end - 600) * shortage.fits * ROOM)
-    planned.replan([*start, Move(row=600, fall_row=end, fall_progress=1.0, end=end)])
-    assert planned.shortage() is None
-    assert 2.9 < max(of_rows(planned, 0, end) / planned.targets) <= 3
-    # Rows that are trained cannot be taken back: only what comes is too much or not.
-    planned.replan([*start, longer, Move(row=6000, fall_row=6000, fall_progress=1.0, end=6000)])
-    assert planned.shortage() is None
+# ------------------------------------------------------------------------------------------- fixed shares
 
 
-def test_held_out_documents_are_in_no_row():
-    lengths = random_lengths(8, (300, 200))
-    kept = [np.arange(0, 300, 2, dtype=np.uint32), np.arange(301, 500, 3, dtype=np.uint32)]
-    planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x3"], lengths, documents=kept)
-    _, document, _, _ = planned.plan.pieces(range(planned.plan.n_rows))
-    assert set(document.tolist()) <= set(np.concatenate(kept).tolist())
+def naive_draw(documents, targets, quota, epoch):
+    """The documents whose first target is met on the epoch's way round the circle, target by target."""
+    begin_at = [[] for _ in range(sum(targets))]
+    at = 0
+    for document, count in zip(documents, targets, strict=True):
+        begin_at[at % len(begin_at)].append(document)
+        at += count
+    met = []
+    for step in range(epoch * quota, (epoch + 1) * quota):
+        met += begin_at[step % len(begin_at)]
+    return sorted(met)
 
 
-def test_a_later_pass_is_made_when_it_is_wanted():
-    """However many passes there are, few plans are held."""
-    planned = mixture(
-        ["a:0.5..0.4:x50", "b:0.5..0.6:x50"], random_lengths(9, (30, 20)), RunLength(updates=100, rows_of_update=5)
-    )
-    for row in range(planned.plan.n_rows):
-        planned.plan.pieces_of_row(row)
-        assert all(len(rows._plans) <= 2 for rows in planned.rows)
+@pytest.mark.parametrize("chunk", [3, packing.CHUNK])
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("weights", [(7, 2, 1), (1, 1, 1), (1, 3, 16)])
+def test_an_epoch_of_fixed_shares_draws_what_a_walk_round_each_source_meets(monkeypatch, weights, pack, chunk):
+    """As many epochs as are wanted, each as large as the scarcest source allows, and no document again before all have come."""
+    for of in (packing, module):
+        monkeypatch.setattr(of, "chunks", lambda n: ((lo, min(lo + chunk, n)) for lo in range(0, n, chunk)))
+    lengths = random_lengths(7, (70, 150, 40), 2, 45)
+    fixed = mixture([f"{name}:{weight}" for name, weight in zip("abc", weights, strict=True)], lengths, pack=pack)
+    assert not fixed.is_of_run
+    targets = [[min(n - 1, n if pack else T - 1) for n in of_source] for of_source in lengths]
+    size = min(sum(counts) * sum(weights) / weight for counts, weight in zip(targets, weights, strict=True))
+    before = np.zeros(3, int)
+    for epoch in range(8):
+        plan = fixed.plan(epoch)
+        _, document, start, _ = plan.pieces(range(plan.n_rows))
+        drawn = document[start == 0]
+        assert fixed.given_before(epoch) == [(n, n / there) for n, there in zip(before, fixed.targets, strict=True)]
+        before += of_rows(fixed, 0, plan.n_rows, epoch).astype(int)
+        for i, counts in enumerate(targets):
+            draws = np.random.PCG64([3, MIXTURE_STREAM, i]).random_raw(len(counts)).tolist()
+            order = [document for _, document in sorted((draw >> 32, document) for document, draw in enumerate(draws))]
+            quota = min(round(size * weights[i] / sum(weights)), sum(counts))
+            expected = naive_draw(order, [counts[number] for number in order], quota, epoch)
+            first, end = fixed.store.bounds[i : i + 2]
+            assert sorted(drawn[(drawn >= first) & (drawn < end)] - first) == expected
 
 
-def test_a_curve_that_ends_at_nothing_ends_its_source():
-    planned = mixture(["a:1..0", "b:0..1"], random_lengths(10, (400, 400)), RunLength(updates=20, rows_of_update=10))
-    assert isinstance(planned.curves[0], Curve)
-    last = of_rows(planned, 195, 200)
-    assert last[0] <= T
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.05, 0.95)])
+def test_fixed_shares_hold_in_each_part_of_each_epoch(weights, pack):
+    """Short documents have a first token that none predicts: a share counts targets."""
+    lengths = [*random_lengths(8, (20_000,), 3, 6), *random_lengths(9, (600,), 200, 400)]
+    arguments = [f"a:{weights[0]}", f"b:{weights[1]}"]
+    for epoch in range(3):
+        planned = mixture(arguments, lengths, pack=pack)
+        assert worst_share(planned, epoch) < 0.01
+        first, again = planned.plan(epoch), mixture(arguments, lengths, pack=pack).plan(epoch)
+        assert all(
+            (one == other).all() for one, other in zip(first.recipe([0, 5])[:3], again.recipe([0, 5])[:3], strict=True)
+        )
