@@ -24,17 +24,34 @@ DATA_SECTIONS = ("tokenise", "packing", "planning", "loader")
 # Of gpu.py, in their order
 GPU_SECTIONS = (
     "machine",
-    "compiling",
-    "numbers",
-    "trainer",
-    "waiting",
-    "bad numbers",
     "throughput",
+    "trainer",
+    "numbers",
+    "waiting and graphs",
+    "bad numbers",
     "against the plain loop",
     "ELECTRA and GLUE",
 )
 # sections that run where nothing else is asked for: they fit nine minutes
-USUAL_SECTIONS = tuple(range(8))
+USUAL_SECTIONS = tuple(range(7))
+# Of gpu_bits.py: a model, how it is computed, and what trains it; or the trainer with flags.
+GPU_BITS_CASES = (
+    "plain",
+    "plain float32",
+    "compiled with PyTorch's attention",
+    "Flex",
+    "Flex Muon",
+    "Flex minimind3",
+    "Flex minimind2 MoE",
+    # Two equal micro-batches had other gradients in front of the norm behind attention.
+    "Flex minimind2 MoE 2 x 511",
+    "Flex 26m",
+    # Between two lines of the log nobody waits for the device.
+    "trainer --use_compile 0 --log_interval 50",
+    "trainer --use_compile 1 --log_interval 50",
+    "trainer --use_compile 1 --cuda_graphs 0 --log_interval 50",
+    "trainer --use_compile 1 --use_moe 1 --optimizer muon --log_interval 50",
+)
 BEST_DEVICE = "cuda:0, mps or cpu (default: the first of them that is there)"
 
 
@@ -113,13 +130,26 @@ def gpu_parser() -> Parser:
     """The flags of gpu.py."""
     p = new_parser("gpu.py", "Whether training is right and fast on this GPU.")
     p.add_argument(
-        "--sections", type=int, nargs="+", choices=range(len(GPU_SECTIONS)), help="their numbers (default: 0 to 7)"
+        "--sections", type=int, nargs="+", choices=range(len(GPU_SECTIONS)), help="their numbers (default: 0 to 6)"
     )
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
     p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: little models, short turns")
     p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results, one in a line, as they come")
+    p.add_argument(
+        "--cache", default=str(ROOT / "out" / "gpu_cache"), help="folder of compiled code, kept for the next time"
+    )
     # This process is that section.
     p.add_argument("--section", type=int, choices=range(len(GPU_SECTIONS)), help=argparse.SUPPRESS)
+    return p
+
+
+def gpu_bits_parser() -> Parser:
+    """The flags of gpu_bits.py."""
+    p = new_parser("gpu_bits.py", "Which tensor differs first between two equal runs on this GPU.")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--cases", nargs="+", choices=GPU_BITS_CASES, help="some of them (default: all)")
+    # This process is a side of that case.
+    p.add_argument("--side", choices=GPU_BITS_CASES, help=argparse.SUPPRESS)
     return p
 
 

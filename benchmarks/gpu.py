@@ -1,29 +1,29 @@
-"""Whether training is right and fast on the GPU of this machine, in nine minutes.
+"""Whether training is right and fast on the GPU of this machine, in nine minutes. What decides most comes first.
 
-    make gpu                                                    # sections 0 to 7
-    make gpu-quick                                              # sections 0 to 2
-    make gpu-electra                                            # sections 0 and 8, in two minutes
-    python benchmarks/gpu.py --sections 3 6                     # some of them
+    make gpu                                                    # sections 0 to 6
+    make gpu-speed                                              # 0, 1 and 6, in five minutes
+    make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
+    make gpu-electra                                            # sections 0 and 7, in two minutes
+    python benchmarks/gpu.py --sections 2 3                     # some of them
     python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU
 
 It needs no network, no data, and no virtual environment of this repository: PyTorch and transformers are
 enough, in whatever versions an image has. Sections:
 
     0 machine                  versions, the best bf16 product, copies
-    1 compiling                seconds until the first update
-    2 numbers                  losses and gradients against float64 on the CPU
-    3 trainer                  started without --device, killed, resumed: the same bits?
-    4 waiting                  updates in which the host never waits for the GPU
+    1 throughput               seconds until the first update; tokens/s with CUDA graphs and without, for each size
+    2 trainer                  started without --device, killed, resumed: the same bits, with CUDA graphs and without?
+    3 numbers                  losses and gradients against float64 on the CPU
+    4 waiting and graphs       updates in which the host never waits for the GPU; updates by graphs and without, bit for bit
     5 bad numbers              NaN, infinity, the scale of float16
-    6 throughput               tokens/s and the share of the product rate, for each size
-    7 against the plain loop   benchmarks/bench.py
-    8 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
+    6 against the plain loop   benchmarks/bench.py
+    7 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
 
-The last one runs where it is asked for: all nine do not fit nine minutes.
+The last one runs where it is asked for: all eight do not fit nine minutes.
 Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After
 LAST_START_S no section starts any more, and after END_S none goes on. A CPU, which tells nothing but whether this command
-works, may take longer. Compiled code is kept from section to section, and for no later command. What is found goes to --out
-at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 8 as tests. Exit code 1: a check failed, or a
+works, may take longer. Compiled code is kept in --cache. What is found goes to --out
+at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a
 section did not end or was left out.
 """
 
@@ -49,7 +49,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,24 +71,23 @@ LAST_START_S = 500
 END_S = 535
 # Of a section, in seconds, where it is not this
 LIMIT_S = 90
-LIMITS_S = {1: 120, 2: 120, 3: 150, 6: 120, 8: 240}
+LIMITS_S = {1: 200, 2: 120, 3: 120, 7: 240}
 # On a CPU: nobody waits for its figures, and other programs may use it too.
 CPU_LIMIT_S = 1200
 MEASUREMENTS: dict[int, Measurement] = {
     0: gpu_figures.machine,
-    1: gpu_figures.compiling,
-    6: gpu_figures.throughput,
-    7: gpu_figures.against_plain_loop,
+    1: gpu_figures.throughput,
+    6: gpu_figures.against_plain_loop,
 }
 CHECKS: dict[int, Mapping[str, Check]] = {
-    2: gpu_checks.NUMBERS,
-    3: gpu_checks.TRAINER,
+    2: gpu_checks.TRAINER,
+    3: gpu_checks.NUMBERS,
     4: gpu_checks.WAITING,
     5: gpu_checks.BAD_NUMBERS,
-    8: gpu_electra.ELECTRA,
+    7: gpu_electra.ELECTRA,
 }
 # Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
-SIDE_BY_SIDE = (3, 8)
+SIDE_BY_SIDE = (2, 7)
 # A result as a line of --out: of a Figure, or {"what", "value", "ok"} of a check. ok: None is neither right nor wrong, see
 # NotPromised.
 Result = dict[str, Any]
@@ -187,13 +185,13 @@ def section_command(number: int, args: argparse.Namespace) -> list[str]:
     return [*command, "--device", args.device, "--seconds", args.seconds]
 
 
-def ask(number: int, args: argparse.Namespace, record: Record, limit: float, compiled_code: str) -> None:
+def ask(number: int, args: argparse.Namespace, record: Record, limit: float) -> None:
     """Run a section in a process of its own, and record its results, also the first ones of a section that fails.
 
-    limit: of its seconds. compiled_code: the folder of what torch.compile keeps.
+    limit: of its seconds.
     """
     start = time.monotonic()
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": compiled_code}
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(args.cache).absolute())}
     process = subprocess.Popen(
         section_command(number, args), stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -252,12 +250,12 @@ def main(args: argparse.Namespace) -> int:
         # Windows has no SIGHUP.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
-    with out, tempfile.TemporaryDirectory() as compiled_code:
+    with out:
         for number in args.sections or USUAL_SECTIONS:
             print(f"section {number}: {GPU_SECTIONS[number]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
             if limit > 0:
-                ask(number, args, record, limit, compiled_code)
+                ask(number, args, record, limit)
             else:
                 why = f"{LAST_START_S} s had passed; --sections {number} runs it alone"
                 record.add(number, {"what": "left out", "value": why, "ok": False})

@@ -55,8 +55,6 @@ T = 511
 LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
 GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
 GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
-# What a run says whose backward pass may add up in any order
-ANY_ORDER = "attention: PyTorch's own"
 # Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save. An epoch
 # is no whole number of micro-batches.
 UPDATES_OF_RUN = {"cuda": 600, "cpu": 8}
@@ -160,8 +158,7 @@ def trainer_command(folder: Path, out_dir: Path, device: torch.device, *flags: s
     # Each run has its own tokens, since two of them begin at once.
     command += ["--cache_dir", str(out_dir / "tokens"), "--max_updates", str(UPDATES_OF_RUN[device.type])]
     command += ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "512", "--accumulation_steps", "1"]
-    # Compiled code alone promises the same bits on a GPU. On a CPU compiling takes longer than everything else here.
-    command += ["--log_interval", "10", "--use_compile", str(int(device.type == "cuda"))]
+    command += ["--log_interval", "10"]
     if device.type == "cpu":
         # The machine may have a GPU all the same.
         command += ["--device", "cpu", "--cpu_processes", "1"]
@@ -231,18 +228,27 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
 
 
 def resumes_bitwise(device: torch.device, *flags: str) -> str:
-    """A run that is killed and resumed ends with the bytes of one that went through.
-
-    Errors: NotPromised for other bits from an attention whose backward pass adds up in any order.
-    """
+    """A run that is killed and resumed ends with the bytes of one that went through."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents_for(folder, DOCUMENTS_OF_RUN[device.type])
         run = killed_and_resumed(lambda out_dir: trainer_command(folder, out_dir, device, *flags), folder, device)
-    if not run.is_same and ANY_ORDER in run.printed:
-        raise NotPromised(f"{run.how}: other bits, which is possible here, since attention is PyTorch's own")
     assert run.is_same, f"{run.how}: the weights differ"
     return f"{run.how}: the same weights to the last bit"
+
+
+def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer: str) -> str:
+    """Six updates with CUDA graphs and six without, from the same weights."""
+    ends = []
+    for graphs in (False, True):
+        training = Training({**SMALL, **fields}, device, ROWS, T, optimizer=optimizer, cuda_graphs=graphs)
+        for _ in range(6):
+            training.step()
+        ends.append(weights_of(training))
+        recorded = training.engine.graphs is not None and training.engine.graphs.replay_end is not None
+        assert recorded == (graphs and device.type == "cuda"), "updates were not recorded"
+    assert torch.equal(*ends), "other weights with graphs than without"
+    return f"six updates, {backend_name(training)}: the same weights to the last bit"
 
 
 class NoHostWait(TorchDispatchMode):
@@ -348,7 +354,12 @@ NUMBERS: dict[str, Check] = {
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {
-    "resume, AdamW": lambda device: resumes_bitwise(device, "--batch_size", "8", "--save_interval", "3"),
+    "resume, AdamW, compiled": lambda device: resumes_bitwise(
+        device, "--batch_size", "8", "--save_interval", "3", "--use_compile", str(int(device.type == "cuda"))
+    ),
+    "resume, AdamW, plain code without graphs": lambda device: resumes_bitwise(
+        device, "--batch_size", "8", "--save_interval", "3", "--use_compile", "0", "--cuda_graphs", "0"
+    ),
     "resume, Muon, MoE, --batch_size auto, --save_minutes": lambda device: resumes_bitwise(
         device, "--optimizer", "muon", "--use_moe", "1", "--batch_size", "auto", "--save_minutes", "0.01"
     ),
@@ -359,6 +370,9 @@ WAITING: dict[str, Check] = {
     "no wait, MoE": lambda device: does_not_wait(device, {"use_moe": True}, "adamw"),
     "no wait, minimind3": lambda device: does_not_wait(device, {"generation": "minimind3"}, "muon"),
     "no wait, float16": lambda device: does_not_wait(device, {}, "adamw", "float16"),
+    "graphs, AdamW": lambda device: graphs_change_no_bit(device, {}, "adamw"),
+    "graphs, Muon, MoE": lambda device: graphs_change_no_bit(device, {"use_moe": True}, "muon"),
+    "graphs, minimind3": lambda device: graphs_change_no_bit(device, {"generation": "minimind3"}, "adamw"),
 }
 BAD_NUMBERS: dict[str, Check] = {
     "NaN and infinity": a_bad_loss_changes_nothing,

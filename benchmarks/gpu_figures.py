@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,8 +41,8 @@ class Figure:
 class Scale:
     """How much is measured: all of it, or so little that a CPU has done it in a minute."""
 
-    sizes: tuple[str, ...]
-    rows: tuple[int, ...]
+    # (size, rows), what decides most first
+    shapes: tuple[tuple[str, int], ...]
     turn_s: float
     product_s: float
     copied_bytes: int
@@ -50,14 +50,15 @@ class Scale:
 
 
 FULL = Scale(
-    sizes=("26m", "104m", "64m", "moe"),
-    rows=(32, 256),
+    shapes=(("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256)),
     turn_s=2.0,
     product_s=10.0,
     copied_bytes=1 << 30,
     product_sizes=(4096, 8192),
 )
-SMALL = Scale(sizes=("tiny",), rows=(2, 4), turn_s=0.5, product_s=0.5, copied_bytes=1 << 24, product_sizes=(512, 1024))
+SMALL = Scale(
+    shapes=(("tiny", 2), ("tiny", 4)), turn_s=0.5, product_s=0.5, copied_bytes=1 << 24, product_sizes=(512, 1024)
+)
 Measurement = Callable[[torch.device, Scale], Iterator[Figure]]
 
 
@@ -89,56 +90,49 @@ def machine(device: torch.device, scale: Scale) -> Iterator[Figure]:
     yield Figure("copy on the device", round(2 * scale.copied_bytes / of_copy / 1e9), "GB/s")
 
 
-def compiling(device: torch.device, scale: Scale) -> Iterator[Figure]:
-    """Seconds until the first update, with an empty cache of compiled code and with a full one."""
-    for number, size in enumerate(scale.sizes):
-        # What a full cache saves is much the same for all of them.
-        for state in ("empty cache", "full cache") if number == 0 else ("empty cache",):
-            torch.compiler.reset()
-            start = time.perf_counter()
-            training = Training(SIZES[size], device, scale.rows[0], T)
-            seconds(training.step, device)
-            yield Figure(f"{size}: first update, {state}", round(time.perf_counter() - start, 1), "s")
-
-
 def throughput(device: torch.device, scale: Scale) -> Iterator[Figure]:
     """Updates of one micro-batch of full rows."""
     dtype, _ = pick_dtype("bfloat16", device)
     rate = product_rate(device, dtype, scale.product_sizes)
     yield Figure("best product, of which the shares are", round(rate / 1e12, 2), "TFLOP/s")
-    for size in scale.sizes:
-        for rows in scale.rows:
-            # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
-            torch.compiler.reset()
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            name = f"{size}, {rows} rows"
-            try:
-                figures = throughput_of(size, rows, device, scale.turn_s, rate)
-            except torch.OutOfMemoryError:
-                # Not within this block: the error holds the tensors that filled the memory.
-                figures = [Figure(f"{name}: peak memory", "does not fit")]
-            yield from figures
+    for size, rows in scale.shapes:
+        # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
+        torch.compiler.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            figures = throughput_of(size, rows, device, scale.turn_s, rate)
+        except torch.OutOfMemoryError:
+            # Not within this block: the error holds the tensors that filled the memory.
+            figures = [Figure("peak memory", "does not fit")]
+        for figure in figures:
+            yield replace(figure, what=f"{size}, {rows} rows: {figure.what}")
 
 
 def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Figure]:
     """Of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
-    training = Training(SIZES[size], device, rows, T)
-    training.step()
-    of_step, of_host = per_step(training.step, device, turn_s)
-    config = training.model.config
-    flops = flops_per_token(config, training.length)
-    share = 100 * training.tokens / of_step * flops / rate
-    name = f"{size}, {rows} rows"
-    return [
-        Figure(f"{name}: tokens", round(training.tokens / of_step), "1/s"),
-        Figure(f"{name}: share of the product rate", round(share, 1), "%"),
-        Figure(f"{name}: a step", round(of_step * 1e3, 2), "ms"),
-        Figure(f"{name}: the host's part of it", round(of_host * 1e3, 2), "ms"),
-        Figure(f"{name}: peak memory", round(peak_memory(device) / 1e9, 2), "GB"),
-    ]
+    start = time.perf_counter()
+    training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
+    seconds(training.step, device)
+    figures = [Figure("first update", round(time.perf_counter() - start, 1), "s")]
+    flops = flops_per_token(training.model.config, training.length)
+    for graphs in (False, True) if training.engine.graphs is not None else (False,):
+        if training.engine.graphs is not None:
+            # With them the next step records them.
+            training.engine.graphs.is_on = graphs
+        training.step()
+        of_step, of_host = per_step(training.step, device, turn_s)
+        how = "with graphs" if graphs else "without graphs"
+        share = 100 * training.tokens / of_step * flops / rate
+        figures += [
+            Figure(f"tokens, {how}", round(training.tokens / of_step), "1/s"),
+            Figure(f"share of the product rate, {how}", round(share, 1), "%"),
+            Figure(f"a step, {how}", round(of_step * 1e3, 2), "ms"),
+            Figure(f"the host's part of it, {how}", round(of_host * 1e3, 2), "ms"),
+        ]
+    return [*figures, Figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
 
 def against_plain_loop(device: torch.device, scale: Scale) -> Iterator[Figure]:

@@ -41,6 +41,7 @@ class Training:
         compiled: bool = True,
         dtype: str = "bfloat16",
         optimizer: str = "adamw",
+        cuda_graphs: bool = True,
     ) -> None:
         torch.manual_seed(0)
         self.device = device
@@ -62,7 +63,10 @@ class Training:
             dtype=products,
             ranks=Ranks(),
             n_sums=n_sums(config),
+            cuda_graphs=cuda_graphs if device.type == "cuda" and products is not torch.float16 else None,
         )
+        if self.engine.graphs is not None:
+            self.engine.graphs.say = print
         compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T), dtype=products)
 
     def step(self) -> None:

@@ -215,7 +215,7 @@ def check_is_there(weight: Path) -> None:
     if not weight.exists():
         raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
-        # Of a run it may be its --out_dir, or the folder of its checkpoints, which lies beside the weights.
+        # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(
             f"{weight}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
             f"{weights_instead(weight, weight.parent)}"

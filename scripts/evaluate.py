@@ -321,12 +321,12 @@ class Scorer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the tokens that were scored, without those that are only read."""
+        """Speed over the tokens that were scored, without those that are only read."""
         return self.tokens / self.seconds
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
-        """Of each row the sum of the log-probabilities of its scored tokens, in nats."""
+        """For each row the sum of the log-probabilities of its scored tokens, in nats."""
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
         start = time.perf_counter()

@@ -70,7 +70,7 @@ TEXTS = (
     "这座小城建在河的两岸，城里有三座桥，最老的一座是1872年修的。每年春天河水上涨的时候，人们就把店铺里的东西搬到楼上去，等水退了再搬回来。",
     "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n",
 )
-# Of the logits in fp32, relative to the largest one if that exceeds 1.
+# largest difference of logits in fp32, relative to the largest logit if that exceeds 1
 TOLERANCE = 1e-5
 
 
@@ -139,7 +139,7 @@ def export(
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
-        # Of the files that were just written, so that an error of writing is found as well.
+        # The files that were just written are looked at, so that an error of writing is found as well.
         difference, said = check_export(unfinished, model, out_dtype, DocumentEncoder(tokenizer), dtype)
         write_model_card(unfinished, model, weight, config, said, out_dir.name)
         # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
@@ -271,7 +271,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     fields["torch_dtype"] = fields["dtype"]
     if rope["rope_type"] != "default":
         fields["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
-    # Of Qwen3-MoE transformers 5 writes the first name alone, and transformers 4 reads the second alone.
+    # For Qwen3-MoE transformers 5 writes the first name alone, and transformers 4 reads the second alone.
     if "num_local_experts" in fields:
         fields["num_experts"] = fields["num_local_experts"]
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -218,7 +218,7 @@ class PieceStream(TextStream, LogitsProcessor):
         text = self._text_of([*self.shown, *self.held_back, token])[len(before) :]
         # A model may have more embeddings than its tokenizer has entries.
         entry = str(self.tokenizer.convert_ids_to_tokens(token) or f"[{token}]")
-        # Of bytes that are no whole character the entry is shown.
+        # Bytes that are no whole character are shown as the entry.
         return printable(entry if text.endswith("\ufffd") else text or entry)
 
     def _keep(self, text: str) -> None:

@@ -1,7 +1,7 @@
 """What a run says to its user beside its figures: settings that cannot do what they are there for, a loss that goes wrong,
 what to do with the finished run. All of it is made of values; nothing here looks into a job or a trainer.
 
-A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the LossWatch that it was given.
+A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the CurveWatch that it was given.
 """
 
 import math
@@ -18,7 +18,6 @@ from common.settings import Settings, default_of
 from common.wording import counted
 from trainer.budget import laws
 from trainer.budget.plan import closest_cut, free_cuts
-from trainer.machine.devices import pick_device
 from trainer.machine.out_of_memory import gigabytes, plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.settings import NONE
@@ -50,18 +49,6 @@ SMOOTHED = 5
 # ---------------------------------------------------------------------------------------- while a run goes on
 
 
-class LossWatch:
-    """Looks at the figures of a run. This one has nothing to say."""
-
-    def expected_loss(self, tokens: int, rate: float) -> float | None:
-        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
-        return None
-
-    def of_line(self, loss: float, expected: float | None) -> str | None:
-        """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
-        return None
-
-
 @dataclass(frozen=True)
 class Forecast:
     """The curve of a run that goes well. unique: as of laws.effective_tokens. T: positions of a row. text_scale: see
@@ -84,7 +71,7 @@ class Forecast:
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
 
 
-class CurveWatch(LossWatch):
+class CurveWatch:
     """Says once when a run's loss leaves the expected curve, and once for each rise that does not heal."""
 
     def __init__(
@@ -102,9 +89,11 @@ class CurveWatch(LossWatch):
         self.has_said_above = False
 
     def expected_loss(self, tokens: int, rate: float) -> float | None:
+        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
         return None if self.forecast is None else self.forecast.loss(tokens, rate / self.full_rate)
 
     def of_line(self, loss: float, expected: float | None) -> str | None:
+        """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
         if not math.isfinite(loss):
             return None
         self.last.append(loss)
@@ -164,9 +153,7 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
     has_no_project = settings.tracker in ("none", "tensorboard")
     of_one = settings.shard != NONE and ranks.world_size == 1
-    on_cpu = settings.deterministic and pick_device(settings.device).type == "cpu"
     cases = [
-        ("deterministic", on_cpu, "on a CPU every run gives the same bits anyway"),
         ("shard", of_one, "there is one process"),
         ("muon_lr", without_muon and is_changed(settings, "muon_lr"), optimizer),
         ("embed_lr", without_muon and is_changed(settings, "embed_lr"), optimizer),

@@ -7,6 +7,7 @@ late: an interval of 100 micro-batches ends within the update that does number 1
 
 import time
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Protocol
 
 from common.flags import AUTO
@@ -16,27 +17,20 @@ from trainer.job import Looks, Progress
 GPU_MINUTES = 2.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Intervals:
     """What is due. `steps` below are the micro-batches of the update that was done last, counted over all epochs from 0.
 
     `finished`: that update was the last one of the run.
     """
 
-    def __init__(
-        self,
-        looks: Looks,
-        *,
-        log_interval: int,
-        save_interval: int = 0,
-        save_at: Container[int] = frozenset(),
-        accumulation_steps: int = 1,
-    ) -> None:
-        """save_interval: 0 where the run is saved by time alone. save_at: further updates that are saved."""
-        self.looks = looks
-        self.log_interval = log_interval
-        self.save_interval = save_interval
-        self.save_at = save_at
-        self.accumulation_steps = accumulation_steps
+    looks: Looks
+    log_interval: int
+    # 0 where the run is saved by time alone
+    save_interval: int = 0
+    # further updates that are saved
+    save_at: Container[int] = frozenset()
+    accumulation_steps: int = 1
 
     def log_is_due(self, step: int, n_steps: int) -> bool:
         """Whether a log line comes after micro-batch `step` of the n_steps of an epoch, counted from 0."""
@@ -69,14 +63,9 @@ class Intervals:
         return every > 0 and (finished or progress.update % every == 0)
 
     def _ends(self, interval: int, progress: Progress, steps: range) -> bool:
-        """Whether one of these intervals ends with the update that was done last."""
-        this_update = range(progress.update - 1, progress.update)
-        return completes(interval, this_update if self.looks.counts_updates else steps)
-
-
-def completes(interval: int, steps: range) -> bool:
-    """Whether a multiple of `interval` steps is completed within `steps`, which count from 0. An interval of 0 never ends."""
-    return interval > 0 and steps.stop // interval > steps.start // interval
+        """Whether a multiple of `interval` is completed by the update that was done last. An interval of 0 never ends."""
+        counted = range(progress.update - 1, progress.update) if self.looks.counts_updates else steps
+        return interval > 0 and counted.stop // interval > counted.start // interval
 
 
 class SaveSettings(Protocol):

@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer.cuda_graphs import UpdateGraphs
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
@@ -98,10 +99,12 @@ class Engine(Generic[BatchT, TotalsT]):
         grad_clip: float = 1.0,
         n_sums: int = 4,
         shards: Shards | None = None,
+        cuda_graphs: bool | None = None,
     ) -> None:
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
-        shards: how the model is sharded among the ranks; None: each has the whole.
+        shards: how the model is sharded among the ranks; None: each has the whole. cuda_graphs: whether updates are to be recorded
+        and replayed, which wants an objective that reads the device alone; None: they never can be (see trainer/cuda_graphs.py).
         """
         self.model = model
         self.optimizer = optimizer
@@ -131,6 +134,18 @@ class Engine(Generic[BatchT, TotalsT]):
         # How many losses of the update so far were not finite.
         self.bad_losses = torch.zeros(1, device=device)
         self.outcome = torch.zeros(N_OUTCOME, device=device)
+        self.graphs: UpdateGraphs[Any, Any] | None = None
+        if cuda_graphs is not None:
+            assert self.fused and ranks.world_size == 1 and not self.scaler.is_enabled()
+            self.graphs = UpdateGraphs(
+                self._accumulate,
+                self._end_update,
+                optimizer,
+                len(STOP_REQUESTS) + 1,
+                device,
+                self._changed_by_an_update,
+                is_on=cuda_graphs,
+            )
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
         self._pending: tuple[torch.Tensor, torch.cuda.Event, Where | None] | None = None
@@ -148,6 +163,13 @@ class Engine(Generic[BatchT, TotalsT]):
         last: no other of this update follows, so its gradients are sent to the other ranks as they come.
         counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
         """
+        if self.graphs is not None:
+            self.graphs.compute(batch, totals)
+        else:
+            self._accumulate(batch, totals, last, counts)
+
+    def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool = True, counts: bool = True) -> None:
+        """`micro_batch`, on the device alone."""
         if self.shards is not None:
             self.shards.begin_micro_batch(last)
         compute = partial(self.objective, batch, totals)
@@ -178,8 +200,18 @@ class Engine(Generic[BatchT, TotalsT]):
         # A number for each kind of stop, 1 or 0: their sum over the ranks tells which ones were asked for.
         stops = [float(stop_signal == number) for number in STOP_REQUESTS]
         requests = [*stops, float(save)]
+        rates = [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        if self.graphs is not None:
+            self.graphs.update(rates, requests)
+        else:
+            # From other memory than pinned one a copy may wait until the device has done all that was asked of it before.
+            on_host = torch.tensor(requests, pin_memory=self.device.type == "cuda")
+            self._end_update(rates, on_host.to(self.device, non_blocking=True))
+
+    def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
+        """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""
         # The sum of what all ranks say; where they have sharded the model that comes below, with the norm.
-        message = self._add_up_gradients(self._message(requests))
+        message = self._add_up_gradients(torch.cat((requests, self.bad_losses)))
         self.bad_losses.zero_()
 
         # Stage 2: whether the update is good, and how far it is to be clipped.
@@ -202,17 +234,17 @@ class Engine(Generic[BatchT, TotalsT]):
             torch._foreach_mul_(gradients, scale)
 
         # Stage 3: it is applied, or skipped and counted.
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         overflow = self._step_unless(bad, bad_losses)
-        keeps_gradients = self.reducer is not None and self.reducer.keeps_gradients
+        keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
         # What `poll` gives of the update. Until here `outcome` is that of the update before.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
-        self.outcome = torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow))
+        self.outcome.copy_(torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow)))
 
     def _step_unless(self, bad: torch.Tensor, bad_losses: torch.Tensor) -> torch.Tensor:
         """Apply the gradients where `bad` (0-d) is 0. Returns the `overflow` of the Outcome, 0-d."""
@@ -234,12 +266,14 @@ class Engine(Generic[BatchT, TotalsT]):
         """What a loss is multiplied with in float16, 0-d, on the device."""
         return self.scaler.scale(torch.ones((), device=self.device))
 
-    def _message(self, requests: Sequence[float]) -> torch.Tensor:
-        """What this rank has to tell the others: its requests and, behind them, its bad losses."""
-        # From other memory than pinned one a copy may wait until the device has done all that was asked of it before.
-        on_host = torch.tensor(requests, pin_memory=self.device.type == "cuda")
-        on_device = on_host.to(self.device, non_blocking=True)
-        return torch.cat((on_device, self.bad_losses))
+    def _changed_by_an_update(self) -> list[torch.Tensor]:
+        """All tensors that micro-batches and the end of an update change; after a first update each has its place."""
+        tensors = [self.sums, self.bad_losses, self.outcome]
+        for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            for parameter, moments in optimizer.state.items():
+                tensors += [parameter.detach(), parameter.grad]
+                tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
+        return tensors
 
     def _add_up_gradients(self, message: torch.Tensor) -> torch.Tensor:
         """Sum gradients and, where ranks have the whole model, messages over the ranks; returns the sum of these.
@@ -307,6 +341,8 @@ class Engine(Generic[BatchT, TotalsT]):
         What adds up gradients refers to the group. Were it the last to do so, the process could wait for ever when it goes: for
         a thread of Gloo, which waits for the interpreter.
         """
+        # A recorded graph keeps the memory of its activations.
+        self.graphs = None
         if self.shards is not None:
             self.shards.close()
         if self.reducer is not None:
@@ -373,12 +409,13 @@ def make_engine(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     group_size: int = 1,
+    cuda_graphs: bool | None = None,
     **adam: Any,
 ) -> Engine[BatchT, TotalsT]:
     """The engine of a model on its device, with the optimiser of the settings.
 
     settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
-    model. adam: options of AdamW.
+    model. cuda_graphs: see Engine. adam: options of AdamW.
     """
     shards = put_on_device(model, identity, group_size, ranks, device)
     return Engine(
@@ -391,4 +428,5 @@ def make_engine(
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
         shards=shards,
+        cuda_graphs=cuda_graphs,
     )

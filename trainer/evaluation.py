@@ -80,11 +80,6 @@ def sums_over_batches(
 MOST_POSITIONS = 32_768
 
 
-def rows_at_once(rows: int, T: int) -> int:
-    """Of a batch of so many rows of T positions, how many are evaluated together."""
-    return max(1, min(rows, MOST_POSITIONS // T))
-
-
 def evaluate(
     engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
 ) -> tuple[dict[str, float], int]:
@@ -97,7 +92,7 @@ def evaluate(
     def figures_of(number: int) -> tuple[float, int]:
         batch = batches[number].to(engine.device)
         R, T = batch.input_ids.shape
-        step = rows_at_once(R, T)
+        step = max(1, min(R, MOST_POSITIONS // T))
         total = 0.0
         for first in range(0, R, step):
             rows = slice(first, first + step)

@@ -31,7 +31,7 @@ import torch
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixture import Move
 from dataset.store.check import DigestCheck
-from trainer.advice import LossWatch, NextCommand
+from trainer.advice import CurveWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
@@ -132,7 +132,7 @@ class Progress:
     tokens: int = 0
     # Updates that were not applied, as far as they are reported.
     skipped: int = 0
-    # Of the last update whose outcome is known.
+    # gradient norm of the last update whose outcome is known
     grad_norm: float | None = None
     best_val_loss: float = float("inf")
     # The update after which the validation loss was that low, and the latest validation loss.
@@ -152,7 +152,7 @@ class Update(Generic[BatchT, TotalsT]):
     n_rows: int
     first_row: int
     end_row: int
-    # Of the epoch's micro-batches the first one of this update, counted from 0.
+    # first micro-batch of this update, counted from 0 within the epoch
     first_step: int
     totals: TotalsT
     # One for each micro-batch; None where this rank has no rows left.
@@ -160,7 +160,7 @@ class Update(Generic[BatchT, TotalsT]):
 
     @property
     def last_step(self) -> int:
-        """Of the epoch's micro-batches the last one of this update, counted from 0."""
+        """Last micro-batch of this update, counted from 0 within the epoch."""
         return self.first_step + len(self.batches) - 1
 
 
@@ -262,7 +262,7 @@ class Outlook:
     # What the metrics file notes of the data beside documents, rows and how full those are.
     data_fields: Mapping[str, Value] = field(default_factory=dict)
     flops_per_token: float = 0.0
-    # Of this rank in the whole run; 0: nothing is timed.
+    # operations of this rank in the whole run; 0: nothing is timed
     flops: float = 0.0
     # Where updates limit the run: the epochs that they take.
     epochs: int | None = None
@@ -272,7 +272,7 @@ class Outlook:
     charts: Sequence[Chart] = COMMON
     next_commands: Sequence[NextCommand] = ()
     # Looks at the figures of the run, and says where they go wrong.
-    watch: LossWatch = field(default_factory=LossWatch)
+    watch: CurveWatch | None = None
 
 
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):

@@ -15,6 +15,7 @@ from trainer.job import Surroundings
 from trainer.machine.collectives import compare_settings, on_main
 from trainer.machine.command_line import launch_line
 from trainer.machine.cpu_ranks import ONE_PROCESS, Division, join_copies, side_by_side
+from trainer.machine.devices import pick_device
 from trainer.machine.random_state import deterministic
 from trainer.machine.ranks import Ranks, init_distributed_mode
 from trainer.machine.signals import StopSignals
@@ -85,8 +86,9 @@ def run_rank(
     is_own_group = not dist.is_initialized()
     with StopSignals() as signals, contextlib.ExitStack() as at_end:
         at_end.callback(release_all)
-        # Before a GPU is first used.
-        at_end.enter_context(deterministic(settings.deterministic))
+        # Before a GPU is first used. On a CPU every run gives the same bits anyway.
+        on_gpu = pick_device(settings.device).type == "cuda"
+        at_end.enter_context(deterministic(settings.deterministic and on_gpu))
         ranks, device = join()
         compare_settings(ranks, settings)
         exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))

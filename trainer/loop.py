@@ -77,10 +77,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.notices = surroundings.notices
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
+        if self.engine.graphs is not None:
+            self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
-            job.looks,
+            looks=job.looks,
             log_interval=settings.log_interval,
             save_interval=self.save_clock.interval,
             save_at=job.files.save_at,
@@ -453,12 +455,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.product_rate:
             best_rate = self.product_rate * self.ranks.world_size
             record["flops_utilisation"] = tokens_per_second * self.outlook.flops_per_token / best_rate
-        expected = self.outlook.watch.expected_loss(progress.tokens, rate)
+        watch = self.outlook.watch
+        expected = watch.expected_loss(progress.tokens, rate) if watch else None
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
         self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
-        warning = self.outlook.watch.of_line(record["loss"], expected)
+        warning = watch.of_line(record["loss"], expected) if watch else None
         if warning:
             self.reporter.say(warning)
 

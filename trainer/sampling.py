@@ -48,7 +48,7 @@ def samples(
     with_prompt: a text begins with its prompt, as the model was given it.
     """
     ranks = engine.ranks
-    # Of a sharded model the whole weights are on rank 0 alone.
+    # Rank 0 alone has the whole weights of a sharded model.
     weights = engine.weights() if is_last else {}
     model: list[MiniMindForCausalLM] = []
     if is_last:
@@ -84,20 +84,6 @@ def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]
     return as_saved.eval()
 
 
-def fitting_prompt(
-    encoder: DocumentEncoder, prompt: str, positions: int, max_new_tokens: int = SAMPLE_TOKENS
-) -> list[int]:
-    """The ids of a prompt; of one that does not fit its end, so that the new tokens have room. positions: of the model."""
-    ids = encoder.prompt_ids(prompt)
-    room = positions - fitting_tokens(len(ids), positions, max_new_tokens)
-    return ids[max(0, len(ids) - room) :]
-
-
-def fitting_tokens(prompt_length: int, positions: int, max_new_tokens: int = SAMPLE_TOKENS) -> int:
-    """How many tokens to draw behind a prompt. Of a model with few positions a long prompt leaves half of them."""
-    return min(max_new_tokens, max(positions - prompt_length, positions // 2))
-
-
 @torch.no_grad()
 def sample(
     engine: Engine[Batch, Totals],
@@ -122,8 +108,15 @@ def sample(
         device = engine.device
         precision = engine.autocast()
     positions = model.config.max_position_embeddings
+
+    def new_tokens(length: int) -> int:
+        # A long prompt leaves half of the positions of a model with few.
+        return min(max_new_tokens, max(positions - length, positions // 2))
+
+    # The end of a prompt that does not fit.
+    ids = encoder.prompt_ids(prompt)
+    ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
     # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
-    ids = fitting_prompt(encoder, prompt, positions, max_new_tokens)
     given = ids or [encoder.eos_id or 0]
     with undisturbed(engine):
         model.eval()
@@ -131,7 +124,7 @@ def sample(
         with precision:
             output = model.generate(
                 torch.tensor([given], device=device),
-                max_new_tokens=fitting_tokens(len(given), positions, max_new_tokens),
+                max_new_tokens=new_tokens(len(given)),
                 do_sample=True,
                 temperature=TEMPERATURE,
                 top_p=TOP_P,

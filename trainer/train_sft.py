@@ -35,8 +35,7 @@ from common.command_clock import count_from_here
 from common.notices import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
-from trainer.sft.defaults import fitted_to_text
-from trainer.sft.job import SftJob
+from trainer.sft.job import SftJob, fitted_to_text
 from trainer.sft.settings import SftSettings, read
 
 
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:
     """As `run_command`, with defaults that follow the amount of text."""
     settings, note = fitted_to_text(settings, given)
-    # Of torchrun's processes one tells it.
+    # One of torchrun's processes tells it.
     if note and os.environ.get("RANK", "0") == "0":
         announce(note)
     return run_command(SftJob, settings, given, argv, is_own_command)

@@ -21,7 +21,7 @@ FlagsT = TypeVar("FlagsT", bound=RowFlags)
 
 
 def rows_of_update(settings: RowFlags, ranks: Ranks) -> int:
-    """Of all ranks."""
+    """Rows of an update over all ranks."""
     rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
     return settings.rows_per_update or rows
 
@@ -54,7 +54,7 @@ def epochs_of_updates(n_updates: int, settings: RowFlags, ranks: Ranks, n_rows: 
 
 
 def rows_of_run(settings: RowFlags, ranks: Ranks, n_rows: int, epochs: int, max_updates: float) -> float:
-    """Of all ranks, in so many epochs of n_rows rows, or so many updates where these end the run before."""
+    """Rows of a run over all ranks: so many epochs of n_rows rows, or so many updates where these end the run before."""
     return min(n_rows * epochs, max_updates * rows_of_update(settings, ranks))
 
 

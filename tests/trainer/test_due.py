@@ -10,7 +10,7 @@ N_UPDATES = 40
 
 def intervals(accumulation_steps=1, log_interval=1, save_interval=0, save_at=frozenset(), **looks):
     return Intervals(
-        Looks(**looks),
+        looks=Looks(**looks),
         log_interval=log_interval,
         save_interval=save_interval,
         save_at=save_at,

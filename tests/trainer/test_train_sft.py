@@ -20,7 +20,7 @@ from tests.helpers import ROOT, flags, losses, records, write_corpus
 from tests.helpers import train as pretrain
 from trainer import train_pretrain, train_sft
 from trainer.loop import Trainer
-from trainer.sft import defaults
+from trainer.sft import job
 from trainer.sft.settings import parse_args
 
 
@@ -227,7 +227,7 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
 def test_much_text_keeps_the_settings_of_minimind(tmp_path):
     corpus = tmp_path / "sft.jsonl"
     with open(corpus, "wb") as file:
-        file.truncate(defaults.MUCH)
+        file.truncate(job.MUCH)
     settings = parse_args(["--data_path", str(corpus), "--from_weight", "none"])
-    assert defaults.fitted_to_text(settings, {"data_path"}) == (settings, None)
+    assert job.fitted_to_text(settings, {"data_path"}) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")

@@ -26,6 +26,7 @@ from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, 
 from trainer.budget.data import Data
 from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
+from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
 from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
@@ -56,8 +57,9 @@ WARM_COMPILE_S = 6.0
 WORTH_COMPILING = 3.5
 # Part of a time budget that compiling for measurements may take. Other programs may slow it down without bounds.
 COMPILING_PART = 0.25
-# No machine is further away from the estimate than this.
-MOST_CORRECTION = 4.0
+# No machine is further away from the estimate than this. Small updates of a GPU wait for its launches, of which the estimate knows
+# nothing.
+MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -265,7 +267,8 @@ class RunCosts:
         self.corrections[size] = 1.0
         factor = measured / self.update_seconds(config, plan.rows)
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
-        self.corrections[size] = min(max(factor, 1 / MOST_CORRECTION), MOST_CORRECTION)
+        most = MOST_CORRECTION[self.machine.device.type]
+        self.corrections[size] = min(max(factor, 1 / most), most)
         return True
 
 
@@ -322,6 +325,9 @@ def measured_seconds(
     model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     if gradient_checkpointing:
         recompute_layers(model)
+    without_graphs = why_without_graphs(
+        machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
+    )
     engine = Engine(
         model,
         build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6, ranks=machine.ranks),
@@ -330,6 +336,7 @@ def measured_seconds(
         dtype=machine.dtype,
         ranks=machine.ranks,
         n_sums=n_sums(config),
+        cuda_graphs=None if without_graphs else True,
     )
     # Also where nothing is compiled: it prepares the device for plain code as the run does.
     choice = "1" if compiled else "0"

@@ -54,7 +54,7 @@ MEMORY_SHARE = 0.8
 # Further sizes are measured as long as that takes no more than this part of the time. The second is that of a size
 # that need not be compiled.
 MEASURING_PART = 0.05
-PLAIN_MEASUREMENT_S = 10.0
+PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
 # Width of a short run's model, to know about how much is computed before the size is chosen
@@ -247,7 +247,7 @@ class Planner:
         on_main(ranks, lambda: refuse_too_large(smallest, self.machine.device, ranks))
         measurements = 0
         if self.costs.seconds is not None:
-            of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S
+            of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S[self.machine.device.type]
             of_one += self.costs.timed_seconds()
             measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
         plan = self._best()

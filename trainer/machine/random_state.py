@@ -48,7 +48,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
         if not found:
             raise
         raise UserError(
-            f"--deterministic 1: {operation} has no form that gives the same bits; drop the flag"
+            f"--deterministic 1: {operation} has no form that gives the same bits: --deterministic 0 trains without"
         ) from error
     finally:
         torch.use_deterministic_algorithms(before[0])

@@ -52,7 +52,7 @@ class MachineSettings(Settings):
     )
     deterministic: bool = switch(
         False,
-        help="the same bits in every run on a GPU too: slower, and an operation that has no such form ends the run",
+        help="the same bits in every run on a GPU too; an operation that has no such form ends the run",
     )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
 

@@ -36,7 +36,7 @@ from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 
-# Of the memory that is free, what --batch_size auto takes on a CPU
+# share of the free memory that --batch_size auto takes on a CPU
 SAFE_SHARE = 0.85
 
 

@@ -65,7 +65,7 @@ def train(
     return Trainer(job, surroundings).run()
 
 
-# Of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
+# Entries of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
 
 

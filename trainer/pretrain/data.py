@@ -43,11 +43,6 @@ USUAL_TEXT = UsualData(
 )
 
 
-def document_encoder(tokenizer: Any, settings: PretrainSettings) -> DocumentEncoder:
-    """What makes ids of a document."""
-    return DocumentEncoder(tokenizer, bool(settings.parse_special_tokens))
-
-
 class TextKind(NamedTuple):
     """What is read, and how. encoder: makes ids of a text. answers: conversations, of which the answers alone are trained.
 
@@ -64,7 +59,7 @@ class TextKind(NamedTuple):
 DOCUMENTS = TextKind(
     Corpus,
     USUAL_TEXT,
-    document_encoder,
+    lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     answers=False,
     flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
 )
@@ -72,6 +67,9 @@ DOCUMENTS = TextKind(
 
 def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
     """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
+    # While --batch_size auto has no number yet, an update has the rows that it has without.
+    batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
+    rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
 
     def open_own() -> Corpus:
         return kind.corpus(
@@ -85,7 +83,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
             val_fraction=settings.val_fraction,
             allow_val_overlap=settings.allow_val_overlap,
             deduplicate=settings.deduplicate,
-            length=RunLength(settings.epochs, settings.max_updates, rows_before_auto_batch(settings, ranks)),
+            length=RunLength(settings.epochs, settings.max_updates, rows),
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
@@ -94,12 +92,6 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
         )
 
     return first_rank_first(ranks, open_own)
-
-
-def rows_before_auto_batch(settings: PretrainSettings, ranks: Ranks) -> int:
-    """Of an update of all ranks, also while --batch_size auto has no number yet: it has the rows that it has without."""
-    rows = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
-    return rows_of_update(replace(settings, batch_size=rows), ranks)
 
 
 def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:

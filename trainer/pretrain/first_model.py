@@ -69,14 +69,13 @@ def open_model(
     notices: list[str] = []
     group_size = group_size_of(settings.shard, ranks)
     folder = settings.weight_folder()
-    public = None
     if folder is not None:
         # The loader of its tokenizer reads its config too, and would make whatever it speaks of. So this comes first.
         utf8_folder("--from_weight", folder)
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)
         refuse_too_large(config, device, ranks, group_size)
-        public = PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
+        files = checked_files(MiniMindForCausalLM, folder, config)
 
     path = settings.tokenizer_path
     assert path is not None
@@ -84,15 +83,14 @@ def open_model(
     encoder = make_encoder(tokenizer, settings)
     vocabulary = vocabulary_digest(tokenizer)
 
-    if public is not None:
-        notices += tokenizer_notices(public.folder, path, vocabulary)
-        config = public.config
+    if folder is not None:
+        notices += tokenizer_notices(folder, path, vocabulary)
         config.dropout = settings.dropout
         # The documents begin and end with the tokenizer's own.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
         check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
-        make = partial(model_of_folder, public)
+        make = partial(model_of_folder, folder, config, files)
     else:
         config = config_from_flags(settings, encoder.vocab_size, tokenizer)
         refuse_too_large(config, device, ranks, group_size)
@@ -161,7 +159,17 @@ def init_model(
         return model
     folder = weight_folder(from_weight, out_dir, config.hidden_size, config.use_moe)
     if folder is not None:
-        return model_of_folder(checked_folder(folder, config))
+        try:
+            theirs = read_config(folder)
+        except (ValueError, OSError) as error:
+            raise UserError(f"--from_weight: {error}") from error
+        # The shapes are compared with the files. Other fields, such as rope_theta, do not show in any tensor.
+        for name in ARCHITECTURE:
+            if getattr(theirs, name) != getattr(config, name):
+                raise UserError(
+                    f"--from_weight: {folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}"
+                )
+        return model_of_folder(folder, config)
     path = find_weight(from_weight, config, Path(out_dir))
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
@@ -214,15 +222,6 @@ def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
         raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")
 
 
-@dataclass(frozen=True)
-class PublicModel:
-    """A Hugging Face folder that was looked at: its config, and the files whose tensors are those of such a model."""
-
-    folder: Path
-    config: MiniMindConfig
-    files: list[Path]
-
-
 def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
     """The settings with what the folder tells: they describe the run as those of a fresh model would.
 
@@ -254,22 +253,10 @@ def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> lis
     ]
 
 
-def model_of_folder(public: PublicModel) -> MiniMindForCausalLM:
-    """Errors: UserError where the weights are damaged or those of another model."""
+def model_of_folder(folder: Path, config: MiniMindConfig, files: list[Path] | None = None) -> MiniMindForCausalLM:
+    """files: as `checked_files` gives them, None: not looked at yet. Errors: UserError where the weights are damaged or those of
+    another model."""
     try:
-        return load_folder(MiniMindForCausalLM, public.folder, public.config, public.files)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--from_weight: {error}") from error
-
-
-def checked_folder(folder: Path, config: MiniMindConfig) -> PublicModel:
-    """The folder, if its model is one of `config`. Errors: UserError where it is another."""
-    try:
-        theirs = read_config(folder)
-        # The shapes are compared with the files. Other fields, such as rope_theta, do not show in any tensor.
-        for name in ARCHITECTURE:
-            if getattr(theirs, name) != getattr(config, name):
-                raise ValueError(f"{folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}")
-        return PublicModel(folder, config, checked_files(MiniMindForCausalLM, folder, config))
+        return load_folder(MiniMindForCausalLM, folder, config, files)
     except (ValueError, OSError) as error:
         raise UserError(f"--from_weight: {error}") from error

@@ -28,7 +28,7 @@ def flops_per_token(config: MiniMindConfig, length: float) -> float:
     H = config.hidden_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    # Of the weights that a token is multiplied with, in one layer: three matrices of an MLP, and the router of experts.
+    # weights of one layer that a token is multiplied with: three matrices of an MLP, and the router of experts.
     if config.use_moe:
         experts = config.num_experts_per_tok + config.n_shared_experts
         mlp = 3 * H * config.moe_intermediate_size * experts + H * config.num_experts

@@ -14,6 +14,7 @@ from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
 from trainer.budget.kept_plan import keep_plan, plan_path
+from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
@@ -150,6 +151,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             MAY_CHANGE,
             ONLY_AT_START,
         )
+        without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
+        if without_graphs and settings.cuda_graphs == "1":
+            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {without_graphs}")
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -157,6 +161,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             group_size=self.first_model.group_size,
+            cuda_graphs=None if without_graphs else settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,
             device=device,

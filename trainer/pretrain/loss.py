@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,25 +11,35 @@ from dataset.packing import Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 
+Count = TypeVar("Count", int, torch.Tensor)
+
 
 def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
     """(a micro-batch's share of the update's loss, 0-d; what to add up, float32 [n_sums(config)]).
 
     The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each
-    layer got.
+    layer got. The counts of batch and totals are numbers, or 0-d tensors where CUDA graphs read them.
     """
     cross_entropy, aux_loss = model.training_losses(
         batch.input_ids, batch.targets, batch.document_ids, batch.position_ids
     )
-    share_of_documents = batch.n_documents / max(totals.documents, 1)
-    loss = cross_entropy / max(totals.targets, 1) + aux_loss * share_of_documents
-    # Filled, not copied from the host, which would wait for the device.
-    targets = torch.full_like(cross_entropy, batch.n_targets)
-    documents = torch.full_like(cross_entropy, batch.n_documents)
+    share_of_documents = batch.n_documents / at_least_one(totals.documents)
+    loss = cross_entropy / at_least_one(totals.targets) + aux_loss * share_of_documents
+    targets = filled_as(cross_entropy, batch.n_targets)
+    documents = filled_as(cross_entropy, batch.n_documents)
     sums = torch.stack((cross_entropy, aux_loss * documents, targets, documents)).detach()
     if model.config.use_moe:
         sums = torch.cat((sums, model.expert_slots().flatten()))
     return loss, sums
+
+
+def at_least_one(count: Count) -> Count:
+    return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
+
+
+def filled_as(tensor: torch.Tensor, count: Count) -> torch.Tensor:
+    """The count as a tensor like this one. Filled, not copied from the host, which would wait for the device."""
+    return count if isinstance(count, torch.Tensor) else torch.full_like(tensor, count)
 
 
 def n_sums(config: MiniMindConfig) -> int:

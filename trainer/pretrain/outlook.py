@@ -209,7 +209,7 @@ def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand
     return [*commands, NextCommand("export to Hugging Face", export)]
 
 
-# Of the text, at most about so many bytes are compressed, which takes a second.
+# bytes of text that are compressed at most, which takes a second
 SAMPLE_BYTES = 1 << 20
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
+from common.settings import Settings, SettingsParser, default_of, parse, setting, switch, with_default
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import parses_special_tokens
 from trainer.budget.settings import BudgetSettings
@@ -27,7 +27,7 @@ DEFAULT_GENERATION = "minimind2"
 DEFAULT_WIDTH = 512
 DEFAULT_LAYERS = 8
 DEFAULT_HEADS = 8
-# Of flags that are not given, unless a folder of weights tells.
+# values of flags that are not given, unless a folder of weights tells
 DEFAULT_MODEL = {
     "generation": DEFAULT_GENERATION,
     "hidden_size": DEFAULT_WIDTH,
@@ -241,6 +241,11 @@ class ValidationSettings(ValidationDataSettings):
 class LauncherSettings(DividedMachineSettings):
     """machine"""
 
+    # PyTorch's own attention is faster without, and another run then ends with other weights.
+    deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
+    cuda_graphs: str = setting(
+        "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
+    )
     ddp: bool = switch(False, help="for old launch lines; torchrun decides")
     local_rank: int = setting(-1, check=int, help="for old launch lines; torchrun decides")
 
@@ -257,7 +262,7 @@ class PretrainSettings(
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
 
-    # Of the command that has these settings
+    # name and purpose of the command
     prog: ClassVar[str] = PROG
     description: ClassVar[str] = DESCRIPTION
     # What a plan does not choose, though the user has not said it

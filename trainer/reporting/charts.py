@@ -93,6 +93,6 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
 def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
     """Means over buckets of equal numbers of points."""
     edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
-    # Of tokens and values alike, so that a mean stands in the middle of what it is of.
+    # Tokens and values alike, so that a mean stands in the middle of what it is of.
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes

@@ -1,30 +1,27 @@
 """Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, of which the answers alone are trained."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from common.paths import ROOT
+from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.embedded_questions import build_embedded_questions
 from dataset.chat.encoder import ChatEncoder
+from dataset.corpus import sources_of
+from dataset.reading.file_kinds import find_files
+from dataset.reading.remote import is_address
 from model.weight_record import THOUGHTS_FIELD
 from trainer.job import Outlook, Progress
 from trainer.pretrain.data import TextKind, UsualData
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.weights import save_weights
-from trainer.sft.defaults import note_on_little_change
 from trainer.sft.settings import USUAL_FILE, SftSettings
 from trainer.updates import rows_of_update
-
-
-def chat_encoder(tokenizer: Any, settings: PretrainSettings) -> ChatEncoder:
-    """What makes ids of a conversation."""
-    return ChatEncoder(tokenizer)
-
 
 CONVERSATIONS = TextKind(
     ChatCorpus,
@@ -34,7 +31,7 @@ CONVERSATIONS = TextKind(
         build_embedded_questions,
         "questions on the documentation inside the installed Python",
     ),
-    chat_encoder,
+    lambda tokenizer, settings: ChatEncoder(tokenizer),
     answers=True,
     flags_of_data="--data_path, --skip_bad_lines",
 )
@@ -58,3 +55,84 @@ class SftJob(PretrainJob):
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
         save_weights(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
+
+
+# ------------------------------------------------------------------------------ defaults that follow the amount of text
+
+
+# MiniMind's rate of 1e-5 is for corpora of gigabytes: in the few updates of six conversations it changes no answer. Little
+# text is learned by heart, at rates that learn fast and in many passes.
+
+# Bytes of files from which MiniMind's own defaults suit
+MUCH = 40 << 20
+# In JSON, with the names of its fields
+BYTES_OF_TOKEN = 4
+OPTIMIZER, LEARNING_RATE, SCHEDULE, ROWS = "muon", 2e-3, "linear", 8
+# As many passes as make about so many updates, within these bounds
+UPDATES = 450
+FEWEST_PASSES, MOST_PASSES = 2, 40
+# A rate goes with its optimizer and with the length of the run: who gives one of these gets MiniMind's for the others.
+ONE_RECIPE = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
+# What a weight can move by, updates times rate, for answers to change. Weights are some hundredths large; 200 updates at 1e-5
+# changed none of six answers.
+LEAST_CHANGE = 5e-3
+# Bytes of the embedded questions, which may not be written yet
+EMBEDDED = 1_000_000
+
+
+def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
+    """(the settings with defaults for little text where it is little, a line on them). given: what the user has said.
+
+    Errors: DataError for data that is not there.
+    """
+    # Public weights of other programs would be spoilt by such rates. A mixture is no beginner's.
+    if ONE_RECIPE & set(given) or settings.mixture or settings.weight_folder() is not None:
+        return settings, None
+    if settings.has_budget:
+        # A plan chooses batch and passes. What a clock allows is little beside what MiniMind's rate needs.
+        return replace(settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE), None
+    n_bytes = bytes_of_data(settings)
+    if n_bytes >= MUCH:
+        return settings, None
+    rows = settings.batch_size if "batch_size" in given else ROWS
+    schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
+    rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
+    updates_of_pass = math.ceil(rows_of_pass / max(rows, 1) / settings.accumulation_steps)
+    passes = min(max(math.ceil(UPDATES / updates_of_pass), FEWEST_PASSES), MOST_PASSES)
+    line = (
+        f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
+        f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {rows} --epochs {passes}; "
+        "--learning_rate, --epochs or --optimizer choose otherwise"
+    )
+    fitted = replace(
+        settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE, lr_schedule=schedule, batch_size=rows, epochs=passes
+    )
+    return fitted, line
+
+
+def bytes_of_data(settings: SftSettings) -> float:
+    """Size of the files as they lie there; infinite for what lies elsewhere."""
+    usual = ROOT / "dataset" / USUAL_FILE
+    if not settings.data_path and not usual.exists():
+        return EMBEDDED
+    total = 0.0
+    for source in sources_of(settings.data_path or [str(usual)]):
+        for path in source.paths:
+            if is_address(path):
+                return math.inf
+            for file in find_files(path):
+                assert isinstance(file, Path)
+                total += file.stat().st_size
+    return total
+
+
+def note_on_little_change(settings: SftSettings, updates: int) -> list[str]:
+    """A line where so few updates at such a rate change next to nothing."""
+    rate = max(getattr(settings, name) for name in settings.names_of_rates())
+    if updates * rate >= LEAST_CHANGE:
+        return []
+    return [
+        f"warning: this run will change next to nothing: {counted(updates, 'update')} at a rate of {rate:g} move a weight "
+        f"by {updates * rate:.1g} at most. Little text is learned with --optimizer {OPTIMIZER} --learning_rate "
+        f"{LEARNING_RATE:g} --lr_schedule {SCHEDULE} --epochs {MOST_PASSES}"
+    ]

@@ -1,9 +1,12 @@
 """--deterministic. Reference: PyTorch's own switches."""
 
+import contextlib
+
 import pytest
 import torch
 
 from common.errors import UserError
+from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
 from trainer.machine.random_state import CUBLAS_WORKSPACE, deterministic
@@ -19,7 +22,7 @@ def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
         raise RuntimeError("something else")
 
 
-def test_a_run_computes_within_it(data, tmp_path, monkeypatch, capsys):  # noqa: F811 - the fixture
+def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):  # noqa: F811 - the fixture
     from trainer.engine import Engine
 
     monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
@@ -31,9 +34,8 @@ def test_a_run_computes_within_it(data, tmp_path, monkeypatch, capsys):  # noqa:
         return update(engine, *options)
 
     monkeypatch.setattr(Engine, "update", watched)
-    for wanted in (1, 0):
-        train(**data, out_dir=tmp_path, max_steps=1, deterministic=wanted)
-    assert seen == [True, False]
-    assert (
-        "--deterministic True has no effect: on a CPU every run gives the same bits anyway" in capsys.readouterr().out
-    )
+    for on_gpu, wanted in ((True, 1), (True, 0), (False, 1)):
+        with simulated_cuda() if on_gpu else contextlib.nullcontext():
+            train(**data, out_dir=tmp_path, max_steps=1, deterministic=wanted, device=None if on_gpu else "cpu")
+    # On a CPU every run gives the same bits anyway.
+    assert seen == [True, False, False]

@@ -1,0 +1,238 @@
+"""Which tensor differs first between two equal runs on a GPU: what makes a run that cannot be repeated.
+
+    make gpu-bits                                     # in three minutes
+    python benchmarks/gpu_bits.py --device cpu        # whether this command itself works
+
+Each case is trained in two processes that know nothing of each other and run at the same time. Both note a digest of every
+tensor in the order in which it comes to be: batch, outputs of the modules (plain code alone has them), loss, gradient of each
+parameter, then moments and weights after updates. The first note that differs is named. `again` is the same micro-batch computed
+a second time in one process: a difference there is an operation that adds up in any order; one only between processes is a
+kernel that was chosen otherwise. The last cases compare the losses of whole runs of the trainer, its data included.
+Exit code 1: a case differs that the documents promise.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):
+    sys.path[0] = str(ROOT)
+if __name__ == "__main__":
+    from common.start import begin
+
+    begin(ends_at_ctrl_c=False)
+    from benchmarks.arguments import gpu_bits_parser
+
+    ARGUMENTS = gpu_bits_parser().parse_args()
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.arguments import GPU_BITS_CASES, SIZES
+from benchmarks.gpu_checks import KINDS, SMALL, documents_for
+from benchmarks.training import LEARNING_RATE, Training
+from model.fast.compiled_backend import CompiledBackend
+from model.model_minimind import Block
+from trainer.machine.command_line import run_cli
+from trainer.machine.random_state import deterministic
+
+# Updates after which moments and weights are compared
+COMPARED_UPDATES = (1, 2, 10)
+T = 512
+# 4,096 tokens: the embedding's backward pass has another kernel from 3,072 on.
+ROWS = 8
+# positions that are no multiple of any block of a kernel
+ODD_ROWS, ODD_T = 2, 511
+UPDATES_OF_RUN = {"cuda": 600, "cpu": 50}
+
+Note = Callable[[str, torch.Tensor], None]
+
+
+def training_of(case: str, device: torch.device) -> Training:
+    """The model of a case, compiled and with the optimiser that its name says."""
+    fields = SIZES["26m"] if "26m" in case else SMALL
+    for kind, differences in KINDS.items():
+        if kind in case:
+            fields = {**fields, **differences}
+    optimizer = "muon" if "Muon" in case else "adamw"
+    dtype = "float32" if "float32" in case else "bfloat16"
+    compiled = "Flex" in case
+    rows, positions = (ODD_ROWS, ODD_T) if "2 x 511" in case else (ROWS, T)
+    training = Training(fields, device, rows, positions, compiled=compiled, optimizer=optimizer, dtype=dtype)
+    if "PyTorch's attention" in case:
+        training.model.compiled_backend = CompiledBackend(Block, (ROWS, T), on_gpu=device.type == "cuda")
+    return training
+
+
+def note_all(case: str, device: torch.device, note: Note) -> None:
+    """Train the model of a case and note each tensor in the order in which it comes to be."""
+    training = training_of(case, device)
+    model, engine = training.model, training.engine
+    for name, parameter in model.named_parameters():
+        note(f"initial {name}", parameter)
+    for name, column in training.batch._asdict().items():
+        if isinstance(column, torch.Tensor):
+            note(f"batch: {name}", column)
+
+    hooks = []
+    if model.compiled_backend is None:
+        # Compiled code has no modules inside.
+        for name, module in model.named_modules():
+            hooks.append(module.register_forward_hook(partial(note_output, note, name)))
+    engine.micro_batch(training.batch, training.totals)
+    for hook in hooks:
+        hook.remove()
+    note("sums", engine.sums)
+    first = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        first[name] = parameter.grad.clone()
+        note(f"gradient of {name}", parameter.grad)
+    for _ in range(3):
+        engine.optimizer.zero_grad()
+        engine.micro_batch(training.batch, training.totals)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            note(f"again: gradient of {name}", parameter.grad.ne(first[name]).sum())
+
+    for update in range(1, max(COMPARED_UPDATES) + 1):
+        engine.update(LEARNING_RATE)
+        if update in COMPARED_UPDATES:
+            note(f"outcome of update {update}", engine.outcome)
+            for index, (name, parameter) in enumerate(model.named_parameters()):
+                note(f"after update {update}: {name}", parameter)
+                for kind, value in moments_of(engine.optimizer, parameter):
+                    note(f"after update {update}: {kind} of parameter {index}", value)
+        engine.micro_batch(training.batch, training.totals)
+
+
+def note_output(note: Note, name: str, module: torch.nn.Module, inputs: object, output: Any) -> None:
+    """A forward hook."""
+    tensors = output if isinstance(output, tuple) else (output,)
+    for number, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor):
+            note(f"output {number} of {name or 'model'}", tensor)
+
+
+def moments_of(optimizer: Any, parameter: torch.nn.Parameter) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of what an optimiser keeps of a parameter."""
+    for part in getattr(optimizer, "optimizers", [optimizer]):
+        for name, value in part.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                yield name, value
+
+
+def run_side(case: str, device: torch.device) -> None:
+    """Print the notes of one process as lines of JSON."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def note(name: str, tensor: torch.Tensor) -> None:
+        raw = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+        digest = hashlib.sha256(raw).hexdigest()[:16]
+        wrong = name.startswith("again") and bool(tensor.item())
+        print(json.dumps([name, digest, wrong]), file=answers, flush=True)
+
+    with deterministic(device.type == "cuda"):
+        note_all(case, device, note)
+
+
+def side(case: str, device: str) -> list[tuple[str, str, bool]]:
+    """The notes of a process of its own, as far as it came."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--side", case, "--device", device]
+    with tempfile.TemporaryDirectory() as cache:
+        # Each process compiles for itself: what it chooses must not depend on what another has left.
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
+        run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    notes = [tuple(json.loads(line)) for line in run.stdout.splitlines() if line.endswith("]")]
+    if run.returncode:
+        notes.append(("error", run.stderr.strip().splitlines()[-1][:300], True))
+    return notes
+
+
+def compare(case: str, device: str) -> tuple[str, bool]:
+    """(what two processes of a case have in common, in words; whether all of it)."""
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: side(case, device), range(2))
+    said = [f"{name}: {digest}" for name, digest, wrong in one if name == "error"]
+    unstable = [name for name, _, wrong in one if wrong and name != "error"]
+    differing = [
+        name for (name, digest, _), (_, other_digest, _) in zip(one, other, strict=False) if digest != other_digest
+    ]
+    if len(one) != len(other):
+        said.append(f"{len(one)} and {len(other)} notes")
+    if not said and not unstable and not differing:
+        return f"{len(one)} tensors, the same to the last bit", True
+    if unstable:
+        said.append(f"in one process {len(unstable)} gradients came out otherwise again: {', '.join(unstable[:6])}")
+    if differing:
+        said.append(f"between processes {len(differing)} of {len(one)} differ, first {'; '.join(differing[:6])}")
+    ok = not unstable and not differing and not any(name == "error" for name, _, _ in one)
+    return " | ".join(said), ok
+
+
+def compare_trainers(case: str, device: str) -> tuple[str, bool]:
+    """The same of two runs of the trainer: the first update whose line of the metrics file differs, and the weights."""
+    flags = ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "512", "--batch_size", "8"]
+    flags += ["--accumulation_steps", "1", "--device", device]
+    flags += ["--max_updates", str(UPDATES_OF_RUN[device]), *case.split()[1:]]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+        folder = Path(name)
+        documents_for(folder, 600)
+
+        def losses(which: str) -> tuple[list[float], bytes]:
+            command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), *flags]
+            command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(folder / which)]
+            command += ["--cache_dir", str(folder / which / "tokens")]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode:
+                raise ChildProcessError((run.stderr or run.stdout).strip().splitlines()[-1][:300])
+            (metrics,) = (folder / which).glob("*.metrics.jsonl")
+            records = map(json.loads, metrics.read_text().splitlines())
+            (weights,) = (folder / which).glob("*.pth")
+            return [record["loss"] for record in records if "loss" in record], weights.read_bytes()
+
+        try:
+            (one, weights), (other, other_weights) = pool.map(losses, ("one", "other"))
+        except ChildProcessError as error:
+            return f"error: {error}", False
+    differing = [number for number, (a, b) in enumerate(zip(one, other, strict=True), start=1) if a != b]
+    if not differing and weights == other_weights:
+        return f"{len(one)} losses and the weights, the same to the last bit", True
+    return (
+        f"the first loss that differs is that of update {differing[0] if differing else 'none'}; weights differ",
+        False,
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """The exit code."""
+    if args.side:
+        run_side(args.side, torch.device(args.device))
+        return 0
+    cases = args.cases or GPU_BITS_CASES
+    # Bits need no quiet machine, and most of the time goes into compiling.
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        found = pool.map(
+            lambda case: (compare_trainers if case.startswith("trainer") else compare)(case, args.device), cases
+        )
+        failed = 0
+        for case, (text, ok) in zip(cases, found, strict=True):
+            print(f"{'same  ' if ok else 'DIFFER'} {case}: {text}", flush=True)
+            failed += not ok
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    run_cli(partial(main, ARGUMENTS))

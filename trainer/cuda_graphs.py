@@ -1,0 +1,164 @@
+"""An update as two CUDA graphs: its kernels are recorded once, and from then on the host launches them all together.
+
+A small update is a thousand kernels of a few microseconds each, and the host takes longer to launch one than the GPU to run it. One
+graph is the forward and backward pass of a micro-batch, the other the end of an update: norm, clipping, optimiser, clearing.
+
+A graph is kernels and addresses, no Python. Whatever differs from one replay to the next is therefore a tensor at a fixed
+address: the batch, its counts and those of the update, the learning rates, the requests of this process. Gradients stay where
+they are and are added to in place. Without graphs an update on a GPU takes its numbers from such tensors too, so the bits are
+the same with and without.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from common.wording import reason_of
+from trainer.machine.ranks import Ranks
+
+BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
+TotalsT = TypeVar("TotalsT", bound=tuple[Any, ...])
+PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
+Replay = Callable[[], None]
+
+
+def record(work: Callable[[], None]) -> Replay:
+    """Record the kernels of work(), which does not compute anything now. Returns what launches them.
+
+    Errors: RuntimeError where work waits for the device; torch.OutOfMemoryError.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # The thread that pins the memory of the next batches goes on with its own calls meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph.replay
+
+
+def why_without_graphs(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> str:
+    """Why updates of such a run cannot be recorded; "": they can. recomputes: --gradient_checkpointing."""
+    reasons = {
+        "the device is no CUDA device": device.type != "cuda",
+        "there are several processes": ranks.world_size > 1,
+        "float16's scale is looked at by the host": dtype is torch.float16,
+        "--gradient_checkpointing keeps random states": recomputes,
+        "dropout draws other numbers in each update": dropout > 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+class UpdateGraphs(Generic[BatchT, TotalsT]):
+    """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
+
+    accumulate(batch, totals): forward and backward pass. end_update(rates, requests): what follows the last one; rates are one
+    0-d tensor for each group of the optimiser. n_requests: numbers that a process hands in with each update.
+    is_on: False: never record. state: all tensors that the two functions change.
+    """
+
+    def __init__(
+        self,
+        accumulate: Callable[[BatchT, TotalsT], None],
+        end_update: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
+        optimizer: torch.optim.Optimizer,
+        n_requests: int,
+        device: torch.device,
+        state: Callable[[], list[torch.Tensor]],
+        is_on: bool,
+    ) -> None:
+        self.accumulate = accumulate
+        self.optimizer = optimizer
+        self.device = device
+        self.state = state
+        self.is_on = is_on
+        # Where a line on graphs that do not work goes to
+        self.say: Callable[[str], object] = lambda line: None
+        groups = optimizer.param_groups
+        for group in groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        # rates of the groups, then requests
+        self.numbers = torch.zeros(len(groups) + n_requests, device=device)
+        rates = self.numbers[: len(groups)].unbind()
+        requests = self.numbers[len(groups) :]
+        self.end_update = lambda: end_update(rates, requests)
+        # The first update is computed without graphs: it compiles, and the optimiser makes its moments in it.
+        self.updates = 0
+        # No micro-batch of the update under way has been computed.
+        self.at_start = True
+        # What the graph of a micro-batch reads
+        self.batch: BatchT | None = None
+        self.totals: TotalsT | None = None
+        self.replay_micro_batch: Replay | None = None
+        self.replay_end: Replay | None = None
+
+    def compute(self, batch: BatchT, totals: TotalsT) -> None:
+        """Forward and backward pass of a micro-batch that is on the device."""
+        batch, totals = self._numbers_on_device(batch), self._numbers_on_device(totals)
+        if self.is_on and self.updates and self.at_start and self.replay_micro_batch is None:
+            self._record(batch, totals)
+        self.at_start = False
+        if self.replay_micro_batch is None or self.batch is None or shapes(batch) != shapes(self.batch):
+            self.accumulate(batch, totals)
+            return
+        assert self.totals is not None
+        torch._foreach_copy_([*self.batch, *self.totals], [*batch, *totals])
+        self.replay_micro_batch()
+
+    def update(self, rates: Sequence[float], requests: Sequence[float]) -> None:
+        """End an update. rates: of the optimiser's groups."""
+        self.numbers.copy_(self._pinned([*rates, *requests]), non_blocking=True)
+        if self.replay_end is not None:
+            self.replay_end()
+        else:
+            self.end_update()
+        # Whoever reads the groups, such as a checkpoint, finds numbers.
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.updates += 1
+        self.at_start = True
+
+    def _record(self, batch: BatchT, totals: TotalsT) -> None:
+        """Record both graphs, and compare an update by them with one without, from the same state. The state stays as it is."""
+        self.batch, self.totals = batch, totals
+        state = self.state()
+        why = ""
+        before: list[torch.Tensor] = []
+        try:
+            before = [tensor.clone() for tensor in state]
+            self.accumulate(batch, totals)
+            self.end_update()
+            plain = [tensor.clone() for tensor in state]
+            torch._foreach_copy_(state, before)
+            replay_micro_batch = record(lambda: self.accumulate(batch, totals))
+            replay_end = record(self.end_update)
+            replay_micro_batch()
+            replay_end()
+            if not all(map(torch.equal, state, plain)):
+                why = "an update by them ended with other bits than one without"
+        except RuntimeError as error:
+            # torch.OutOfMemoryError is one too.
+            why = reason_of(error)
+        if before:
+            torch._foreach_copy_(state, before)
+        if why:
+            self.is_on = False
+            self.say(f"training without CUDA graphs: {why}")
+            return
+        self.replay_micro_batch = replay_micro_batch
+        self.replay_end = replay_end
+
+    def _numbers_on_device(self, parts: PartsT) -> PartsT:
+        """A NamedTuple of tensors on the device and numbers, with the numbers as 0-d float32 tensors there."""
+        numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
+        on_device = iter(self._pinned(numbers).to(self.device, non_blocking=True).unbind())
+        moved = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
+        return type(parts)(*moved)
+
+    def _pinned(self, numbers: Sequence[float]) -> torch.Tensor:
+        """Numbers in memory from which the device copies by itself. From other memory a copy may wait until the device has done all
+        that was asked of it before."""
+        return torch.tensor(numbers, dtype=torch.float32, pin_memory=self.device.type == "cuda")
+
+
+def shapes(batch: tuple[torch.Tensor, ...]) -> list[torch.Size]:
+    return [part.shape for part in batch]
