@@ -15,8 +15,6 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-REAL_SET_DEVICE = torch.cuda.set_device
-
 # These read a tensor. Of one on a GPU the host would wait for the device.
 READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
 

@@ -64,15 +64,6 @@ def check(renames, wanted):
         assert any(part in name for name in names), (part, names)
 
 
-def test_the_fixture_sees_what_is_open(tmp_path, renames):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with open(folder / "file", "w"):
-        folder.rename(tmp_path / "other")
-    ((_, _, in_the_way),) = renames
-    assert in_the_way == [folder / "file"]
-
-
 def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
     data = write_corpus(tmp_path / "data.jsonl", 40)
     options = {"data_path": data, "out_dir": tmp_path, "save_interval": 4, "num_workers": 1}
