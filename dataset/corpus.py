@@ -9,7 +9,7 @@ from common.arithmetic import ceil_div
 from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
-from dataset.held_out import hold_out, with_last_part
+from dataset.held_out import are_shared, split_by_hash, with_last_part
 from dataset.loader import Assembler, Batch, OnlySome
 from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength
 from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_of_targets, text_bytes
@@ -21,7 +21,7 @@ from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
 from dataset.store.joined import ConcatStore
-from dataset.store.token_store import StoreOptions
+from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
@@ -122,28 +122,20 @@ class Corpus:
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         self.notices += [line for line in map(notice_of, stores) if line]
-        held_out = hold_out(
-            self.store,
-            encoder,
-            val_path,
-            val_fraction,
-            allow_val_overlap,
-            self._has_targets,
-            self.nothing_to_evaluate,
-            **store_options,
-        )
         # the documents to train; None: all of the store
-        self.documents: Ints | None = held_out.documents if held_out else None
+        self.documents: Ints | None = None
         # those of the store that --val_fraction keeps from training; None: it is not given
-        self.kept_back: Ints | None = held_out.kept_back if held_out else None
+        self.kept_back: Ints | None = None
         # those to evaluate, and the store that they are in; None: there are none
-        self.val_documents: Ints | None = held_out.val_documents if held_out else None
-        self.val_store: Documents | None = held_out.val_store if held_out else None
+        self.val_documents: Ints | None = None
+        self.val_store: Documents | None = None
         # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
-        self.val_shared: Array | None = held_out.val_shared if held_out else None
-        if held_out:
-            self.notices += held_out.notices
-            self.max_token_id = max(self.max_token_id, held_out.max_token_id)
+        self.val_shared: Array | None = None
+        if val_path:
+            paths = [val_path] if isinstance(val_path, str) else list(val_path)
+            self._evaluate_others(open_or_build(paths, encoder, **store_options), name_of(paths), allow_val_overlap)
+        elif val_fraction:
+            self._hold_out(val_fraction)
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
@@ -156,6 +148,44 @@ class Corpus:
             )
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
+
+    def _evaluate_others(self, val_store: TokenStore, name: str, allow_overlap: bool) -> None:
+        """Documents of their own. name: of what --val_path names."""
+        self.val_store, self.val_documents = val_store, all_documents(val_store)
+        self.max_token_id = max(self.max_token_id, val_store.max_token_id)
+        if not self._has_targets(val_store, self.val_documents):
+            raise DataError(
+                f"--val_path {name}: {self.nothing_to_evaluate}, so its loss would tell nothing; name other documents"
+            )
+        # The loss of what is trained too does not tell what the model makes of new text.
+        is_shared = are_shared(self.store, val_store)
+        shared, total = int(is_shared.sum()), len(val_store)
+        if shared == total and not allow_overlap:
+            raise DataError(
+                f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
+                "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
+                "--allow_val_overlap 1"
+            )
+        if shared:
+            self.val_shared = is_shared
+            self.notices.append(
+                f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+                "training data too, to the letter; the validation loss is too low by what the model remembers of them"
+            )
+
+    def _hold_out(self, val_fraction: float) -> None:
+        """Documents of the data itself."""
+        self.documents, self.kept_back = split_by_hash(self.store, val_fraction)
+        self.val_store, self.val_documents = self.store, self.kept_back
+        if not len(self.val_documents):
+            raise DataError(
+                f"--val_fraction {val_fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
+            )
+        if not self._has_targets(self.store, self.val_documents):
+            raise DataError(
+                f"what --val_fraction {val_fraction} holds out: {self.nothing_to_evaluate}, so its loss would tell nothing; "
+                "raise it"
+            )
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""

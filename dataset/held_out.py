@@ -1,47 +1,17 @@
 """Documents that are evaluated and not trained: a share of the data by hash, or documents of their own."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Unpack
 
 import numpy as np
 
 from common.arrays import Array
-from common.errors import DataError
-from common.wording import counted
-from dataset.packing import all_documents, chunks, number_type
-from dataset.shares import name_of
+from dataset.packing import chunks, number_type
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
-from dataset.store.joined import ConcatStore
-from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
 HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
-
-# (store, documents) -> whether anything of these documents is predicted
-HasTargets = Callable[[Documents, Ints], bool]
-
-
-@dataclass
-class HeldOut:
-    """What is evaluated, and what is trained beside it."""
-
-    val_store: Documents
-    # Their numbers in val_store.
-    val_documents: Ints
-    # Those of the data that are trained; None: all.
-    documents: Ints | None = None
-    # Those of the data that --val_fraction keeps from training; None: documents of their own are evaluated.
-    kept_back: Ints | None = None
-    # bool [documents of val_store]: those that are trained too, to the letter; None: there are none.
-    val_shared: Array | None = None
-    # Of documents of their own; those of the data are known.
-    max_token_id: int = -1
-    # Lines that a user should see.
-    notices: list[str] = field(default_factory=list)
 
 
 def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
@@ -85,58 +55,6 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
     store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)
     return [store]
-
-
-def hold_out(
-    store: TokenStore | ConcatStore,
-    encoder: DocumentEncoder,
-    val_path: str | Sequence[str] | None,
-    val_fraction: float,
-    allow_val_overlap: bool,
-    has_targets: HasTargets,
-    nothing: str,
-    **store_options: Unpack[StoreOptions],
-) -> HeldOut | None:
-    """What --val_path or --val_fraction keeps from training on a store; None: neither is given.
-
-    nothing: what is said of documents of which nothing is predicted. Errors: DataError where nothing is left to evaluate, and
-    where all validation documents are trained too, unless `allow_val_overlap`.
-    """
-    if val_path:
-        paths = [val_path] if isinstance(val_path, str) else list(val_path)
-        val_store = open_or_build(paths, encoder, **store_options)
-        found = HeldOut(val_store, all_documents(val_store), max_token_id=val_store.max_token_id)
-        what, advice = f"--val_path {name_of(paths)}", "name other documents"
-    elif val_fraction:
-        documents, val_documents = split_by_hash(store, val_fraction)
-        if not len(val_documents):
-            raise DataError(
-                f"--val_fraction {val_fraction} holds out none of {counted(len(store), 'document')}: raise it"
-            )
-        found = HeldOut(store, val_documents, documents, val_documents)
-        what, advice = f"what --val_fraction {val_fraction} holds out", "raise it"
-    else:
-        return None
-    # The loss of all validation documents would be the mean of nothing.
-    if not has_targets(found.val_store, found.val_documents):
-        raise DataError(f"{what}: {nothing}, so its loss would tell nothing; {advice}")
-    if not val_path:
-        return found
-    # The loss of what is trained too does not tell what the model makes of new text.
-    is_shared = are_shared(store, found.val_store)
-    shared, total = int(is_shared.sum()), len(found.val_store)
-    if shared == total and not allow_val_overlap:
-        raise DataError(
-            f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing about "
-            "new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
-        )
-    if shared:
-        found.val_shared = is_shared
-        found.notices.append(
-            f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
-            "training data too, to the letter; the validation loss is too low by what the model remembers of them"
-        )
-    return found
 
 
 def are_shared(training: Documents, validation: Documents) -> Array:

@@ -76,14 +76,6 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     return keys.astype(np.uint32)
 
 
-def pairs_of(offsets: Column, documents: Ints | None, lo: int, hi: int) -> Ints:
-    """int64: the pairs of the documents [lo, hi) of a selection, -1 for an empty one. documents: their numbers; None: all."""
-    if documents is None:
-        return np.diff(offsets[lo : hi + 1]) - 1
-    chosen = np.asarray(documents[lo:hi], dtype=np.int64)
-    return np.asarray(offsets[chosen + 1] - offsets[chosen] - 1)
-
-
 def all_documents(store: Documents) -> Ints:
     """Their numbers."""
     return np.arange(len(store), dtype=number_type(len(store)))
@@ -137,8 +129,10 @@ class Cut:
 
     def pieces(self, pairs: Ints) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of documents with so many pairs."""
-        pieces = self.pieces_of(pairs)
-        if not self.split:
+        if self.split:
+            pieces = np.asarray(-(-np.maximum(pairs, 0) // self.limit))
+        else:
+            pieces = (pairs > 0).astype(np.int64)
             pairs = np.minimum(pairs, self.limit)
         # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
         lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
@@ -146,12 +140,6 @@ class Cut:
         last = np.cumsum(pieces)[some] - 1
         lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
         return pieces, lengths
-
-    def pieces_of(self, pairs: Ints) -> Ints:
-        """Pieces of each of some documents."""
-        if not self.split:
-            return (pairs > 0).astype(np.int64)
-        return np.asarray(-(-np.maximum(pairs, 0) // self.limit))
 
     def counts(self, pairs: Ints) -> Ints:
         """int64 [T + 1]: how many pieces of each length documents with so many pairs have."""
@@ -295,14 +283,26 @@ class EpochPlan(RowPlan):
         else:
             self._pad_rows(bits)
         self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
-        self._number_pieces()
+        # [i]: number of the first piece of the i-th chosen document
+        self._first_piece = np.zeros(self.n_documents + 1, dtype=np.uint32)
+        at = 0
+        for lo, hi in chunks(self.n_documents):
+            ends = at + np.cumsum(self._piece_lengths(lo, hi)[0])
+            self._first_piece[lo + 1 : hi + 1] = ends
+            at = int(ends[-1])
         if trained is not None:
             assert not self.cut.split, "of the pieces of a document it is not known which has how many"
-            self._targets = self._sums_of_rows(trained)
+            for lo, hi in chunks(self.n_rows):
+                count, document, _, _ = self.pieces(range(lo, hi))
+                sums = np.add.reduceat(trained[document], np.cumsum(count) - count, dtype=np.int64)
+                self._targets[lo:hi] = sums
 
     def _pairs(self, lo: int, hi: int) -> Ints:
-        """Of the documents [lo, hi) of the selection."""
-        return pairs_of(self.offsets, self.documents, lo, hi)
+        """int64: of the documents [lo, hi) of the selection, -1 for an empty one."""
+        if self.documents is None:
+            return np.diff(self.offsets[lo : hi + 1]) - 1
+        chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
+        return np.asarray(self.offsets[chosen + 1] - self.offsets[chosen] - 1)
 
     def _piece_lengths(self, lo: int, hi: int) -> tuple[Ints, Ints]:
         """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection."""
@@ -387,23 +387,6 @@ class EpochPlan(RowPlan):
             lengths[at : at + len(part)] = part
             at += len(part)
         self._targets = lengths[self._order]
-
-    def _number_pieces(self) -> None:
-        """_first_piece[i]: number of the first piece of the i-th chosen document."""
-        self._first_piece = np.zeros(self.n_documents + 1, dtype=np.uint32)
-        at = 0
-        for lo, hi in chunks(self.n_documents):
-            ends = at + np.cumsum(self._piece_lengths(lo, hi)[0])
-            self._first_piece[lo + 1 : hi + 1] = ends
-            at = int(ends[-1])
-
-    def _sums_of_rows(self, of_document: Ints) -> Ints:
-        """Of each row the sum of a number that each document of the store has."""
-        sums = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
-        for lo, hi in chunks(self.n_rows):
-            count, document, _, _ = self.pieces(range(lo, hi))
-            sums[lo:hi] = np.add.reduceat(of_document[document], np.cumsum(count) - count, dtype=np.int64)
-        return sums
 
     def row_targets(self, lo: int, hi: int) -> int:
         return int(self._targets[lo:hi].sum(dtype=np.int64))

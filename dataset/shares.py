@@ -260,23 +260,16 @@ def source_of(entry: object, where: str) -> Source:
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise DataError(f"{where}: path is a path, or a list of paths")
     share = entry["share"]
-    if isinstance(share, list):
-        points = tuple(point_of(point, where) for point in share)
-    else:
-        points = (Point(0.0, number_in(share, f"{where}: share")),)
+    entries = share if isinstance(share, list) else [["0", share]]
+    if not all(isinstance(entry, list) and len(entry) == 2 for entry in entries):
+        raise DataError(
+            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]]"
+        )
+    points = tuple(Point(*(number_in(number, f"{where}: share") for number in entry)) for entry in entries)
     repeat = 1.0
     if entry.get("repeat") is not None:
         repeat = checked_repeat(number_in(entry["repeat"], f"{where}: repeat"), where)
     return Source(list(paths), checked_points(points, where), repeat)
-
-
-def point_of(entry: object, where: str) -> Point:
-    """[progress, share] of the file. Errors: DataError."""
-    if not isinstance(entry, list) or len(entry) != 2:
-        raise DataError(
-            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]]"
-        )
-    return Point(number_in(entry[0], f"{where}: share"), number_in(entry[1], f"{where}: share"))
 
 
 def number_in(entry: object, where: str) -> float:
@@ -291,7 +284,7 @@ def refuse_unknown(entry: Mapping[object, object], known: Sequence[str], where: 
     """Errors: DataError for a key that is none of `known`."""
     for key in entry:
         if key not in known:
-            raise DataError(f"{where}: {as_written(key)} means nothing here; there is {counted_list(known)}")
+            raise DataError(f"{where}: {as_written(key)} means nothing here; there is {', '.join(known)}")
 
 
 def spelt(shares: Sequence[Sequence[float]], repeat: float) -> str:
@@ -304,11 +297,6 @@ def spelt(shares: Sequence[Sequence[float]], repeat: float) -> str:
     else:
         text = "[" + ", ".join(f"[{progress}, {share}]" for progress, share in numbers) + "]"
     return text if repeat == 1 else f"{text}:x{repeat:.12g}"
-
-
-def counted_list(words: Sequence[str]) -> str:
-    """As `path, share and repeat`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def name_of(paths: Sequence[str]) -> str:

@@ -25,8 +25,8 @@ from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.wording import counted, one_line
 from dataset.shares import group_sources
-from dataset.store.deduplicate import check_library, notice_of, without_copies
-from dataset.store.token_store import StoreOptions, open_or_build
+from dataset.store.deduplicate import notice_of, open_sources
+from dataset.store.token_store import StoreOptions
 from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -43,15 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_procs": settings.num_procs,
         "text_suffixes": settings.text_suffixes,
     }
-    check_library(settings.deduplicate)
     groups = [source.paths for source in group_sources(settings.data_path)]
-    stores = []
-    for paths in groups:
-        store = open_or_build(paths, encoder, **options)
+    for store in open_sources(groups, encoder, settings.deduplicate, **options):
         for line in store.bad_lines.report():
             announce(line)
-        stores.append(store)
-    for store in without_copies(stores, groups, encoder, settings.deduplicate, **options):
         notice = notice_of(store)
         if notice is not None:
             announce(notice)

@@ -143,16 +143,7 @@ def test_a_script_run_by_path_puts_the_root_first(script):
     assert 0 < text.index("    sys.path[0] = str(") < first
 
 
-def test_there_is_one_training_loop():
-    """Reference: the files that call backward(), and the only one that hands micro-batches to the engine. (The reducer's backward
-    pass computes nothing: it has torch settle its buckets before the training. The tour has the loop once more, to be read.)"""
-    for method, files in (
-        ("backward", {"engine.py", "reducer.py", "tour.py"}),
-        ("micro_batch", {"loop.py"}),
-    ):
-        assert {path.name for path in TRAINER if method in [name for name, _ in calls(path)]} == files
-
-
+@pytest.mark.slow
 def test_importing_the_trainer_has_no_side_effect(tmp_path):
     """In a process of its own: no process group, no signal handler, no file, no seed, no output."""
     probe = """

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_weights
 
@@ -14,6 +16,7 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_snippet_runs_from_another_folder(tmp_path):
     """With the repository's full path in it, as its comment says, and weights of a tiny model."""
     (snippet,) = re.findall(r"```python\n(.*?)```", text_of("docs/pretraining.md"), re.DOTALL)

@@ -117,11 +117,6 @@ def test_an_evaluation_task(copy, tmp_path):
     assert json.loads(figures.read_text())["task"] == "short"
 
 
-def test_the_file_of_the_job_can_be_imported_and_has_help(copy):
-    apply("A job", copy)
-    assert "passes over the text" in run(copy, "trainer/train_bytes.py", "--help")
-
-
 @pytest.mark.slow
 def test_a_job_trains_resumes_and_reports(copy, tmp_path):
     """Reference: a run that is not stopped in between; the weights are bitwise the same."""

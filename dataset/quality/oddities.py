@@ -64,50 +64,25 @@ class OddityFinder:
             match = pattern.search(body)
             if match is not None:
                 found.append(Oddity(kind, match.start()))
-        if markup_share(body) >= MARKUP_SHARE:
+        # Tags and entities begin with one of these, which most texts do not have.
+        if "<" in body or "&" in body:
             first = MARKUP.search(body)
-            assert first is not None
-            found.append(Oddity(MOSTLY_MARKUP, first.start()))
-        line = repeated_line(body)
-        if line is not None:
+            length = sum(len(match.group()) for match in MARKUP.finditer(body))
+            if first is not None and length >= MARKUP_SHARE * len(body):
+                found.append(Oddity(MOSTLY_MARKUP, first.start()))
+        lines = [line for line in body.split("\n") if line.strip()]
+        line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
+        # The beginning of a text may say the same again and again without lines, too.
+        beginning = body[:COMPRESSED_BYTES]
+        raw = beginning.encode("utf-8", "surrogatepass")
+        if count and count >= REPEATED_SHARE * len(lines):
             found.append(Oddity(REPEATED_LINE, body.index(line)))
-        elif repeats_itself(body):
+        elif len(raw) >= COMPRESSED_FROM and len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw):
             found.append(Oddity(REPEATS_ITSELF))
-        if has_few_letters(body):
+        characters = "".join(beginning.split())
+        n_letters = sum(map(str.isalpha, characters))
+        if len(characters) >= LETTERS_FROM and n_letters < LETTERS_SHARE * len(characters):
             found.append(Oddity(FEW_LETTERS))
         if tokens >= self.long_from:
             found.append(Oddity(VERY_LONG))
         return found
-
-
-def markup_share(body: str) -> float:
-    """The part of the characters that are tags and entities."""
-    # Both begin with one of these, which most texts do not have.
-    if "<" not in body and "&" not in body:
-        return 0.0
-    return sum(len(match) for match in MARKUP.findall(body)) / len(body)
-
-
-def repeated_line(body: str) -> str | None:
-    """The line that most of the lines are, if there is one."""
-    lines = [line for line in body.split("\n") if line.strip()]
-    if len(lines) < LINES:
-        return None
-    line, count = Counter(lines).most_common(1)[0]
-    return line if count >= REPEATED_SHARE * len(lines) else None
-
-
-def repeats_itself(body: str) -> bool:
-    """Whether the beginning of the text says the same again and again, in lines or without."""
-    raw = body[:COMPRESSED_BYTES].encode("utf-8", "surrogatepass")
-    if len(raw) < COMPRESSED_FROM:
-        return False
-    return len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw)
-
-
-def has_few_letters(body: str) -> bool:
-    """Whether the beginning of the text is mostly digits and signs."""
-    characters = "".join(body[:COMPRESSED_BYTES].split())
-    if len(characters) < LETTERS_FROM:
-        return False
-    return sum(map(str.isalpha, characters)) < LETTERS_SHARE * len(characters)

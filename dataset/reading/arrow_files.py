@@ -3,7 +3,6 @@
 pyarrow reads them batch by batch. Rows are taken out one by one: a dictionary may stand for far more than memory holds.
 """
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,25 +57,19 @@ class TableReader:
         """
         batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
         row = 0
-        with self._told():
+        try:
             for column in batches:
                 for value in self._values(column):
                     row += 1
                     if value:
                         yield row, value
-            if self.cut_off:
-                reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
-                yield row + 1, ("cut file", reason)
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What pyarrow finds wrong becomes one line."""
-        try:
-            yield
         except (self.arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:120]
             name = "a parquet" if self.kind == ".parquet" else "an Arrow"
             raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
+        if self.cut_off:
+            reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
+            yield row + 1, ("cut file", reason)
 
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""

@@ -65,7 +65,9 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO
             yield cast(Stream, file), file
             return
         try:
-            yield io.BufferedReader(_decompressed(file, compression), BUFFER_BYTES), file
+            # Python's own reader serves for gzip alone: those of bzip2 and xz have no bound for the memory that one read takes.
+            raw = gzip.GzipFile(fileobj=file) if compression == ".gz" else _Members(file, compression)
+            yield io.BufferedReader(cast(io.RawIOBase, raw), BUFFER_BYTES), file
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             if "emory" in str(error):
                 raise DataError(
@@ -73,14 +75,6 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO
                     "with a smaller window"
                 ) from None
             raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
-
-
-def _decompressed(file: BinaryIO, compression: str) -> "gzip.GzipFile | _Members":
-    """A raw stream of the decompressed bytes. Python's own reader serves for gzip alone: those of bzip2 and xz have no
-    bound for the memory that one read takes."""
-    if compression == ".gz":
-        return gzip.GzipFile(fileobj=file)
-    return _Members(file, compression)
 
 
 def compression_of(path: Path, named: str) -> str:

@@ -116,11 +116,8 @@ class BadLines:
         if not self.total:
             return []
         lines = [f"skipped {counted(self.total, 'bad line')}:"]
-
-        def most_frequent_first(kind: str) -> tuple[int, str]:
-            return -self.counts[kind], kind
-
-        for kind in sorted(self.counts, key=most_frequent_first):
+        # the most frequent first
+        for kind in sorted(self.counts, key=lambda kind: (-self.counts[kind], kind)):
             count = self.counts[kind]
             lines.append(f"  {kind}: {count:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]

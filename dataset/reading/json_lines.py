@@ -69,7 +69,11 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
         raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
     # Only an escape can spell half a surrogate pair.
     if b"\\u" in raw:
-        check_surrogates(text)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
+            raise BadLine("lone surrogate", half) from None
     return text
 
 
@@ -122,16 +126,6 @@ def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
     if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
         return BadLine("cut line", "the line ends before its JSON object does")
     return BadLine("not JSON", f"not JSON: {error.msg} {at}")
-
-
-def check_surrogates(text: str) -> None:
-    """Errors: BadLine for a text that no UTF-8 can spell, such as "\\ud83d" alone; the tokenizer would fail on it."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadLine(
-            "lone surrogate", f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
-        ) from None
 
 
 def json_type(value: object) -> str:

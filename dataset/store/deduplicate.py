@@ -51,33 +51,22 @@ VERSION = 1
 def open_sources(
     groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
 ) -> list[TokenStore]:
-    """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for."""
+    """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for.
+
+    Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
+    """
     check_library(deduplicate)
     whole = [open_or_build(paths, encoder, **options) for paths in groups]
-    return without_copies(whole, groups, encoder, deduplicate, **options)
+    if deduplicate == OFF:
+        return whole
+    sources = Sources(whole, groups, encoder, deduplicate, options)
+    return [sources.open(i) for i in range(len(whole))]
 
 
 def check_library(method: str) -> None:
     """Errors: DataError where near copies are to be found and the library is missing, which is told before hours of work."""
     if method == NEAR:
         library()
-
-
-def without_copies(
-    whole: Sequence[TokenStore],
-    groups: list[list[str]],
-    encoder: DocumentEncoder,
-    deduplicate: str,
-    **options: Unpack[StoreOptions],
-) -> list[TokenStore]:
-    """The stores without copies, made now if they are not there yet. whole: those of the groups of paths.
-
-    Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
-    """
-    if deduplicate == OFF:
-        return list(whole)
-    sources = Sources(whole, groups, encoder, deduplicate, options)
-    return [sources.open(i) for i in range(len(whole))]
 
 
 def notice_of(store: TokenStore) -> str | None:

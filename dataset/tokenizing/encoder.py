@@ -82,13 +82,6 @@ class DocumentEncoder:
         self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
         self.fingerprint = self._fingerprint(tokenizer, vocabulary)
 
-    def _put_nothing_around(self) -> None:
-        """For what is no whole document: no BOS and EOS come around a text, and no literal ones are taken off it."""
-        self.bos_id = None
-        self.eos_id = None
-        self._bos = None
-        self._eos = None
-
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, BOS and EOS included."""
         head = [] if self.bos_id is None else [self.bos_id]
@@ -225,8 +218,8 @@ class LineEncoder(DocumentEncoder):
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
         self.sep_id = tokenizer.sep_token_id
-        # A line ends with SEP.
-        self._put_nothing_around()
+        # A line ends with SEP: no BOS and EOS come around a text, and no literal ones are taken off it.
+        self.bos_id = self.eos_id = self._bos = self._eos = None
         self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
 
     def ends_line(self, token_id: int) -> bool:

@@ -79,24 +79,6 @@ def test_an_empty_text_is_what_an_unset_variable_leaves_and_is_refused(command):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--compare", "model", "--vocab_size", "900"], "--vocab_size has no effect: --compare trains nothing"),
-        (
-            ["--out_dir", "there", "--type", "wordpiece", "--max_token_bytes", "9"],
-            "--max_token_bytes has no effect: --type is wordpiece",
-        ),
-    ],
-)
-def test_a_flag_that_the_kind_of_tokenizer_does_not_read_is_refused(flags, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    data = tmp_path / "data.txt"
-    data.write_text("some words\n", encoding="utf-8")
-    assert train_tokenizer.main(["--data_path", str(data), *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "command, typed, meant",
     [
         ("train_pretrain.py", "--batch-size", "--batch_size"),

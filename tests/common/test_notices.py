@@ -51,7 +51,7 @@ def start(words, **options):
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
 
 
-@pytest.mark.parametrize("name", ["tokenise", "train"])
+@pytest.mark.parametrize("name", ["tokenise", pytest.param("train", marks=pytest.mark.slow)])
 def test_names_of_files_are_shown_and_not_obeyed(place, name):
     process = start(command(place, name), stdout=subprocess.PIPE)
     out, errors = process.communicate(timeout=120)
@@ -61,7 +61,8 @@ def test_names_of_files_are_shown_and_not_obeyed(place, name):
     assert "␛[31mb<U+202E>c\\udce9".encode() in out
 
 
-@pytest.mark.parametrize("name", ["tokenise", pytest.param("export", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tokenise", "export"])
 def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
     words = command(place, name)
     if name == "tokenise":

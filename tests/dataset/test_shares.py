@@ -115,7 +115,7 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         ("sources: [a.jsonl]", "source 1: path and share are wanted"),
         ("sources: [{path: a}]", "source 1 has no share"),
         ("sources: [{share: 1}]", "source 1 has no path"),
-        ("sources: [{path: a, share: 1, repeats: 2}]", "'repeats' means nothing here; there is path, share and repeat"),
+        ("sources: [{path: a, share: 1, repeats: 2}]", "'repeats' means nothing here; there is path, share, repeat"),
         ("sources: [{path: [], share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: a, share: much}]", "share: 'much' is not a number"),
         ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "a is the only source"),

@@ -38,6 +38,7 @@ def notices_and_falls_back(folder, damaged):
         newest.write_bytes(original)
 
 
+@pytest.mark.slow
 def test_each_cut_flipped_bit_and_zeroed_page_is_noticed(folder):
     generator = seeded_random("damage")
     good = Checkpoints(folder).paths()[0].read_bytes()

@@ -60,20 +60,6 @@ def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
     assert not (lab.stem("run").parent / "pretrain_32_resume" / "pretrain_32.metrics.jsonl").exists()
 
 
-def test_a_run_that_was_brought_back_survives_the_next_fresh_one(lab, whole):
-    """Its own metrics stay with its checkpoints, and those of the run between are kept apart."""
-    lab.run("run")
-    stem = lab.stem("run")
-    first = Path(f"{stem}.metrics.jsonl").read_bytes()
-    lab.run("run", seed=7)
-    second = Path(f"{stem}.metrics.jsonl").read_bytes()
-    shutil.rmtree(f"{stem}_resume")
-    Path(f"{stem}_resume_old1").rename(f"{stem}_resume")
-    lab.run("run", seed=8)
-    kept = [path.read_bytes() for path in stem.parent.glob("*_old*/pretrain_32.metrics.jsonl")]
-    assert first in kept and second in kept and len(kept) == 2
-
-
 def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     """It is a fresh run, so what stands in its way is set aside."""
     lab.run("run")

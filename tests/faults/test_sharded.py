@@ -100,9 +100,7 @@ def renew_digests(folder):
 
 DAMAGE = {
     "flipped bit": lambda folder, ran: flipped(folder / "__1_0.distcp"),
-    "truncated": lambda folder, ran: os.truncate(folder / "__0_0.distcp", 1000),
     "missing": lambda folder, ran: (folder / "__1_0.distcp").unlink(),
-    "extra": lambda folder, ran: (folder / "__9_0.distcp").write_bytes(b"x"),
     "payload among the metadata": lambda folder, ran: (folder / PARTS).write_bytes(malicious(ran, as_zip=True)),
     "payload in the rest": lambda folder, ran: (folder / RUN).write_bytes(malicious(ran, as_zip=False)),
 }

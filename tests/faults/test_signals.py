@@ -45,17 +45,16 @@ def check_saved(lab, name, process):
     return update
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
-def test_stop_signals_at_any_moment(lab, whole, name):
+def test_stop_signals_at_any_moment(lab, whole):
     """Seven random moments, one after the other, with two loader workers; then on to the end."""
-    generator = seeded_random(f"signals {name}")
+    generator = seeded_random("signals")
     options = {"hooks": {"slow_updates": {"seconds": 0.03}}, "num_workers": 2}
     for _ in range(7):
         begun = logged(lab, "run")
         process = lab.start("run", from_resume=1, **options)
         wanted = begun + generator.randint(0, 2)
         if process.until(lambda wanted=wanted: logged(lab, "run") > wanted):
-            stop(process, name, whole_group=generator.random() < 0.5)
+            stop(process, generator.choice(("SIGTERM", "SIGINT", "SIGHUP")), whole_group=generator.random() < 0.5)
             if process.wait() != 0:
                 check_saved(lab, "run", process)
         else:

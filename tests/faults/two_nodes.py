@@ -120,44 +120,33 @@ class Job:
         self.ledger = lab.folder / f"{name}.ledger"
         self.hooks = {"ledger": {"path": str(self.ledger)}, **(hooks or {})}
 
-    def flags(self):
-        """Of the trainer."""
-        return self.lab.flags(self.name, **self.settings)
-
     def start(self, *nodes):
-        """Launch on these nodes, or on both."""
+        """Launch on these nodes, or on both. Their trainer is the one with hooks."""
         for node in nodes or self.nodes:
             options = {"is_host": int(node.number == 0), **self.RENDEZVOUS}
-            variables = {
+            environment = {
+                **os.environ,
+                # torchrun is there.
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "PROCESSES": "1",
+                "TRAINER": "tests/faults/launch.py",
+                "FAULTS_ATTEMPT": "0",
+                "FAULT_HOOKS": json.dumps(self.hooks),
+                # Gloo would look for the address of the machine's name.
+                "GLOO_SOCKET_IFNAME": INTERFACE,
                 "HEAD": f"{ADDRESSES[0]}:{RENDEZVOUS_PORT}",
                 "NODES": self.nodes_asked,
                 # torchrun would find out both by the names of the machines, which these nodes do not have.
                 "PET_LOCAL_ADDR": node.address,
                 "PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in options.items()),
             }
-            self.launch(node, ["sh", "launch/c10d.sh", *self.flags()], variables)
-
-    def launch(self, node, command, variables):
-        """Start a command on a node. Its trainer is the one with hooks."""
-        environment = {
-            **os.environ,
-            # torchrun is there.
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "PROCESSES": "1",
-            "TRAINER": "tests/faults/launch.py",
-            "FAULTS_ATTEMPT": "0",
-            "FAULT_HOOKS": json.dumps(self.hooks),
-            # Gloo would look for the address of the machine's name.
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            **variables,
-        }
-        with self.log(node).open("a") as log:
-            node.launcher = subprocess.Popen(
-                node.inside(*MACHINE, *command),
-                env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+            command = node.inside(*MACHINE, "sh", "launch/c10d.sh", *self.lab.flags(self.name, **self.settings))
+            with self.log(node).open("a") as log:
+                node.launcher = subprocess.Popen(
+                    command, env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
 
     def log(self, node):
         return self.lab.folder / f"{self.name}.node_{node.number}"

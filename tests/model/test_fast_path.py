@@ -16,7 +16,7 @@ from model.fast.block_attention import additive_mask, block_attention
 from model.fast.compiled_backend import CompiledBackend, CompiledFlexBackend, compiled_backend
 from model.fast.flex_attention import flex_attend, flex_mask
 from model.model_minimind import Block, rope_tables
-from tests.model.test_training_losses import batches, every_kind, gradients, tiny
+from tests.model.test_training_losses import batches, gradients, tiny
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine import compiling
 
@@ -204,7 +204,7 @@ def test_document_mask_is_the_rule():
     assert torch.equal(document_mask(ids)[0, 0], torch.tensor(rule))
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["minimind2", "minimind3_moe"])
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile):
     """fp32 at 1e-5, packed rows with padding; the state dict keeps its keys."""
     batch = batches()[0]
@@ -221,7 +221,7 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, quick_compile)
     assert list(model.state_dict()) == keys
 
 
-@pytest.mark.parametrize("kind", ["minimind2", "minimind3"])
+@pytest.mark.parametrize("kind", ["minimind3"])
 def test_on_a_gpu_position_tables_and_last_norm_are_compiled_too(kind, quick_compile):
     """fp32 at 1e-5. On a CPU they stay as they are, to the bit."""
     batch = batches()[0]
@@ -243,13 +243,13 @@ def test_on_a_gpu_position_tables_and_last_norm_are_compiled_too(kind, quick_com
     assert list(backend._compiled_small) == [rope_tables, model.model.norm]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
-@pytest.mark.parametrize("kind", ["minimind3_moe"])
-def test_gradient_checkpointing_with_the_fast_path(kind, quick_compile):
+def test_gradient_checkpointing_with_the_fast_path(quick_compile):
     """Against the fast path without it."""
     batch, results = batches()[0], []
     for enable in (False, True):
-        model = tiny(kind)
+        model = tiny("minimind3_moe")
         if enable:
             model.gradient_checkpointing_enable()
         model.compile_training()

@@ -111,20 +111,6 @@ def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
     assert len(shapes) == 1
 
 
-def test_blocked_products_compile_to_one_graph():
-    """Values and gradients of the layer as it is."""
-    torch._dynamo.reset()
-    net, x = layer(), torch.randn(2, 15, 32)
-    reference = run(net, x, "blocked")
-    with mock.patch.object(moe, "mixing", lambda experts, tokens: in_small_blocks):
-        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-        x = x.clone().requires_grad_()
-        out, aux_loss = compiled(x, torch.zeros(30, dtype=torch.long), 1)
-    (out.sin().sum() + aux_loss).backward()
-    grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
-    torch.testing.assert_close((out, grads), reference, atol=1e-5, rtol=1e-5)
-
-
 # T4, H100, B300, RTX 5090
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0), (10, 3), (12, 0)])
 def test_the_way_follows_from_the_gpu_and_the_precision(capability):
@@ -160,20 +146,6 @@ def test_the_router_learns_from_the_lm_loss(fields):
     assert aux_loss.item() == 0 and net.gate.weight.grad.abs().max() > 1e-4
     if net.config.generation == "minimind3":
         torch.testing.assert_close(net.route(x[0])[1].sum(-1), torch.ones(9))
-
-
-def test_expert_outputs_keep_the_precision_of_the_run():
-    """fp32 in, fp32 out: values that fp16 cannot hold come through; under autocast the products are bfloat16."""
-    net, x = layer(), torch.randn(1, 5, 32)
-    with torch.no_grad():
-        for expert in (*net.experts, *net.shared_experts):
-            expert.down_proj.weight.mul_(1e6)
-    out, _ = net(x)
-    assert out.dtype == torch.float32 and out.abs().max() > 70000
-    with torch.autocast("cpu", torch.bfloat16):
-        half, _ = net(x)
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, out, rtol=0.05, atol=0.02 * out.abs().max().item())
 
 
 @pytest.mark.parametrize("kind", [{}, {"seq_aux": False}, {"generation": "minimind3"}])
@@ -250,8 +222,7 @@ def test_the_auxiliary_loss_of_a_gpu_is_that_of_a_cpu():
     assert not found[1][1][segments < 0].any()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_router_is_fp32_in_both_directions_under_autocast(compiled, monkeypatch):
+def test_the_router_is_fp32_in_both_directions_under_autocast():
     """Values and gradients against the router without autocast; bf16 products would be off in the third digit."""
     net, x, slope = layer(), torch.randn(64, 32), torch.randn(64, 4)
 
@@ -263,8 +234,6 @@ def test_the_router_is_fp32_in_both_directions_under_autocast(compiled, monkeypa
         (scores * slope).sum().backward()
         return scores, tokens.grad, net.gate.weight.grad
 
-    torch._dynamo.reset()
-    route = torch.compile(net.route, backend="aot_eager", fullgraph=True) if compiled else net.route
-    found, reference = gradients(route), gradients(net.route, enabled=False)
+    found, reference = gradients(net.route), gradients(net.route, enabled=False)
     torch.testing.assert_close(found, reference, atol=1e-6, rtol=1e-5)
     assert all(tensor.dtype == torch.float32 for tensor in found)

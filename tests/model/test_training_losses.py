@@ -256,14 +256,3 @@ def test_initialisation_is_that_of_the_generation(generation, spread):
         assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
         assert spread or parameter.abs().max() <= bound
     assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
-def test_an_evaluation_computes_the_head_once():
-    """FLOPs of the head's shape in `training_losses` under no_grad: one product of all positions with the vocabulary."""
-    model = tiny_model().eval()
-    V, H = model.lm_head.weight.shape
-    ids = torch.randint(3, V, (2, 9))
-    with torch.no_grad(), Operators() as operators:
-        model.training_losses(ids, ids)
-    products = [call.arguments for call in operators.named("mm")]
-    assert [shapes for shapes in products if V in (*shapes[0], *shapes[1])] == [[(18, H), (H, V)]]

@@ -257,18 +257,6 @@ def make_room(settings: GlueSettings, out: Path, names: Mapping[str, Path]) -> N
 # ------------------------------------------------------------------------------------------------- the results
 
 
-def run_record(command: Command, data: Data, seed: int) -> dict[str, Any]:
-    """What {out_dir}/{task}/seed_{seed}/eval_results.json says of how a run is made."""
-    return {
-        "task": data.name,
-        "seed": seed,
-        "settings": {name: getattr(command.settings, name) for name in COMPARED},
-        "data": data.key,
-        "model": command.model_key,
-        "dtype": str(command.dtype).removeprefix("torch."),
-    }
-
-
 def done_before(command: Command, folder: Path, record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The results of a finished run that --from_resume 1 passes over; None: it is to be made.
 

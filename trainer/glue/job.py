@@ -18,7 +18,7 @@ from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.store.interface import Ints
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
-from trainer.glue.command import RESULTS, Command, Data, done_before, line_of, run_record, write_json
+from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
 from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
 from trainer.glue.settings import FineTuningSettings, GlueSettings
@@ -255,7 +255,15 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     ranks = command.surroundings.ranks
     signals = command.surroundings.signals
     say = command.say
-    result = run_record(command, data, seed)
+    # What {out_dir}/{task}/seed_{seed}/eval_results.json says of how the run is made; the figures come behind it.
+    result: dict[str, Any] = {
+        "task": data.name,
+        "seed": seed,
+        "settings": {name: getattr(command.settings, name) for name in COMPARED},
+        "data": data.key,
+        "model": command.model_key,
+        "dtype": str(command.dtype).removeprefix("torch."),
+    }
     earlier = on_main(ranks, lambda: done_before(command, folder, result))
     if earlier is not None:
         say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")

@@ -16,7 +16,6 @@ from trainer import train_pretrain
 from trainer.budget import laws, planner
 from trainer.budget.costs import Machine
 from trainer.budget.kept_plan import PLANNED
-from trainer.budget.laws import muon_weight_decay
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
@@ -55,22 +54,19 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     """References: the flags that are printed, and a run with them, bit for bit."""
     run = planned(tmp_path / "a", text)
     printed = capfd.readouterr().out
-    for name in (
-        "model",
-        "tokens",
-        "update",
-        "updates",
-        "rates",
-        "expected validation loss",
-        "memory",
-        "time",
-        "half of it",
-    ):
+    for name in ("model", "tokens", "updates", "rates", "expected validation loss", "memory", "time", "half of it"):
         assert f"\n  {name}" in printed
     assert "plan for 3 K tokens:" in printed
     assert run.progress.update == run.settings.max_updates
     assert run.progress.tokens == pytest.approx(3000, rel=0.1)
     assert run.settings.optimizer == "muon" and run.settings.lr_schedule == "wsd" and run.settings.val_fraction > 0
+    rates = (run.settings.muon_lr, run.settings.learning_rate, run.settings.embed_lr)
+    assert rates == (laws.MUON_RATE, laws.SIDE_RATE, laws.EMBED_RATE)
+    different = run.job.corpus.plan(0).n_pairs
+    parameters = sum(parameter.numel() for parameter in run.job.model.parameters())
+    passes = run.progress.tokens / different
+    decay = laws.muon_weight_decay(passes, run.settings.max_updates, parameters / different)
+    assert run.settings.weight_decay == pytest.approx(decay, rel=0.05)
     command = repeated_command(printed)
     with trainers_that_fit() as trainers:
         assert train_pretrain.main([*command, "--out_dir", str(tmp_path / "b")]) == 0
@@ -101,23 +97,11 @@ def test_what_the_user_says_is_kept(text, tmp_path):
     run = planned(tmp_path / "a", text, **said)
     for name, value in said.items():
         assert getattr(run.settings, name) == value
-    # A half of the batch, and what follows from it
-    run = planned(tmp_path / "b", text, accumulation_steps=3)
-    assert run.settings.accumulation_steps == 3
-    assert run.progress.tokens == pytest.approx(3000, rel=0.15)
-
-
-def test_the_rates_are_those_of_the_laws(text, tmp_path):
-    """And a rate that the user names holds for the embeddings too."""
-    usual = planned(tmp_path / "a", text)
-    settings = usual.settings
-    assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (0.01, 8e-3, 32e-3)
-    different = usual.job.corpus.plan(0).n_pairs
-    parameters = sum(parameter.numel() for parameter in usual.job.model.parameters())
-    decay = muon_weight_decay(usual.progress.tokens / different, settings.max_updates, parameters / different)
-    assert settings.weight_decay == pytest.approx(decay, rel=0.05)
-    named = planned(tmp_path / "b", text, learning_rate=1e-3).settings
-    assert (named.muon_lr, named.learning_rate, named.embed_lr) == (0.01, 1e-3, 0.0)
+    # A half of the batch, and what follows from it; and a rate, which holds for the embeddings too
+    run = planned(tmp_path / "b", text, accumulation_steps=3, learning_rate=1e-3)
+    settings = run.settings
+    assert settings.accumulation_steps == 3 and run.progress.tokens == pytest.approx(3000, rel=0.15)
+    assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (0.01, 1e-3, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -287,18 +271,8 @@ def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capf
     monkeypatch.setattr(costs, "COMPILING_PART", 0.05)
     monkeypatch.setattr(planner, "seconds_since_start", lambda: 0.0)
     began = time.monotonic()
-    command = flags(
-        **{
-            **SMALL_MODEL,
-            "budget_tokens": None,
-            "data_path": text,
-            "out_dir": tmp_path,
-            "budget": "20s",
-            "dry_run": 1,
-            "use_compile": None,
-        }
-    )
-    assert train_pretrain.main(command) == 0
+    options = {"data_path": text, "out_dir": tmp_path, "budget": "20s", "dry_run": 1, "use_compile": None}
+    assert train_pretrain.main(flags(**{**SMALL_MODEL, **options})) == 0
     assert time.monotonic() - began < 50
     printed = capfd.readouterr().out
     assert "compiling takes more than" in printed and "--use_compile 0" in printed

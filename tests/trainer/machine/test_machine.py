@@ -190,21 +190,18 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("system", "variable", "there", "lacks"),
+    ("system", "there", "lacks"),
     [
-        ("linux", None, "clang++", None),
-        ("darwin", None, "clang++", None),
-        ("linux", None, "cl", "no C++ compiler (g++ or clang++) is found"),
-        ("win32", None, "cl", None),
+        ("darwin", "clang++", None),
+        ("linux", "cl", "no C++ compiler (g++ or clang++) is found"),
+        ("win32", "cl", None),
     ],
 )
-def test_the_compilers_of_each_system(monkeypatch, system, variable, there, lacks):
+def test_the_compilers_of_each_system(monkeypatch, system, there, lacks):
     """torch asks Microsoft's cl on Windows, unless CXX names another one."""
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(shutil, "which", lambda name: name if name == there else None)
     monkeypatch.delenv("CXX", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("CXX", variable)
     assert compiling.compiler_missing(CPU) == lacks
 
 
@@ -283,7 +280,6 @@ def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
             RuntimeError("[/src/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"),
             "(Timed out waiting 10000ms for recv operation to complete)",
         ),
-        (torch.distributed.DistStoreError("wait timeout after 10000ms, keys: /a"), "(wait timeout after 10000ms, keys: /a)"),
         (
             torch.distributed.DistBackendError(
                 "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error\nLast error:\n"
