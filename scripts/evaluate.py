@@ -337,7 +337,10 @@ class Scorer:
         # The longest first: rows of like length share a forward, and memory that is too small shows at once.
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
-        with precision, tqdm(total=total, unit=" tokens", unit_scale=True, mininterval=seconds, leave=False) as bar:
+        with (
+            precision,
+            tqdm(total=total, unit=" tokens", unit_scale=True, mininterval=seconds, delay=seconds, leave=False) as bar,
+        ):
             while order:
                 size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)
                 batch, order = order[:size], order[size:]
