@@ -236,7 +236,7 @@ def test_joined_stores_read_like_one():
     assert equal(assemble(joined, plans[0], range(100)), assemble(one, plans[1], range(100)))
 
 
-@pytest.mark.parametrize("method", {"spawn", multiprocessing.get_start_method()})
+@pytest.mark.parametrize("method", sorted({"spawn", multiprocessing.get_start_method()}))
 def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
     """Under every way to start a process: macOS and Windows have spawn alone, Linux begins with forkserver from 3.14 on.
 
