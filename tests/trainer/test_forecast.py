@@ -8,6 +8,7 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer import advice
 from trainer.advice import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, CurveWatch, Forecast
+from trainer.budget import laws
 from trainer.budget.laws import Depth, expected_loss, row_scale
 from trainer.pretrain import outlook
 from trainer.reporting.lines import bar_line
@@ -64,7 +65,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "FEWEST_TOKENS", 200)
-    monkeypatch.setattr(outlook, "text_scale", lambda *_: 0.1)
+    monkeypatch.setattr(laws, "text_scale", lambda *_: 0.1)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
     assert "`expected` in the lines below: the training loss that runs of this size reach" in printed
