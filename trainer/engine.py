@@ -28,7 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer.cuda_graphs import UpdateGraphs
+from trainer.cuda_graphs import UpdateGraphs, pinned
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 
 
 # How many numbers an Outcome is made of on the device.
-N_OUTCOME = 6
+N_OUTCOME = len(Outcome._fields) - 1
 
 
 def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
@@ -204,9 +204,7 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.graphs is not None:
             self.graphs.update(rates, requests)
         else:
-            # From other memory than pinned one a copy may wait until the device has done all that was asked of it before.
-            on_host = torch.tensor(requests, pin_memory=self.device.type == "cuda")
-            self._end_update(rates, on_host.to(self.device, non_blocking=True))
+            self._end_update(rates, pinned(requests, self.device).to(self.device, non_blocking=True))
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
         """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""

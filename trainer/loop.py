@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple
 
-from common.errors import DataError, SaidByAnotherRank
+from common.errors import SaidByAnotherRank
 from common.wording import counted
 from dataset.loader import Loader, UpdateSchedule
 from dataset.loader_workers import LoaderError
@@ -204,7 +204,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 stop_signal = self.evaluate()
                 if self.finished and not stop_signal:
                     # No later update comes, whose save would tell that this evaluation is done.
-                    self.save(again=True)
+                    self.saver.saved_update = -1
+                    self.save()
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
             if self.loader is not None:
@@ -279,10 +280,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with until_all_are_ready(self.ranks):
             plan = self.job.plan(progress.epoch)
             schedule = schedule_of(settings, self.ranks, plan.n_rows, progress.row)
-            # A recipe fetches the documents of its rows, which may take long: so the first one is made here, and again by the
-            # loader. What goes wrong the loader finds too, and ends all ranks.
-            with contextlib.suppress(DataError):
-                plan.recipe(range(*schedule.rows(schedule.first_update)))
         if self.loader is None:
             pin_memory = self.device.type == "cuda"
             self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
@@ -389,7 +386,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """(what is known by now of how updates ended, whether the run is to be saved after this one).
 
         On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update
-        ended, nor when the plan changes, since the documents of a skipped update are read from it. steps: as in due.py.
+        ended, nor when the epoch ends, since the documents of a skipped update are read from its plan. steps: as in due.py.
         """
         where = Where(self.progress.update, update.last_step, update.first_row, update.end_row)
         outcomes = self.engine.poll(where)
@@ -474,7 +471,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         stop_signal = 0
         if self.finished and looks.samples is not None and not looks.sample_interval:
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
-            # evaluates alone. What is evaluated is saved behind that, in the place of this.
+            # evaluates alone. The save behind the evaluation replaces this one.
             self.save()
             self.saver.saved_update = -1
         if self.progress.evaluation_due:
@@ -519,16 +516,14 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
             self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
 
-    def save(self, again: bool = False) -> None:
-        """Begin to write a checkpoint and the weights, in a thread. again: though this update was saved already.
+    def save(self) -> None:
+        """Begin to write a checkpoint and the weights, in a thread.
 
         Errors: DataError where it was trained on damaged data.
         """
         # By now the check has long ended, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-        if again:
-            self.saver.saved_update = -1
         self.save_clock.restart()
         self.collector.look()
         seconds = self.watch.elapsed() if self.watch else self.seconds_before

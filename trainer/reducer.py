@@ -41,8 +41,7 @@ class DistributedReducer:
 
     - It divides gradients by the number of ranks. Losses are divided by the numbers of the whole update, so sums are wanted:
       the loss is multiplied by the number of ranks.
-    - It waits for a gradient of each parameter. A micro-batch may leave some without one, such as experts that no token
-      went to. `_reaching` has the backward pass come to all of them.
+    - It waits for a gradient of each parameter. A micro-batch may leave some without one. `_reaching` has the backward pass come to all of them.
     - It makes its buckets anew after its first backward pass, in the order in which the gradients came in that. How sums of
       three and more ranks are rounded depends on the buckets, so a resumed run would not have the bits of one that was never
       stopped. `_settle_buckets` has that first pass over before the training.

@@ -3,8 +3,9 @@
     python trainer/tour.py                                         # a minute or two on two CPU cores, on text that Python brings along
     python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} a line
 
-Read this file first. trainer/train_pretrain.py does the same in the same order, and with the same flags gets the same losses and
-the same weights, to the last bit (tests/trainer/test_tour.py). It adds what a run of hours needs: other input formats, several
+Read this file first. trainer/train_pretrain.py does the same in the same order. With the same flags and --dtype float32
+--use_compile 0 --cpu_processes 1 it gets the same losses and weights, to the last bit (tests/trainer/test_tour.py); its
+--max_updates counts those of the run, not of a pass. It adds what a run of hours needs: other input formats, several
 processes, half precision, compiled code, checkpoints, validation, a budget of time. The model and the packing are the library's.
 
 Shapes: B rows of a micro-batch, T positions of a row, V entries of the vocabulary.
@@ -50,7 +51,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulation_steps", type=int, default=1, help="micro-batches of an update")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--weight_decay", type=float, default=0.01)
-    parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient")
+    parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient; 0: no clipping")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
     parser.add_argument("--max_updates", type=int, default=150, help="updates of a pass at most; 0: the whole text")
     parser.add_argument("--log_interval", type=int, default=10, help="micro-batches between two log lines")
@@ -175,7 +176,7 @@ def train(args: argparse.Namespace) -> Path:
                     print(f"{place} loss:{mean_loss:.3f} lr:{rate:.12f} epoch_Time:{minutes_left:.1f}min:", flush=True)
                     loss_sum = 0.0
                     targets_since_line = 0
-            norm = torch.nn.utils.clip_grad_norm_(parameters, args.grad_clip)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, args.grad_clip or math.inf)
             if norm.isfinite():
                 for group in optimizer.param_groups:
                     group["lr"] = rate

@@ -6,7 +6,7 @@ Its loss does not depend on how it is cut (docs/design.md), but for the last bit
 as --log_interval does, they count in those of the usual rows with "auto" too, and it is converted here.
 
 On a GPU the largest micro-batch is tried: it is computed and thrown away, and halved until it fits. On a CPU, where a
-try would end the process, the formula of memory.py decides. A resume keeps the rows of its run, since others would
+try would end the process, the formula of footprint.py decides. A resume keeps the rows of its run, since others would
 change the last bits.
 """
 

@@ -118,7 +118,6 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
     corpus = open_corpus(settings, first.encoder, ranks, kind)
     what = f"--tokenizer_path {settings.tokenizer_path}"
     vocabulary = first.model.config.vocab_size
-    # A rank may have to fetch the first group of documents.
     with until_all_are_ready(ranks):
         # Each document has them, so they do not count as known.
         added = (first.encoder.bos_id, first.encoder.eos_id)

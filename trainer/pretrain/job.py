@@ -105,13 +105,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             stem = Path(settings.out_dir) / weight_name(
                 settings.save_weight, self.config.hidden_size, self.config.use_moe
             )
-            self.files = RunFiles(
-                stem,
-                outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
-                settings=settings,
-                begun={plan_path(stem): lambda: keep_plan(self.settings, ranks, stem)},
-                replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
-            )
             claim(ranks, stem)
 
             # The data, and the loss of a batch
@@ -127,8 +120,14 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             )
             self.notices += lines
         self.settings = settings
-        # Without the budget: the plan is in the other settings.
-        self.files.settings = replace(settings, budget=None, budget_tokens=None, budget_flops=None)
+        self.files = RunFiles(
+            stem,
+            outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
+            # Without the budget: the plan is in the other settings.
+            settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
+            begun={plan_path(stem): lambda: keep_plan(settings, ranks, stem)},
+            replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
+        )
 
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, ranks.rank)

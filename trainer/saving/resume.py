@@ -178,9 +178,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
-        # A checkpoint of an earlier trainer has none.
-        best = state.get("best", {})
-        on_main(self.ranks, lambda: self.best.restore(best, state["progress"]))
+        on_main(self.ranks, lambda: self.best.restore(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]
         for name, part in self.job.extra_state.items():
             part.load_state_dict(state["job"][name])
