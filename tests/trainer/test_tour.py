@@ -11,7 +11,10 @@ from tests.helpers import ROOT, command_line, write_corpus
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
-@pytest.mark.parametrize(("use_moe", "epochs", "max_updates"), [(0, 2, 0), (1, 2, 0), (0, 1, 3)])
+@pytest.mark.parametrize(
+    ("use_moe", "epochs", "max_updates"),
+    [(0, 2, 0), pytest.param(1, 2, 0, marks=pytest.mark.slow), pytest.param(0, 1, 3, marks=pytest.mark.slow)],
+)
 def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, epochs, max_updates, tmp_path):
     """Two epochs whose last update is short, of two micro-batches, whose last one is short too."""
     same = {"hidden_size": 32, "num_hidden_layers": 2, "use_moe": use_moe, "max_seq_len": 24, "batch_size": 3}
