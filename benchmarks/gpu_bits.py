@@ -39,7 +39,16 @@ from typing import Any
 import torch
 
 from benchmarks.arguments import GPU_BITS_CASES, SIZES
-from benchmarks.gpu_checks import KINDS, SMALL, documents_for
+from benchmarks.gpu_checks import (
+    DOCUMENTS_OF_RUN,
+    KINDS,
+    SMALL,
+    documents_for,
+    end_of,
+    start,
+    trainer_command,
+    weights_in,
+)
 from benchmarks.training import LEARNING_RATE, Training
 from model.fast.compiled_backend import CompiledBackend
 from model.model_minimind import Block
@@ -53,7 +62,6 @@ T = 512
 ROWS = 8
 # positions that are no multiple of any block of a kernel
 ODD_ROWS, ODD_T = 2, 511
-UPDATES_OF_RUN = {"cuda": 600, "cpu": 50}
 
 Note = Callable[[str, torch.Tensor], None]
 
@@ -165,55 +173,54 @@ def compare(case: str, device: str) -> tuple[str, bool]:
     """(what two processes of a case have in common, in words; whether all of it)."""
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: side(case, device), range(2))
-    said = [f"{name}: {digest}" for name, digest, wrong in one if name == "error"]
-    unstable = [name for name, _, wrong in one if wrong and name != "error"]
-    differing = [
-        name for (name, digest, _), (_, other_digest, _) in zip(one, other, strict=False) if digest != other_digest
-    ]
+    said = [f"{name}: {text}" for notes in (one, other) for name, text, _ in notes if name == "error"]
     if len(one) != len(other):
         said.append(f"{len(one)} and {len(other)} notes")
-    if not said and not unstable and not differing:
-        return f"{len(one)} tensors, the same to the last bit", True
+    unstable = [name for name, _, wrong in one if wrong and name != "error"]
     if unstable:
         said.append(f"in one process {len(unstable)} gradients came out otherwise again: {', '.join(unstable[:6])}")
+    differing = [a[0] for a, b in zip(one, other, strict=False) if a[:2] != b[:2]]
     if differing:
         said.append(f"between processes {len(differing)} of {len(one)} differ, first {'; '.join(differing[:6])}")
-    ok = not unstable and not differing and not any(name == "error" for name, _, _ in one)
-    return " | ".join(said), ok
+    if said:
+        return " | ".join(said), False
+    return f"{len(one)} tensors, the same to the last bit", True
 
 
 def compare_trainers(case: str, device: str) -> tuple[str, bool]:
-    """The same of two runs of the trainer: the first update whose line of the metrics file differs, and the weights."""
-    flags = ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "512", "--batch_size", "8"]
-    flags += ["--accumulation_steps", "1", "--device", device]
-    flags += ["--max_updates", str(UPDATES_OF_RUN[device]), *case.split()[1:]]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+    """The same of two runs of the trainer: the first line of the metrics file whose loss differs, and the weights."""
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        documents_for(folder, 600)
-
-        def losses(which: str) -> tuple[list[float], bytes]:
-            command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py"), *flags]
-            command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(folder / which)]
-            command += ["--cache_dir", str(folder / which / "tokens")]
-            run = subprocess.run(command, capture_output=True, text=True)
-            if run.returncode:
-                raise ChildProcessError((run.stderr or run.stdout).strip().splitlines()[-1][:300])
-            (metrics,) = (folder / which).glob("*.metrics.jsonl")
-            records = map(json.loads, metrics.read_text().splitlines())
-            (weights,) = (folder / which).glob("*.pth")
-            return [record["loss"] for record in records if "loss" in record], weights.read_bytes()
-
+        documents_for(folder, DOCUMENTS_OF_RUN[device])
+        flags = ["--batch_size", "8", *case.split()[1:]]
+        out_dirs = (folder / "one", folder / "other")
+        runs = [start(trainer_command(folder, out_dir, torch.device(device), *flags)) for out_dir in out_dirs]
         try:
-            (one, weights), (other, other_weights) = pool.map(losses, ("one", "other"))
-        except ChildProcessError as error:
-            return f"error: {error}", False
-    differing = [number for number, (a, b) in enumerate(zip(one, other, strict=True), start=1) if a != b]
-    if not differing and weights == other_weights:
+            for run in runs:
+                end_of(run)
+        except AssertionError as error:
+            return f"error: {str(error).strip().splitlines()[-1][:300]}", False
+        finally:
+            for run in runs:
+                run.kill()
+        one, other = map(losses_in, out_dirs)
+        same_weights = weights_in(out_dirs[0]) == weights_in(out_dirs[1])
+    differing = [update for update in one if one[update] != other.get(update)]
+    if not differing and same_weights:
         return f"{len(one)} losses and the weights, the same to the last bit", True
-    return (
-        f"the first loss that differs is that of update {differing[0] if differing else 'none'}; weights differ",
-        False,
+    first = (
+        f"the first logged loss that differs is that of update {differing[0]}"
+        if differing
+        else "the losses are the same"
     )
+    return f"{first}; the weights {'are the same' if same_weights else 'differ'}", False
+
+
+def losses_in(out_dir: Path) -> dict[int, float]:
+    """{update: loss} of the log lines of a run."""
+    (metrics,) = out_dir.glob("*.metrics.jsonl")
+    records = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return {record["update"]: record["loss"] for record in records if "loss" in record}
 
 
 def main(args: argparse.Namespace) -> int:

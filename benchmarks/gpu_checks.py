@@ -202,8 +202,6 @@ class Resumed:
 
     # The weights, to the last bit
     is_same: bool
-    # By the run that went through
-    printed: str
     # In words
     how: str
 
@@ -224,7 +222,7 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     resumed = end_of(start([*command, "--from_resume", "1"]))
     assert "resumed from" in resumed, resumed[:1000]
     is_same = weights_in(folder / "whole") == weights_in(folder / "again")
-    return Resumed(is_same, printed, f"on {device.type}, killed behind {last_save}")
+    return Resumed(is_same, f"on {device.type}, killed behind {last_save}")
 
 
 def resumes_bitwise(device: torch.device, *flags: str) -> str:

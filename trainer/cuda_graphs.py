@@ -119,7 +119,6 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
 
     def _record(self, batch: BatchT, totals: TotalsT) -> None:
         """Record both graphs, and compare an update by them with one without, from the same state. The state stays as it is."""
-        self.batch, self.totals = batch, totals
         state = self.state()
         why = ""
         before: list[torch.Tensor] = []
@@ -144,6 +143,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
             self.is_on = False
             self.say(f"training without CUDA graphs: {why}")
             return
+        self.batch, self.totals = batch, totals
         self.replay_micro_batch = replay_micro_batch
         self.replay_end = replay_end
 

@@ -281,6 +281,9 @@ def test_the_first_tensor_that_differs_is_named(monkeypatch):
     assert gpu_bits.compare("plain", "cpu") == ("between processes 1 of 3 differ, first gradient of b", False)
     sides = [same, same]
     assert gpu_bits.compare("plain", "cpu") == ("2 tensors, the same to the last bit", True)
+    # The other process failed at its end.
+    sides = [[*same, ("error", "no such kernel", True)], same]
+    assert gpu_bits.compare("plain", "cpu") == ("error: no such kernel | 2 and 3 notes", False)
 
 
 def test_operations_that_add_in_any_order_are_told_from_kernels_that_were_chosen_otherwise(monkeypatch):

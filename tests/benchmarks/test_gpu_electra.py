@@ -22,7 +22,7 @@ DOCUMENTS = [
 
 
 def test_other_bits_are_found(monkeypatch):
-    monkeypatch.setattr(gpu_electra, "killed_and_resumed", lambda *_: Resumed(False, "", "killed behind update_3.pt"))
+    monkeypatch.setattr(gpu_electra, "killed_and_resumed", lambda *_: Resumed(False, "killed behind update_3.pt"))
     with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
         gpu_electra.resumes_bitwise(CPU)
 
