@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
-from dataset.tokenizing.piece_rules import GPT2, LLAMA_BPE, QWEN2
+from dataset.tokenizing.byte_level_bpe import GPT2, LLAMA_BPE, QWEN2
 from scripts.chat_template import can_chat, default_template
 from scripts.gguf_format import Metadata
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from dataset.tokenizing.byte_level_bpe import bytes_of_characters
-from dataset.tokenizing.piece_rules import LLAMA_BPE
+from dataset.tokenizing.byte_level_bpe import LLAMA_BPE
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
