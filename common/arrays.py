@@ -1,4 +1,4 @@
-"""A type for numpy arrays of any kind."""
+"""Types for numpy arrays."""
 
 from typing import Any
 
@@ -6,3 +6,5 @@ import numpy as np
 
 # The docstring where it is used says what the numbers are: float64, bool and so on.
 Array = np.ndarray[Any, np.dtype[Any]]
+# Whole numbers, of any width
+Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]

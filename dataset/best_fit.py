@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.store.interface import Ints
+from common.arrays import Ints
 
 
 class Run(NamedTuple):

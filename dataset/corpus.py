@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Unpack, cast
 
 from common.arithmetic import ceil_div
-from common.arrays import Array
+from common.arrays import Array, Ints
 from common.errors import DataError
 from common.wording import counted
 from dataset.held_out import are_shared, split_by_hash, with_last_part
@@ -16,11 +16,8 @@ from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.format import TokenStore
-from dataset.store.interface import Documents, Ints
-from dataset.store.joined import ConcatStore
+from dataset.store.format import ConcatStore, DigestCheck, Documents, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 

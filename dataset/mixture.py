@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
+from common.arrays import Array, Ints
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import (
@@ -37,7 +37,7 @@ from dataset.packing import (
     target_counts,
 )
 from dataset.shares import MOST_REPEATS, Source, name_of, normal_curves
-from dataset.store.interface import Column, Documents, Ints
+from dataset.store.format import Column, Documents
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978

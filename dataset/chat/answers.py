@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from common.arrays import Ints
 from dataset.loader import IGNORE, Batch
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents
 
 # Tokens that are looked at together, of whole documents.
 TOKENS_AT_ONCE = 1 << 22

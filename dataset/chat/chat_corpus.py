@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from common.arrays import Ints
 from common.errors import DataError
 from common.wording import counted
 from dataset.chat.answers import TOKENS_AT_ONCE, Answers
@@ -19,7 +20,7 @@ from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_lines import ANY_TEXT
 from dataset.shares import Source
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents
 
 
 class ChatCorpus(Corpus):

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.arrays import Array
+from common.arrays import Array, Ints
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
-from dataset.store.interface import Column, HasTokens, HasTokensAndOffsets, Ints
+from dataset.store.format import Column, Documents
 from model.electra.masking import mask_count, mask_tokens, unit_interval
 from model.electra.sizes import SHORTEST
 
@@ -48,7 +48,7 @@ class Examples:
 
     def __init__(
         self,
-        store: HasTokensAndOffsets,
+        store: Documents,
         max_seq_len: int,
         sep_id: int,
         seed: int,
@@ -239,7 +239,7 @@ class ElectraAssembler:
 
     def __init__(
         self,
-        store: HasTokens,
+        store: Documents,
         tokenizer: PreTrainedTokenizerBase,
         max_seq_len: int,
         share: float,

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from common.arithmetic import ceil_div
+from common.arrays import Ints
 from dataset.glue.features import Features
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
-from dataset.store.interface import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

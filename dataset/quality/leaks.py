@@ -14,10 +14,10 @@ import math
 import numpy as np
 
 from common.arithmetic import ceil_div
+from common.arrays import Ints
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.quality.copies import HALF, MULTIPLIER
-from dataset.store.interface import Ints
 
 # A power of two, see `run_hashes`. About fifty letters of English.
 RUN = 16

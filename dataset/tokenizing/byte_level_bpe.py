@@ -131,9 +131,7 @@ WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CH
 OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
-def train_bpe(
-    texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe"
-) -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
     pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
