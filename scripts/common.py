@@ -20,9 +20,9 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import LARGEST
-from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
+from common.wording import announce
 from dataset.reading.faults import BadLine, too_long
 from dataset.reading.file_kinds import refuse_address
 from dataset.reading.json_files import record_of_line
