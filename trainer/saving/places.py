@@ -20,9 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_lock
+from common.wording import announce
 from trainer.machine.collectives import end_all, first_said, on_main
 from trainer.machine.ranks import Ranks
 
