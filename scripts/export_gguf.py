@@ -28,9 +28,9 @@ import torch
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.notices import announce
 from common.packages import optional_package
 from common.paths import utf8_folder
+from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size

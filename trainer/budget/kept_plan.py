@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import UserError
-from common.notices import announce
-from common.settings_files import read_plain, write_settings
+from common.settings import read_plain, write_settings
+from common.wording import announce
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from common.command_clock import seconds_since_start
+from common.processes import seconds_since_start
 from common.settings import default_of
 from common.wording import counted
 from trainer.budget import laws
