@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 
-from common.arrays import Array
 from dataset.packing import chunks, number_type
 from dataset.store.format import TokenStore
 from dataset.store.interface import Documents, Ints
@@ -57,7 +56,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     return [store]
 
 
-def are_shared(training: Documents, validation: Documents) -> Array:
+def are_shared(training: Documents, validation: Documents) -> np.ndarray:
     """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
     # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
     # few validation documents, which are sorted for that.

@@ -21,9 +21,8 @@ if __name__ == "__main__":
     parse_args()
 
 from common.errors import DataError, UserError, user_errors
-from common.notices import announce
 from common.processes import obey_ctrl_c
-from common.wording import counted, one_line
+from common.wording import announce, counted, one_line
 from dataset.shares import group_sources
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.token_store import StoreOptions

@@ -30,9 +30,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError, UserError, user_errors
-from common.notices import announce
 from common.settings import default_of
-from common.wording import counted, first_to_last, one_line, printable
+from common.wording import announce, counted, first_to_last, one_line, printable
 from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, sources_of

@@ -18,8 +18,7 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.notices import announce
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.documents import BadLines, read_documents

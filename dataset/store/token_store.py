@@ -33,11 +33,9 @@ from numpy.typing import ArrayLike
 from tqdm import tqdm
 
 from common.errors import DataError
-from common.files import atomic_file, file_digest, remove, sync_folder
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_digest, file_lock, remove, sync_folder
 from common.paths import user_cache
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import expanded, find_files, kind_of

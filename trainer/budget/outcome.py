@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
+from common.processes import seconds_since_start
 from common.settings import default_of
 from common.wording import counted
 from trainer.budget import laws

@@ -17,10 +17,9 @@ import math
 from collections.abc import Collection
 from functools import partial
 
-from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
-from common.notices import announce
-from common.wording import counted
+from common.processes import seconds_since_start
+from common.wording import announce, counted
 from model.config import MiniMindConfig
 from model.hf_folder import read_config
 from trainer.budget import laws

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from common.errors import user_errors
-from common.settings_files import write_settings
+from common.settings import write_settings
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
