@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from common.files import atomic_file
-from common.locks import file_lock
+from common.files import atomic_file, file_lock
 
 # Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}

@@ -7,6 +7,7 @@ are. What is wrong with a batch comes in its place as a LoaderError.
 
 import atexit
 import contextlib
+import math
 import multiprocessing
 import signal
 import threading
@@ -19,7 +20,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 
-from common.arithmetic import ceil_div
 from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 
@@ -127,7 +127,7 @@ class WorkerPool(Generic[RecipeT, BatchT]):
             sampler=self,
             collate_fn=_as_it_is,
             num_workers=num_workers,
-            prefetch_factor=BATCHES_AHEAD + ceil_div(at_once, num_workers),
+            prefetch_factor=BATCHES_AHEAD + math.ceil(at_once / num_workers),
             persistent_workers=True,
             pin_memory=pin_memory,
             worker_init_fn=partial(_begin, id_for_children()),

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from common.arrays import Ints
 from dataset.best_fit import best_fit, rows_of
-from dataset.store.format import Column, Documents
+from dataset.store.format import Column, Documents, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
 CHUNK = 1 << 18

@@ -23,10 +23,9 @@ if __name__ == "__main__":
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import positive
-from common.notices import announce
 from common.processes import obey_ctrl_c
 from common.settings import Settings, SettingsParser, parse, setting
-from common.wording import counted, one_line
+from common.wording import announce, counted, one_line
 from dataset.reading.settings import DocumentSettings
 from dataset.shares import group_sources
 from dataset.store.deduplicate import notice_of, open_sources

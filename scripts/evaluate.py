@@ -43,8 +43,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.notices import announce
-from common.wording import counted, one_line, printable
+from common.wording import announce, counted, one_line, printable
 from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
 from dataset.chat.encoder import ChatEncoder
 from dataset.reading.conversations import CONVERSATION

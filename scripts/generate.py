@@ -39,8 +39,7 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from transformers.generation.streamers import BaseStreamer
 
 from common.errors import UserError
-from common.notices import announce
-from common.wording import counted, one_line, printable
+from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
 from scripts.arguments import generate_parser

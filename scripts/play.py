@@ -48,8 +48,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
-from common.notices import announce
-from common.wording import one_line, printable
+from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
 from scripts.chat_template import can_chat

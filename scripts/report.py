@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from common.errors import UserError
-from common.notices import announce
+from common.wording import announce
 from scripts.arguments import report_parser
 from trainer.machine.command_line import run_cli
 from trainer.reporting.html_report import write_report

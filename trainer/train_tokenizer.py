@@ -35,8 +35,7 @@ from tokenizers import Tokenizer
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import Parser, positive
-from common.notices import announce
-from common.wording import one_line
+from common.wording import announce, one_line
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.sample import TextSource, draw_sample

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from common.arrays import Ints
 from dataset.loader import IGNORE, Batch
-from dataset.store.format import Documents
+from dataset.store.format import Documents, Ints
 
 # Tokens that are looked at together, of whole documents.
 TOKENS_AT_ONCE = 1 << 22

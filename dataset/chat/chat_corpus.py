@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from common.arrays import Ints
 from common.errors import DataError
 from common.wording import counted
 from dataset.chat.answers import TOKENS_AT_ONCE, Answers
@@ -18,9 +17,9 @@ from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
-from dataset.reading.json_lines import ANY_TEXT
+from dataset.reading.json_files import ANY_TEXT
 from dataset.shares import Source
-from dataset.store.format import Documents
+from dataset.store.format import Documents, Ints
 
 
 class ChatCorpus(Corpus):

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from common.errors import DataError
 from common.paths import similar_file
-from dataset.reading.decompress import COMPRESSIONS
 from dataset.reading.remote import ADDRESS, fetched, is_address, listed
+from dataset.reading.streams import COMPRESSIONS
 
 # of this machine, or of a server
 AnyPath = TypeVar("AnyPath", bound=PurePath)

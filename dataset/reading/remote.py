@@ -16,10 +16,10 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from common.errors import DataError
-from common.locks import file_lock
-from common.notices import announce
+from common.files import file_lock
 from common.packages import optional_package
 from common.paths import user_cache
+from common.wording import announce
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # the package that fsspec needs for each scheme

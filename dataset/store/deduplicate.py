@@ -17,16 +17,14 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from common.arrays import Ints
 from common.errors import DataError
-from common.notices import announce
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.documents import BadLines, read_documents
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.encode_worker import EncodedBlock, hash_of_text
-from dataset.store.format import DigestCheck, TokenStore
+from dataset.store.format import DigestCheck, Ints, TokenStore
 from dataset.store.token_store import (
     StoreOptions,
     StoreWriter,

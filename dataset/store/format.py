@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from common.arrays import Ints
 from common.errors import DataError
 from common.files import file_digest
 from dataset.reading.faults import BadLines
+
+# An array of whole numbers, of any width.
+Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 # Bytes of tokens whose SHA-256 takes a few hundredths of a second.
 CHECKED_AT_ONCE = 64 << 20

@@ -31,11 +31,9 @@ from filelock import Timeout
 from numpy.typing import ArrayLike
 
 from common.errors import DataError
-from common.files import atomic_file, file_digest, remove, sync_folder
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_digest, file_lock, remove, sync_folder
 from common.paths import user_cache
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import expanded, find_files, kind_of

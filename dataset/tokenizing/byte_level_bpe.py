@@ -131,18 +131,24 @@ WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CH
 OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
-    """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
-
-    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
-    the order of their ids. Errors: ValueError where the texts hold too few different pairs.
-    """
+def untrained_bpe(pieces: str) -> Tokenizer:
+    """How texts are cut and merged, before anything is learned. pieces: a name in PIECE_RULES."""
     # A piece that is an entry becomes it at once, as in Llama 3. llama.cpp and tiktoken do so; said here, all agree.
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     # "isolated": what no pattern matches would be a piece as well. The rules leave nothing over.
     split = pre_tokenizers.Split(Regex(PIECE_RULES[pieces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    return tokenizer
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
+    """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
+
+    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
+    the order of their ids. Errors: ValueError where the texts hold too few different pairs.
+    """
+    tokenizer = untrained_bpe(pieces)
     tokenizer.decoder = decoders.ByteLevel()
     # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
     tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))

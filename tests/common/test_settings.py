@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from common.settings_files import write_settings
+from common.settings import write_settings
 from dataset import tokenize_corpus
 from tests.helpers import ROOT
 from trainer.electra import settings as electra

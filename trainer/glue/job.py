@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from common.arrays import Ints
 from common.errors import user_errors
 from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
+from dataset.store.format import Ints
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
