@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.wording import printable
-from dataset.loader import assemble
+from dataset.loader import Assembler
 from scripts import inspect_data
 from scripts.inspect_data import DataLook, row_of, spans_of
 from scripts.inspect_settings import parse_args
@@ -92,7 +92,7 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
     plan = look.corpus.plan(0)
     for number in (0, 1, plan.n_rows - 1):
         row = row_of(look, number)
-        batch = assemble(look.corpus.store, plan, range(number, number + 1))
+        batch = Assembler(look.corpus.store)[plan.recipe(range(number, number + 1))]
         trained = [token for piece in row.pieces for span in piece.spans if span.is_trained for token in span.tokens]
         assert trained == batch.targets[0][batch.targets[0] >= 0].tolist()
         assert f"{len(trained)} trained" in row.title

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from common.errors import UserError
-from dataset.loader_workers import LoaderError
+from dataset.loader import LoaderError
 
 # what ends for want of something that the machine or a limit of the shell does not give
 EXHAUSTED = {

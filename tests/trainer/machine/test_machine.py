@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from common import processes
 from common.errors import UserError
-from dataset import loader_workers
 from dataset.reading.documents import DataError
 from tests.helpers import ROOT, flags, write_corpus
 from trainer.machine import compiling, devices
@@ -221,7 +221,7 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
     assert signal.getsignal(signal.SIGUSR2) == before
     set_to = {}
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
-    loader_workers._ignore_stop_signals()
+    processes.ignore_stop_signals()
     assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 
