@@ -150,7 +150,7 @@ class SourceRows:
             if plan is None or not plan.n_rows:
                 self.has_all = True
                 return
-            self._targets.append(plan.targets_of_rows())
+            self._targets.append(plan.targets)
             self._rows_before.append(self._rows_before[-1] + plan.n_rows)
             self.laid_out += plan.row_targets(0, plan.n_rows)
 
@@ -187,23 +187,13 @@ class MixedPlan(RowPlan):
         self.n_rows = len(source_of)
         self.T = sources[0].T
         self.pack = sources[0].pack
-        self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         pairs = 0.0
         for i, source in enumerate(sources):
             own = source_of == i
-            self._targets[own] = source.targets()[number[own]]
-            pairs += source.pairs_of_target * int(self._targets[own].sum(dtype=np.int64))
+            self.targets[own] = source.targets()[number[own]]
+            pairs += source.pairs_of_target * int(self.targets[own].sum(dtype=np.int64))
         self.fill = pairs / max(self.n_rows * self.T, 1)
-
-    def row_targets(self, lo: int, hi: int) -> int:
-        return int(self._targets[lo:hi].sum(dtype=np.int64))
-
-    def row_documents(self, lo: int, hi: int) -> int:
-        count, *_ = self.pieces(range(lo, hi))
-        return int(count.sum())
-
-    def targets_of_rows(self) -> Ints:
-        return self._targets
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)
@@ -218,7 +208,7 @@ class MixedPlan(RowPlan):
 
     def source_targets(self, lo: int, hi: int) -> list[int]:
         """Targets of each source in the rows [lo, hi)."""
-        counts = np.bincount(self._source[lo:hi], weights=self._targets[lo:hi], minlength=len(self.sources))
+        counts = np.bincount(self._source[lo:hi], weights=self.targets[lo:hi], minlength=len(self.sources))
         return [round(count) for count in counts.tolist()]
 
 

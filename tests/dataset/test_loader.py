@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.held_out import split_by_hash
+from dataset.corpus import split_by_hash
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.format import ConcatStore
