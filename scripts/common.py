@@ -141,8 +141,8 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         keys = sorted(map(str, faults[what]))
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
-    eos_ids = said.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else [eos_ids])
+    ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
+    model.generation_config = GenerationConfig(eos_token_id=ends if isinstance(ends, list) else [ends])
     return model.eval()
 
 
