@@ -13,8 +13,7 @@ from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.embedded_questions import build_embedded_questions
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
-from dataset.reading.file_kinds import find_files
-from dataset.reading.remote import is_address
+from dataset.reading.file_kinds import find_files, is_address
 from model.weight_record import THOUGHTS_FIELD
 from trainer.job import Outlook, Progress
 from trainer.pretrain.data import TextKind, UsualData
