@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
-from dataset import embedded_corpus, tokenize_arguments
+from dataset import embedded_corpus, tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import inspect_settings
 from tests.helpers import ROOT
@@ -32,7 +32,7 @@ PARSERS = {
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
-    "dataset/tokenize_corpus.py": tokenize_arguments.parser,
+    "dataset/tokenize_corpus.py": tokenize_corpus.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
