@@ -107,7 +107,7 @@ def _checked_message(message: Any, number: int) -> Record:
     # A list of parts, as many tools write it, or null where there are calls alone
     content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise BadLine("content is no text", f"message {number}: its content is neither a text nor parts of text")
     checked = {"role": role, "content": "".join(texts)}

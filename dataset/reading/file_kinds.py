@@ -212,8 +212,9 @@ def _fetched(system: FileSystem, name: str, address: str, info: dict[str, Any], 
     # Of ranks that start together one fetches.
     with file_lock(copy.parent / ".lock"):
         if not (tags and copy.exists()):
-            size = info.get("size")
-            if (size or 0) > TOLD_BYTES:
+            # None: the server does not tell.
+            size: int | None = info.get("size")
+            if size is not None and size > TOLD_BYTES:
                 announce(f"fetching {address} ({size / 1e6:,.0f} MB)")
             part = copy.with_name(f".{name}.part")
             system.get_file(address, str(part))
