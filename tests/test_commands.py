@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks import arguments as benchmark_arguments
 from dataset import embedded_corpus, tokenize_corpus
-from dataset.chat import embedded_questions
 from scripts import arguments as script_arguments
 from scripts import inspect_settings
 from tests.helpers import ROOT
@@ -106,7 +105,7 @@ def test_the_command_of_make_pretrain():
 def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     """The lines of Python by which it does so, run in another folder, with little text."""
     monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
-    monkeypatch.setattr(embedded_questions, "questions", lambda: iter([("what?", "that.")]))
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
     command = ["make", "-n", "--always-make", "-C", str(ROOT), target]
