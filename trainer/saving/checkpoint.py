@@ -50,7 +50,7 @@ from common.files import (
     replace,
 )
 from common.nested import replaced
-from model.weight_files import check_kind
+from model.pth_format import check_kind
 from trainer.machine.collectives import first_said, on_main
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.saving.parts import (

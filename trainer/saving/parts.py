@@ -26,7 +26,7 @@ import torch.distributed as dist
 from common.errors import BadContentError, require
 from common.files import HashingWriter, file_digest, forget_cached, read_small, remove, sync_folder
 from common.nested import replaced
-from model.weight_files import check_kind
+from model.pth_format import check_kind
 from trainer.saving.places import appears
 from trainer.saving.weights import write_tensors
 from trainer.sharding import TensorPart, rows_of_ranks
