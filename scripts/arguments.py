@@ -181,21 +181,16 @@ def export_gguf_parser() -> Parser:
     """The flags of export_gguf.py."""
     p = Parser(
         prog="export_gguf.py",
-        description="Hand a MiniMind, or a Llama, Qwen2-MoE, Qwen3 or Qwen3-MoE that MiniMind computes too, on to llama.cpp "
-        "and what is built on it, such as Ollama.",
+        description="Hand a model on to llama.cpp and what is built on it, such as Ollama.",
     )
-    p.add_argument(
-        "--weight",
-        required=True,
-        help="a .pth of the trainer, or a folder of export_hf.py or save_pretrained (.safetensors)",
-    )
+    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     p.add_argument(
         "--dtype",
-        choices=("auto", *DTYPE_NAMES, "q8_0"),
+        choices=("auto", *DTYPE_NAMES),
         default="auto",
-        help="of the matrices; auto: the smallest that is exact; q8_0: 8.5 bits a weight",
+        help="of the matrices; auto: the smallest that is exact",
     )
     p.switch(p, "--overwrite", False, "replace what is there")
     return p

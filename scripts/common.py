@@ -23,11 +23,10 @@ from common.flags import LARGEST
 from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
 from common.wording import announce
-from dataset.reading import limits
-from dataset.reading.faults import BadLine
+from dataset.reading.faults import BadLine, too_long
 from dataset.reading.file_kinds import refuse_address
-from dataset.reading.json_lines import BOM, record_of_line
-from dataset.reading.line_reader import WHITE_SPACE, LineReader
+from dataset.reading.json_files import record_of_line
+from dataset.reading.streams import BOM, WHITE_SPACE, LineReader
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
@@ -237,7 +236,7 @@ def read_records(path: str | Path, fields: Mapping[str, type]) -> Iterator[tuple
         with open(path, "rb") as file:
             for number, line in LineReader(file).lines():
                 if line is None:
-                    raise UserError(f"{path}:{number}: {limits.too_long('line')[1]}")
+                    raise UserError(f"{path}:{number}: {too_long('line')[1]}")
                 line = line.removeprefix(BOM).strip(WHITE_SPACE)
                 if not line:
                     continue

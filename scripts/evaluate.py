@@ -44,8 +44,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.wording import announce, counted, one_line, printable
-from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
 from dataset.chat.encoder import ChatEncoder
+from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import BadLines, find_files, read_documents
 from dataset.reading.faults import Fault, pass_over

@@ -14,7 +14,7 @@ import zlib
 
 import pytest
 
-from dataset.reading import documents, limits
+from dataset.reading import documents, faults
 from dataset.reading.documents import BadLines, DataError, read_documents, split_into_blocks
 from scripts.common import read_records
 from tests.helpers import ROOT
@@ -110,8 +110,8 @@ LIMIT = 1000
 
 @pytest.fixture
 def small_limit(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_DOCUMENT_BYTES", LIMIT)
-    monkeypatch.setattr(limits, "MAX_CSV_ROW_BYTES", LIMIT)
+    monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", LIMIT)
+    monkeypatch.setattr(faults, "MAX_CSV_ROW_BYTES", LIMIT)
     # A block is smaller than the longest document.
     monkeypatch.setattr(documents, "BLOCK_BYTES", 100)
 
