@@ -19,7 +19,7 @@ from common.wording import announce
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.launch import make_folder
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, weight_name
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 from trainer.saving.places import check_writable
 
@@ -190,7 +190,7 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
     # The width of a folder of weights is that folder's, here and there.
     if settings.hidden_size is None:
         return
-    own = Path(settings.out_dir) / weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
+    own = settings.stem(settings.hidden_size, bool(settings.use_moe))
     if Checkpoints(f"{own}_resume").paths():
         plan = plan_of_run(Path(f"{own}_resume"), settings)
         # The flags that a plan prints say where the run ends, and need no clock.
