@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from model.attention import document_mask
-from model.checkpointing import recompute_layers
+from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend
 from model.fast import experts as ways
 from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention
-from model.fast.compiled_backend import CompiledBackend, CompiledFlexBackend, compiled_backend
 from model.fast.flex_attention import flex_attend, flex_mask
 from model.model_minimind import Block, rope_tables
 from tests.model.test_training_losses import batches, gradients, tiny
@@ -302,7 +301,7 @@ def test_expert_slots_are_what_the_router_chose_without_padding(checkpointing):
     """Against a bincount of the router's choice, of the last micro-batch alone; the backward pass counts nothing anew."""
     model = tiny("minimind2_moe")
     if checkpointing:
-        recompute_layers(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     ids, targets, document_ids, position_ids = batches()[0]
     model.training_losses(ids, targets, document_ids, position_ids)[0].backward()
     seen = []

@@ -15,8 +15,7 @@ from common.errors import user_errors
 from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
-from dataset.store.interface import Ints
-from model.checkpointing import recompute_layers
+from dataset.store.format import Ints
 from trainer.engine import Engine
 from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
 from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
@@ -75,7 +74,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
             make_folder(folder)
         if settings.gradient_checkpointing:
-            recompute_layers(self.model)
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
