@@ -208,7 +208,7 @@ def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
     for other in ([f"{sources[0]}:0.7..0.2", f"{sources[1]}:0.3..0.8"], schedule(sources, ":x2")):
         with pytest.raises(UserError, match="made with another row layout"):
             run(data_path=other, out_dir=tmp_path, from_resume=1)
-    with pytest.raises(UserError, match=r"row layout: epochs 1 there, epochs 2 in this run"):
+    with pytest.raises(UserError, match=r"row layout: {'epochs': 1} there, {'epochs': 2} in this run"):
         run(data_path=schedule(sources), out_dir=tmp_path, from_resume=1, epochs=2)
 
 
