@@ -12,7 +12,6 @@ from common.errors import UserError, user_errors
 from common.files import refuse_irregular
 from trainer.reporting.charts import COMMON, Chart, Curve
 from trainer.reporting.reporter import flat_numbers
-from trainer.saving.places import best_stem
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
@@ -165,7 +164,7 @@ def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str
     """
     if not lowest < last:
         return None
-    best = Path(f"{best_stem(stem)}.pth")
+    best = Path(f"{stem}.best.pth")
     of_best, of_last = (f" ({best})", f" ({stem}.pth)") if best.is_file() else ("", "")
     line = (
         f"the validation loss was lowest after update {update:,}: {lowest:.3f}{of_best}; that of the last update is "

@@ -90,6 +90,7 @@ def test_what_was_trained_of_each_source_is_shown_as_text(tmp_path):
         assert f"<td>{shown}</td>" in page
 
 
+@pytest.mark.slow
 def test_overfitting_is_said_at_the_end_and_on_the_page(tmp_path, capsys):
     """One document, read until it is known by heart. Reference: the lowest of the evaluations in the metrics file."""
     path = write_corpus(tmp_path / "a.jsonl", 6)
