@@ -4,10 +4,10 @@ import sys
 from unittest import mock
 
 import pytest
-from trainer.reporting.reporter import open_tracker
 
 from common.errors import UserError
 from tests.helpers import records, train
+from trainer.reporting.reporter import open_tracker
 
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
