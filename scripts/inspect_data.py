@@ -166,10 +166,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row_of(look, number) for number in settings.row]
     announce(text_of(sections, rows))
     if settings.out is not None:
-        # jinja2 takes a while to import.
-        from trainer.reporting.pages import write_page
+        # matplotlib takes a while to import.
+        from trainer.reporting.html_report import write_page
 
-        write_page(settings.out, "inspect_data.html", Path(__file__).parent, "--out", sections=sections, rows=rows)
+        with user_errors():
+            write_page(settings.out, "inspect_data.html", Path(__file__).parent, sections=sections, rows=rows)
         announce(f"page: {settings.out}")
     return 0
 

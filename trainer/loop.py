@@ -505,7 +505,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if progress.val_loss < progress.best_val_loss:
                 progress.best_val_loss = progress.val_loss
                 progress.best_val_update = progress.update
-                self.saver.best.take(self.engine)
+                self.saver.keep_best()
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
         self.tell_samples(samples)

@@ -196,7 +196,7 @@ def test_what_can_be_mended_is_a_line(tmp_path):
     for arguments, message in (
         (["--row", "7"], "--row 7: the first epoch has 1 row, counted from 0"),
         (["--out", "page.txt"], "ends in .html"),
-        (["--out", str(tmp_path / "no" / "page.html")], "cannot be written"),
+        (["--out", str(tmp_path / "no" / "page.html")], "page.html: No such file"),
         (["--tokenizer_path", str(tmp_path)], "no tokenizer can be loaded"),
     ):
         with pytest.raises((UserError, DataError), match=message):

@@ -10,8 +10,8 @@ import torch
 
 from common.errors import UserError
 from dataset.packing import RowPlan
-from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
+from model.loss import chunk_rows
 from trainer.machine.collectives import least_of_ranks
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.measure import available_memory, total_memory
