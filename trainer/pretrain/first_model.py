@@ -23,7 +23,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.machine.out_of_memory import told_in_a_line
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.footprint import refuse_too_large
+from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import (
     DEFAULT_TOKENIZER,
     FILES_OF_MODELS,

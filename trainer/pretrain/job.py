@@ -34,11 +34,10 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
 from trainer.machine.signals import StopSignals
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.auto_batch import settle_on_rows
 from trainer.pretrain.data import DOCUMENTS, PlannedEnd, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
-from trainer.pretrain.footprint import free_memory
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
+from trainer.pretrain.memory import free_memory, settle_on_rows
 from trainer.pretrain.outlook import make_fast, pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings, weight_name
 from trainer.sampling import read_prompts, samples

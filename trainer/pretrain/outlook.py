@@ -23,7 +23,7 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.footprint import flops_per_token, mean_context, training_bytes
+from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.records import ANSWERS
