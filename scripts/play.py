@@ -55,7 +55,7 @@ from scripts.chat_template import can_chat
 from scripts.common import ModelChoice, end_ids, load_in_dtype
 from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.weights_at_hand import weights_instead
+from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
 from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
 
