@@ -133,6 +133,7 @@ def test_restarts_before_the_first_save_leave_no_folder(tmp_path, data, monkeypa
     assert sum("settings" in line for line in lines) == 1
 
 
+@pytest.mark.slow
 def test_restarts_after_a_finished_run_keep_it_once(tmp_path, data, monkeypatch):
     """The finished run is in one folder, whole, however often its successor was killed."""
     out = tmp_path / "out"
