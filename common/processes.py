@@ -62,6 +62,13 @@ def obey_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def ignore_stop_signals() -> None:
+    """Signals to the process group are for the main process: it saves first and ends its workers later."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
     """Within the block the environment variable `name` is `value`."""

@@ -17,11 +17,8 @@ from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.format import TokenStore
-from dataset.store.interface import Documents, Ints
-from dataset.store.joined import ConcatStore
+from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 

@@ -5,8 +5,7 @@ import copy
 import numpy as np
 
 from dataset.packing import chunks, number_type
-from dataset.store.format import TokenStore
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.

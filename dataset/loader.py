@@ -13,7 +13,7 @@ import torch
 
 from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
 from dataset.packing import Recipe, RowPlan
-from dataset.store.interface import Column, HasTokens, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # The target of a position that has none.
 IGNORE = -100
@@ -125,7 +125,7 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     )
 
 
-def assemble(store: HasTokens, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
+def assemble(store: Documents, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
     return gather(store.tokens, plan.recipe(rows), pad_id)
 
@@ -214,7 +214,7 @@ class Assembler:
     itself.
     """
 
-    def __init__(self, store: HasTokens, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
         """n_rows: batches of fewer rows are filled up to that many, see `gather`. only: leaves some targets of a batch."""
         self.store = store
         self.pad_id = pad_id

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.errors import DataError
-from common.processes import end_with, id_for_children
+from common.processes import end_with, id_for_children, ignore_stop_signals
 
 # batches that each worker makes before they are asked for, beside those that are taken at once
 BATCHES_AHEAD = 4
@@ -229,16 +229,9 @@ def _as_it_is(answer: Any) -> Any:
 
 def _begin(parent: int, number: int) -> None:
     """A worker's first act. It ends with the trainer's process; torch lets it compute with one thread."""
-    _ignore_stop_signals()
+    ignore_stop_signals()
     for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):
         # torch's handlers would write lines of their own.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     end_with(parent)
-
-
-def _ignore_stop_signals() -> None:
-    """Signals to the process group are for the main process: it saves first and ends its workers later."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -36,7 +36,7 @@ from dataset.packing import (
     target_counts,
 )
 from dataset.shares import MOST_REPEATS, Source, name_of, normal_curves
-from dataset.store.interface import Column, Documents, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978

@@ -19,7 +19,7 @@ from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_files import ANY_TEXT
 from dataset.shares import Source
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints
 
 
 class ChatCorpus(Corpus):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
-from dataset.store.interface import Column, HasTokens, HasTokensAndOffsets, Ints
+from dataset.store.format import Column, Documents, Ints
 from model.electra.masking import mask_count, mask_tokens, unit_interval
 from model.electra.sizes import SHORTEST
 
@@ -47,7 +47,7 @@ class Examples:
 
     def __init__(
         self,
-        store: HasTokensAndOffsets,
+        store: Documents,
         max_seq_len: int,
         sep_id: int,
         seed: int,
@@ -238,7 +238,7 @@ class ElectraAssembler:
 
     def __init__(
         self,
-        store: HasTokens,
+        store: Documents,
         tokenizer: PreTrainedTokenizerBase,
         max_seq_len: int,
         share: float,

@@ -19,7 +19,7 @@ from common.paths import user_cache
 from dataset.glue.glue_tasks import Task
 from dataset.glue.tables import read_rows
 from dataset.reading.file_kinds import expanded
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ import torch
 from dataset.glue.features import Features
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

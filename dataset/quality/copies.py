@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.packages import optional_package
-from dataset.store.interface import Column, Ints
+from dataset.store.format import Column, Ints
 
 SHINGLE = 5
 # Of a longer text the beginning counts. What is computed of its shingles takes fifty bytes a character.

@@ -16,7 +16,7 @@ import numpy as np
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.quality.copies import HALF, MULTIPLIER
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 # A power of two, see `run_hashes`. About fifty letters of English.
 RUN = 16

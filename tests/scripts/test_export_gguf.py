@@ -12,8 +12,8 @@ import torch
 from common.errors import DataError, UserError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.byte_level_bpe import COMPACT, QWEN2
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.piece_rules import COMPACT, QWEN2
 from model.config import ARCHITECTURE, MiniMindConfig
 from scripts import export_gguf, export_hf, gguf_format
 from scripts.common import load_model

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from model.config import MiniMindConfig, parameter_count
-from model.hf_folder import read_config
+from model.hf_format import read_config
 from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run

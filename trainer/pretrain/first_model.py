@@ -18,9 +18,8 @@ from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
-from model.checkpointing import recompute_layers
 from model.config import TOKEN_IDS, MiniMindConfig
-from model.hf_folder import checked_files, load_folder, read_config
+from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.machine.out_of_memory import told_in_a_line
@@ -71,7 +70,6 @@ def open_model(
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)
         refuse_too_large(config, device, ranks, group_size)
-        files = checked_files(MiniMindForCausalLM, folder, config)
 
     path = settings.tokenizer_path
     assert path is not None
@@ -89,7 +87,7 @@ def open_model(
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
         check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
-        make = partial(load_folder, MiniMindForCausalLM, folder, config, files)
+        make = partial(load_folder, MiniMindForCausalLM, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
@@ -108,7 +106,7 @@ def open_model(
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
-        recompute_layers(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
 
 

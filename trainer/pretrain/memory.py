@@ -22,8 +22,8 @@ from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.loader import Batch
 from dataset.packing import RowPlan, Totals
-from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
+from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.collectives import least_of_ranks, on_main
