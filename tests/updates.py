@@ -71,7 +71,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
         is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)
-        elif engine.needs_every_rank(is_last):
+        elif shards is not None:
             engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
         if is_last:
             engine.update(1.0)

@@ -243,9 +243,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 is_last = number == len(update.batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
-                elif self.engine.needs_every_rank(is_last):
-                    # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others, here with the
-                    # first row of the update, of which nothing comes.
+                elif self.engine.shards is not None:
+                    # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
+                    # with the first row of the update, of which nothing comes.
                     first_row = range(update.first_row, update.first_row + 1)
                     filler = self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)

@@ -28,7 +28,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -46,8 +46,6 @@ from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import Ranks, network_of, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon
-
-ResultT = TypeVar("ResultT")
 
 # ------------------------------------------------------------------------------------------------ how many
 
@@ -391,7 +389,6 @@ class SharedReducer:
        all, and into the sum after the next update's first wait, which the others reach with step 3 done.
     """
 
-    last_needs_every_rank = False
     keeps_gradients = False
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
@@ -413,9 +410,8 @@ class SharedReducer:
         *self.sums, self.sum_of_numbers = views_of(regions[n])
         *self.slices, self.slice_of_sum = regions[:, ranks.rank * length : (ranks.rank + 1) * length]
 
-    def forward(self, compute: Callable[[], ResultT], last: bool) -> ResultT:
-        """compute(). While the backward pass runs there is nothing to do: it needs all of the processor that copying would use."""
-        return compute()
+    def begin_micro_batch(self, last: bool) -> None:
+        """Nothing is to be done while the backward pass runs: it needs all of the processor that copying would use."""
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
