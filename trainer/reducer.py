@@ -7,7 +7,6 @@ For each micro-batch of an update the engine calls `begin_micro_batch` and then 
 Where ranks have parts of the model (trainer/sharding.py), its layers add up their gradients by themselves.
 """
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -95,8 +94,4 @@ def make_reducer(model: nn.Module, ranks: Ranks) -> SumsGradients:
         dist.broadcast(tensor.data, src=0)
     # in the order of the model, which is that of all ranks
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if ranks.sharing > 1:
-        # The system may give no memory that processes can share.
-        with contextlib.suppress(OSError):
-            return SharedReducer(parameters, ranks)
-    return DistributedReducer(parameters)
+    return SharedReducer(parameters, ranks) if ranks.memory is not None else DistributedReducer(parameters)

@@ -21,7 +21,7 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import SharedOrthogonalise
-from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
@@ -103,13 +103,19 @@ def poisoned_rank(ranks):
     return seen
 
 
+def sharing_memory(ranks, name):
+    """The ranks as copies of a command, which share memory."""
+    file = os.open(f"{os.environ['RANKS_FOLDER']}/{name}", os.O_RDWR | os.O_CREAT)
+    return replace(ranks, sharing=2, memory=SharedMemory(file, 2))
+
+
 def shared_sums(ranks):
     """Gradients and messages of four updates, added up in shared memory, and by one all-reduce for each of them. Rank 1 has
     a gradient less in the second update and none in the third."""
     generator = torch.Generator().manual_seed(ranks.rank)
     shapes = [(3,), (70, 5), (), (129,), (64,)]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), replace(ranks, sharing=2))
+    reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
     found = []
     for missing in ([], [2], range(len(shapes)), []):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -132,7 +138,7 @@ def shared_muon(ranks):
     three matrices, and one of a single one."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
-    for how in (orthogonalise, SharedOrthogonalise(ranks)):
+    for how in (orthogonalise, SharedOrthogonalise(sharing_memory(ranks, "matrices"))):
         generator = torch.Generator().manual_seed(0)
         matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
         muon = Muon(matrices, lr=0.1, orthogonalise=how)

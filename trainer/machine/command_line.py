@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from common.errors import DataError, ProcessLostError, UserError
+from common.errors import DataError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.terminal import nowhere
@@ -62,8 +62,6 @@ def line_of(error: Exception) -> tuple[str, int] | None:
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_fault_of_data else 1
-    if isinstance(error, ProcessLostError):
-        return str(error), 1
     loss = loss_of_a_rank(error)
     if loss is not None:
         return loss, 1

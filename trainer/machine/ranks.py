@@ -1,17 +1,64 @@
 """The processes of a run: where this one stands among them, and how they join. What they do together is in collectives.py."""
 
 import contextlib
+import mmap
 import os
+import platform
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from common.arithmetic import ceil_div
 from common.errors import UserError
 from common.notices import announce
 from common.processes import environment, watch_parent
 from trainer.machine.devices import pick_device
+
+# processors that show others their writes in the order in which they were made: who sees a count sees what was written before
+ORDERED = ("x86_64", "AMD64")
+# bytes of a line of the processor's cache, which two ranks never write into at the same time
+CACHE_LINE = 64
+# After so many looks a rank leaves the core to others for a moment: that may be the rank which is waited for.
+LOOKS = 200
+NAP_S = 5e-5
+
+
+class SharedMemory:
+    """Memory that all copies of a command see (machine/cpu_ranks.py), and in which they wait for each other many times in an update.
+
+    It is a file without a name, gone with the last process that has it, even after kill -9, and no limit of /dev/shm counts, which
+    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes; here each rank
+    counts its waits where all of them see it.
+    """
+
+    def __init__(self, file: int, n: int) -> None:
+        """file: descriptor of an empty file that the n ranks have."""
+        self._file = file
+        self._taken = 0
+        self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: OSError where no memory is left."""
+        start = self._taken
+        self._taken += ceil_div(size, mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.posix_fallocate(self._file, start, size)
+        return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
+
+    def wait(self, rank: int) -> None:
+        """Return when all ranks have called it as often as this one. What they wrote before can be read."""
+        if platform.machine() not in ORDERED:
+            dist.barrier()
+            return
+        self._counts[rank] += 1
+        looks = 0
+        while self._counts.min() < self._counts[rank]:
+            looks += 1
+            if looks > LOOKS:
+                time.sleep(NAP_S)
 
 
 @dataclass(frozen=True)
@@ -37,6 +84,8 @@ class Ranks:
     local_world_size: int = 1
     # How long they wait for a message.
     timeout: timedelta | None = None
+    # What the copies of a command share
+    memory: SharedMemory | None = None
 
     @property
     def micro_batches_at_once(self) -> int:

@@ -102,7 +102,7 @@ def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.
     how: Orthogonalise = orthogonalise
     if options.shards is not None:
         how = ShardedOrthogonalise(options.shards.group)
-    elif options.ranks.sharing > 1:
+    elif options.ranks.memory is not None:
         how = SharedOrthogonalise(options.ranks)
     muon = Muon([own_group], lr=options.muon_lr, orthogonalise=how)
     adamw = build_adamw(groups, options.learning_rate, **options.adam)
