@@ -40,7 +40,7 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 
 # Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
-# adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
+# adds. `PRODUCT_RATE` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
 # Guesses, for widths that were not measured: without bounds narrow models would reach nothing, and wide ones more than all.

@@ -1,6 +1,7 @@
 """A start on a machine with one GPU, by all trainers, from the flags to the updates. No card is needed: see
 simulated_cuda.py. Reference: the same run on the CPU."""
 
+import gc
 import json
 
 import pytest
@@ -21,6 +22,7 @@ from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
 from trainer import engine, train_pretrain
 from trainer.budget import planner
+from trainer.loop import SETTLED_AFTER
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 from trainer.saving import checkpoint
@@ -132,7 +134,6 @@ def compiled(monkeypatch):
         return copy
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: setattr(seen, "by_rule", True))
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
@@ -176,6 +177,24 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
     assert [record["tokens"] for record in records(whole)] == [record["tokens"] for record in records(plain)]
     for ours, reference in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
         assert torch.equal(ours, reference)
+
+
+def test_the_collector_has_nothing_to_look_through_between_updates(tmp_path, monkeypatch):
+    """And looks at everything again behind the run, here one that ends with an error."""
+    data = write_corpus(tmp_path / "data.jsonl", 40)
+    frozen = []
+    update = engine.Engine.update
+
+    def watched(running, *arguments):
+        frozen.append(gc.get_freeze_count() > 1000)
+        if len(frozen) == SETTLED_AFTER + 2:
+            raise KeyError("a defect")
+        update(running, *arguments)
+
+    monkeypatch.setattr(engine.Engine, "update", watched)
+    with simulated_cuda(), pytest.raises(KeyError):
+        train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
+    assert frozen == [False] * SETTLED_AFTER + [True] * 2 and gc.get_freeze_count() == 0
 
 
 def test_chats_start_and_end_there(tmp_path):
