@@ -27,9 +27,9 @@ import torch
 import torch.distributed as dist
 
 from trainer.cuda_graphs import UpdateGraphs, pinned
+from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import STOP_NUMBERS
 from trainer.optim.build import optimizer_of
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights

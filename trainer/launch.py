@@ -12,13 +12,10 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from trainer.job import Surroundings
-from trainer.machine.collectives import compare_settings, on_main
-from trainer.machine.command_line import launch_line
+from trainer.machine.command_line import StopSignals, launch_line
 from trainer.machine.cpu_ranks import ONE_PROCESS, Division, Join, side_by_side
-from trainer.machine.devices import pick_device
-from trainer.machine.random_state import deterministic
-from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.machine.signals import StopSignals
+from trainer.machine.devices import deterministic, pick_device
+from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.saving.places import check_seen_by_all, check_writable, hold, release_all
 
 

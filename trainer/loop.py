@@ -33,10 +33,9 @@ from trainer.job import (
     TotalsT,
     Update,
 )
-from trainer.machine.collectives import end_all, on_main, until_all_are_ready
-from trainer.machine.measure import peak_memory, product_rate
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.signals import name_of
+from trainer.machine.command_line import name_of
+from trainer.machine.measure import peak_memory, plain_advice, product_rate, told_in_a_line
+from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
 from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch

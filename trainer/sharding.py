@@ -32,8 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.errors import UserError
 from common.wording import counted
 from model.products import without_kept_copies
-from trainer.machine.collectives import compare_with_main, on_main
-from trainer.machine.ranks import Ranks, network_of
+from trainer.machine.ranks import Ranks, compare_with_main, network_of, on_main
 from trainer.machine.settings import FULL, NONE
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from trainer.due import SaveClock
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
+from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
-from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.job import PretrainJob

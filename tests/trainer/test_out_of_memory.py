@@ -13,7 +13,7 @@ from tests.helpers import ROOT, flags, train, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
-from trainer.machine.out_of_memory import is_out_of_memory, same_update, told_in_a_line
+from trainer.machine.measure import is_out_of_memory, same_update, told_in_a_line
 from trainer.pretrain import first_model, footprint
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified

@@ -28,10 +28,9 @@ from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
-from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.footprint import flops_per_token, training_bytes

@@ -34,8 +34,8 @@ from trainer.glue.model import find_model, init_model, open_tokenizer
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim, make_folder
-from trainer.machine.collectives import compare_precision, compare_with_main, first_rank_first, on_main
 from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import compare_precision, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.places import check_writable
 from trainer.sharding import group_size_of

@@ -25,12 +25,11 @@ from trainer.glue.settings import FineTuningSettings, GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
-from trainer.machine.collectives import on_main
+from trainer.machine.command_line import StopSignals, name_of
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
-from trainer.machine.devices import notes_on_precision
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals, name_of
+from trainer.machine.devices import notes_on_precision, seed_everything
+from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.ranks import on_main
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart

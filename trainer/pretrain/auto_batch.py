@@ -27,10 +27,9 @@ from dataset.packing import Totals
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.devices import autocast
-from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.machine.ranks import Ranks
+from trainer.machine.measure import is_out_of_memory
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.pretrain.footprint import STATE_BYTES, training_bytes
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings

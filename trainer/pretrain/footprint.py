@@ -13,10 +13,9 @@ from common.errors import UserError
 from dataset.packing import RowPlan
 from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
-from trainer.machine.collectives import least_of_ranks
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.measure import available_memory, total_memory
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, least_of_ranks
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:

@@ -28,10 +28,9 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.collectives import compare_precision
-from trainer.machine.devices import pick_dtype
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
+from trainer.machine.devices import pick_dtype, seed_everything
+from trainer.machine.ranks import compare_precision
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.auto_batch import settle_on_rows
 from trainer.pretrain.data import DOCUMENTS, PlannedEnd, TextKind, length_of_run, open_data

@@ -51,8 +51,7 @@ from common.files import (
 )
 from common.nested import replaced
 from model.weight_files import check_kind
-from trainer.machine.collectives import first_said, on_main
-from trainer.machine.ranks import ONE_RANK, Ranks
+from trainer.machine.ranks import ONE_RANK, Ranks, first_said, on_main
 from trainer.saving.parts import (
     RUN,
     is_folder_of_parts,
