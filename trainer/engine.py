@@ -168,8 +168,6 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool = True, counts: bool = True) -> None:
         """`micro_batch`, on the device alone."""
-        if self.shards is not None:
-            self.shards.begin_micro_batch(last)
         if self.reducer is not None:
             self.reducer.begin_micro_batch(last)
         with self.autocast():

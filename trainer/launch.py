@@ -49,8 +49,6 @@ def launch(
         # Before the first operation: PyTorch does not know of a container's limit, and each copy would have the threads of all.
         if division.threads is not None:
             torch.set_num_threads(min(torch.get_num_threads(), division.threads))
-        # Whoever made a process group before this, such as Ray Train, also ends it.
-        is_own_group = not dist.is_initialized()
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
             # Before a GPU is first used. On a CPU every run gives the same bits anyway.
@@ -65,8 +63,7 @@ def launch(
                 gc.collect()
                 # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
                 dist.barrier()
-                if is_own_group:
-                    dist.destroy_process_group()
+                dist.destroy_process_group()
             return exit_code
 
     # --ddp without a launcher ends here, with a line.

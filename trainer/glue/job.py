@@ -282,7 +282,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     # Computed with again after the run's own end.
     trainer.engine.close()
     if job.engine.shards is not None:
-        job.engine.shards.leave_groups()
+        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

@@ -142,8 +142,7 @@ class StopSignals:
 
     SIGHUP stays ignored where it was ignored at the start: so nohup keeps a run when its terminal closes.
 
-    In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone: there the
-    program that has started the thread, such as Ray Train, decides how signals end it.
+    In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone.
     """
 
     SAME_SIGNAL_S = 1.0

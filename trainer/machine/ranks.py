@@ -130,7 +130,6 @@ def init_distributed_mode(
 ) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
-    A group that this process is in already stays, with the timeout that it was made with.
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
     the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
     """
@@ -158,9 +157,6 @@ def init_distributed_mode(
             backend = "nccl"
         elif launched.is_main:
             announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
-    # Another program, such as Ray Train, has made the group.
-    if dist.is_initialized():
-        return launched, own_device
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
@@ -182,17 +178,10 @@ def network_of(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
 
 
 def ranks_of_launcher() -> Ranks | None:
-    """What a process group that there is already says, or the environment variables of torchrun; None where there is neither.
+    """What the environment variables of torchrun say; None: there are none.
 
-    No RANK, or -1 as old launch lines set it: there are no such variables. Errors: UserError where some of them are missing.
+    No RANK, or -1 as old launch lines set it: there are none. Errors: UserError where some of them are missing.
     """
-    n_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if dist.is_initialized():
-        # Another program has made it, such as Ray Train, and may say nothing of machines. Then memory is not shared, and GPUs are
-        # taken in the order of the ranks.
-        rank = dist.get_rank()
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        return Ranks(rank, local_rank, dist.get_world_size(), local_world_size=n_here)
     if os.environ.get("RANK", "-1").strip() == "-1":
         return None
     missing = [name for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -202,6 +191,7 @@ def ranks_of_launcher() -> Ranks | None:
             "one process"
         )
     with user_errors():
+        n_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 

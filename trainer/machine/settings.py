@@ -3,12 +3,12 @@
 import argparse
 from dataclasses import dataclass
 
-from common.flags import AUTO, LARGEST, positive
+from common.flags import AUTO, positive
 from common.settings import Settings, setting, switch
 
 MOST_WORKERS = 64
 MOST_PROCESSES = 64
-# values of --shard beside a number of ranks
+# values of --shard
 NONE = "none"
 FULL = "full"
 
@@ -28,15 +28,6 @@ def process_count(text: str) -> str:
     if not text.isdecimal() or not 0 < int(text) <= MOST_PROCESSES:
         raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number from 1 to {MOST_PROCESSES}")
     return str(int(text))
-
-
-def ranks_of_model(text: str) -> str:
-    """`none`, `full`, or how many ranks have a model together; as text, since a setting has one type."""
-    if text in (NONE, FULL):
-        return text
-    if not text.isdecimal() or not 0 < int(text) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} must be none, full or a number of ranks")
-    return NONE if int(text) == 1 else str(int(text))
 
 
 @dataclass(kw_only=True)
@@ -63,9 +54,8 @@ class ShardedMachineSettings(MachineSettings):
 
     shard: str = setting(
         NONE,
-        check=ranks_of_model,
-        help="ranks that have weights, gradients and the optimiser's states together; full: all of them, none: each has its "
-        "own; groups of fewer hold the same",
+        choices=(NONE, FULL),
+        help="full: the ranks have weights, gradients and the optimiser's states together; none: each has its own",
     )
 
 
