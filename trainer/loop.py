@@ -42,7 +42,7 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.updates import note_on_rows, schedule_of, with_accumulation
+from trainer.updates import schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -184,7 +184,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         for text in (*outlook.lines, line):
             self.reporter.say(text)
         self.reporter.record(record)
-        for notice in (*self.notices, *outlook.notices, note_on_rows(self.settings, self.ranks), rows):
+        for notice in (*self.notices, *outlook.notices, rows):
             if notice:
                 self.reporter.say(notice)
         if outlook.flops >= SHORT_RUN_FLOPS:

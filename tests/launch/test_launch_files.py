@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-import yaml
 from torch.distributed.run import get_args_parser
 
 from tests.helpers import ROOT
@@ -131,23 +130,3 @@ def test_slurm_gives_whole_nodes():
 def moment_in(seconds):
     """As Slurm writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
-
-
-def test_kubeflow():
-    """torchrun's own flags come from the environment, which Kubeflow's Trainer sets."""
-    spec = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]
-    trainer = spec["trainer"]
-    program, *arguments = [*trainer["command"], *trainer["args"]]
-    assert program == "torchrun"
-    launcher = get_args_parser().parse_args(arguments)
-    assert (ROOT / launcher.training_script).is_file()
-    assert parse_args(launcher.training_script_args).from_resume
-    (variable,) = trainer["env"]
-    assert variable == {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"}
-    (job,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = job["template"]["spec"]["template"]["spec"]
-    # The save after a request to stop has time, and what is mounted is there.
-    assert pod["terminationGracePeriodSeconds"] > int(variable["value"])
-    volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
-    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts["/dev/shm"] == {"emptyDir": {"medium": "Memory"}} and "/shared" in mounts

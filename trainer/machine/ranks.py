@@ -223,29 +223,10 @@ ResultT = TypeVar("ResultT")
 
 # How often ranks meet at least while one of them works and the others wait for it
 MEET_EVERY_S = 30.0
-# What each machine may have in its own way: devices, workers, and the places of its files. What is in the files of the data is
-# compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The
-# weights themselves are rank 0's.
-OWN_OF_A_MACHINE = frozenset(
-    {
-        "cache_dir",
-        "data_dir",
-        "data_path",
-        "dev_file",
-        "device",
-        "from_weight",
-        "local_rank",
-        "mixture",
-        "model_path",
-        "num_workers",
-        "out_dir",
-        "test_file",
-        "tokenizer_path",
-        "train_file",
-        "val_path",
-        "vocab_path",
-    }
-)
+# Ends of the names of flags that each machine may have in its own way: devices, workers, and the places of its files. What is in the
+# files of the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
+# identity. The weights themselves are rank 0's.
+OWN_OF_A_MACHINE = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
 
 
 # ---------------------------------------------------------------------------------------- one rank works for all
@@ -420,7 +401,7 @@ def end_all(ranks: Ranks, said: str) -> None:
 
 def compare_settings(ranks: Ranks, settings: object) -> None:
     """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
-    flags = {f"--{name}": value for name, value in vars(settings).items() if name not in OWN_OF_A_MACHINE}
+    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(OWN_OF_A_MACHINE)}
     # those that compute, or draw the order of the rows
     packages = {
         "torch": torch.__version__,
