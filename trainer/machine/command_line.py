@@ -36,7 +36,9 @@ def run_cli(main: Callable[[], int | None]) -> None:
 
     Exit code 1 where nothing is to be mended: a worker process died, or another rank.
     """
-    open_standard_streams()
+    # Python has none where the command was started without: under pythonw on Windows, or by a shell's >&-.
+    sys.stdout = sys.stdout or nowhere()
+    sys.stderr = sys.stderr or nowhere()
     warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sample's characters must not end a run.
@@ -74,22 +76,6 @@ def line_of(error: Exception) -> tuple[str, int] | None:
         if lack is not None:
             return lack, 2
     return None
-
-
-def open_standard_streams() -> None:
-    """Where a standard stream is closed, put nowhere in its place.
-
-    The next file that is opened would get its number, and what a library prints would go into that file.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stdout is None:
-        sys.stdout = nowhere()
-    if sys.stderr is None:
-        sys.stderr = nowhere()
 
 
 def end_process(message: str, code: int) -> NoReturn:

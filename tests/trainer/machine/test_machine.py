@@ -2,10 +2,7 @@
 
 import os
 import random
-import shlex
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import torch
 from common.errors import UserError
 from dataset import loader_workers
 from dataset.reading.documents import DataError
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import ROOT
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, launch_line, line_of, run_cli
 from trainer.machine.compiling import compile_blocks
@@ -228,16 +225,6 @@ def test_without_a_rank_there_is_one_process(rank, monkeypatch):
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert ranks_of_launcher() is None
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a shell that closes streams")
-@pytest.mark.slow
-def test_a_run_with_closed_standard_streams_ends_as_any_other(tmp_path):
-    data = write_corpus(tmp_path / "data.jsonl", 20)
-    command = [sys.executable, ROOT / "trainer" / "train_pretrain.py", *flags(data_path=data, out_dir=tmp_path / "out")]
-    closed = f"{shlex.join(map(str, command))} <&- >&- 2>&-"
-    assert subprocess.run(["sh", "-c", closed], timeout=120).returncode == 0
-    assert (tmp_path / "out" / "pretrain_16.pth").is_file()
 
 
 @pytest.mark.parametrize(
