@@ -30,9 +30,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError, UserError, user_errors
-from common.notices import announce
 from common.settings import default_of
-from common.wording import counted, first_to_last, one_line, printable
+from common.wording import announce, counted, first_to_last, one_line, printable
 from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import Corpus, sources_of
@@ -43,7 +42,7 @@ from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.settings import OFF
 from dataset.store.deduplicate import open_sources, stored_texts
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts.inspect_settings import InspectSettings, parse_args
@@ -185,7 +184,7 @@ class DataLook:
         # Documents before each store
         self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
-        self.lengths = np.concatenate([store.lengths() for store in self.stores])
+        self.lengths = np.concatenate([np.diff(store.offsets) for store in self.stores])
         self.text_bytes = np.concatenate([store.text_bytes for store in self.stores])
         # Where each document stands, as the texts are read: source, file, line
         self.names = [path for paths in self.groups for path in paths]

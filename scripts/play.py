@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import play_parser
 
-    ARGUMENTS = play_parser().parse_args()
+    play_parser().parse_args()
 
 import argparse
 import base64
@@ -36,7 +36,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,12 +47,11 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
-from common.notices import announce
-from common.wording import one_line, printable
+from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
-from scripts.chat_template import can_chat
-from scripts.common import ModelChoice, end_ids, load_in_dtype
+from scripts.chat_template import default_template
+from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.weights_at_hand import weights_instead
@@ -78,12 +76,8 @@ HEADERS = {
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    return run(play_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
-    server = open_server(args)
+def main(argv: Sequence[str] | None = None) -> int:
+    server = open_server(play_parser().parse_args(argv))
     announce(f"open {server.address} in your browser; Ctrl-C ends")
     if not is_loopback(server.host):
         announce(f"warning: --host {server.host}: everybody in your network can use it, and nothing is encrypted")
@@ -111,8 +105,7 @@ def open_server(args: argparse.Namespace) -> "Server":
     names = names if len(set(names)) == len(names) else weights
     models = []
     for weight, folder, name in zip(weights, folders, names, strict=True):
-        choice = ModelChoice(weight, folder, args.device, args.dtype)
-        models.append(PlayedModel(for_page(name), *load_in_dtype(choice)))
+        models.append(PlayedModel(for_page(name), *load(weight, folder, args.device, args.dtype)))
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
@@ -144,7 +137,7 @@ class PlayedModel:
         self.model = model
         self.tokenizer = tokenizer
         self.encoder = encoder
-        self.chat = turns_encoder(tokenizer) if can_chat(tokenizer) else None
+        self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
 
     def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
@@ -521,4 +514,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

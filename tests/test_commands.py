@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
-from dataset import embedded_corpus, tokenize_arguments
-from dataset.chat import embedded_questions
+from dataset import embedded_corpus, tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import inspect_settings
 from tests.helpers import ROOT
@@ -33,7 +32,7 @@ PARSERS = {
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
-    "dataset/tokenize_corpus.py": tokenize_arguments.parser,
+    "dataset/tokenize_corpus.py": tokenize_corpus.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
@@ -106,7 +105,7 @@ def test_the_command_of_make_pretrain():
 def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     """The lines of Python by which it does so, run in another folder, with little text."""
     monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
-    monkeypatch.setattr(embedded_questions, "questions", lambda: iter([("what?", "that.")]))
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
     command = ["make", "-n", "--always-make", "-C", str(ROOT), target]

@@ -30,7 +30,7 @@ import torch
 
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixture import Move
-from dataset.store.check import DigestCheck
+from dataset.store.format import DigestCheck
 from trainer.advice import CurveWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine

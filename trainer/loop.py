@@ -140,7 +140,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with told_in_a_line(self.device, advice_on_memory):
             if self.ranks.is_main:
                 # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem, self.saver.checkpoints.folder)
+                remove_temporaries(self.job.files.stem)
+                self.saver.checkpoints.remove_leftovers()
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.arrays import Array
 from common.errors import DataError
 from dataset.loader import pinned, to_device
 from dataset.packing import chunks, permutation
-from dataset.store.interface import Column, HasTokens, HasTokensAndOffsets, Ints
+from dataset.store.format import Column, Documents, Ints
 from model.electra.masking import mask_count, mask_tokens, unit_interval
 from model.electra.sizes import SHORTEST
 
@@ -48,7 +47,7 @@ class Examples:
 
     def __init__(
         self,
-        store: HasTokensAndOffsets,
+        store: Documents,
         max_seq_len: int,
         sep_id: int,
         seed: int,
@@ -156,7 +155,7 @@ def _positions(tokens: Column, value: int) -> Ints:
     return np.concatenate(parts)
 
 
-def _uniform(bits: np.random.PCG64, n: int) -> Array:
+def _uniform(bits: np.random.PCG64, n: int) -> np.ndarray:
     """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
     return unit_interval(np.asarray(bits.random_raw(n)))
 
@@ -239,7 +238,7 @@ class ElectraAssembler:
 
     def __init__(
         self,
-        store: HasTokens,
+        store: Documents,
         tokenizer: PreTrainedTokenizerBase,
         max_seq_len: int,
         share: float,

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
 from common.errors import DataError
 from common.files import atomic_file
 from common.paths import user_cache
 from dataset.glue.glue_tasks import Task
 from dataset.glue.tables import read_rows
 from dataset.reading.file_kinds import expanded
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +39,7 @@ class Features(NamedTuple):
     begin: Ints
     lengths: Ints
     # int64 classes or float32 scores; [0] for a test file.
-    labels: Array
+    labels: np.ndarray
     # 0-d: lines of the file that were left out.
     skipped: Ints
 

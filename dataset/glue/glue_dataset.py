@@ -6,17 +6,17 @@ change nothing.
 Shapes. N: examples of a file, R: rows (examples) of a batch, T: positions of a row.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from common.arithmetic import ceil_div
 from dataset.glue.features import Features
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +100,7 @@ class GlueAssembler:
 
     def _padded(self, lengths: Ints) -> int:
         """The width of a batch with examples of these lengths."""
-        return min(ceil_div(int(lengths.max()), MULTIPLE) * MULTIPLE, self.max_seq_len)
+        return min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
 
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features

@@ -7,19 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
-
 # The label of a place in [R, K] that holds no masked position.
 IGNORE = -100
 
 
-def mask_count(lengths: Array | int, share: float) -> Array:
+def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
     """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length))."""
-    counts: Array = np.maximum(1, np.rint(share * np.asarray(lengths)))
+    counts: np.ndarray = np.maximum(1, np.rint(share * np.asarray(lengths)))
     return counts.astype(np.int64)
 
 
-def unit_interval(bits: Array) -> Array:
+def unit_interval(bits: np.ndarray) -> np.ndarray:
     """Random bits, uint64, as numbers in [0, 1), float64: the upper 53 bits, as many as a float64 holds."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -28,20 +26,20 @@ class Masked(NamedTuple):
     """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that
     stood there [R, K]; places that are not used have position 0 and label -100."""
 
-    ids: Array
-    positions: Array
-    labels: Array
+    ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
 
 
 def mask_tokens(
-    ids: Array,
-    lengths: Array,
-    candidates: Array,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    candidates: np.ndarray,
     share: float,
     style: str,
     mask_id: int,
-    ordinary_ids: Array,
-    random: Array,
+    ordinary_ids: np.ndarray,
+    random: np.ndarray,
     K: int,
 ) -> Masked:
     """Choose and mask tokens; a Masked.

@@ -13,7 +13,7 @@ from common.errors import user_errors
 from common.files import atomic_folder
 from common.flags import seed
 from common.paths import ROOT
-from common.settings_files import read_plain
+from common.settings import read_plain
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals

@@ -9,8 +9,8 @@ from transformers import ElectraConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError
-from common.notices import announce
 from common.packages import loader_reason
+from common.wording import announce
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.vocabulary import check_size

@@ -1,11 +1,11 @@
 """What is looked at while train_electra.py trains: figures of held-out examples, and one example of the data."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -55,7 +55,7 @@ class Validation:
 
         with undisturbed(engine):
             sums, stop_signal = sums_over_batches(
-                engine, ceil_div(n_rows, self.batch_size), figures_of, N_SUMS, signals
+                engine, math.ceil(n_rows / self.batch_size), figures_of, N_SUMS, signals
             )
         values, _ = metrics(sums, self.weights)
         return {f"val_{name}": values.get(name, float("nan")) for name in FIGURES}, stop_signal

@@ -15,7 +15,7 @@ from common.errors import user_errors
 from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json

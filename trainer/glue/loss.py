@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common.arrays import Array
 from common.files import atomic_file
 from common.packages import optional_package
 from dataset.glue.glue_dataset import Batch, GlueAssembler, Totals
@@ -28,7 +27,7 @@ N_SUMS = 4
 # waits for the device, and makes the compiler build two versions of a layer.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 # (labels [N], classes or scores [N]) -> the figure.
-Metric = Callable[[Array, Array], float]
+Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
 def forward(model: Any, batch: Batch) -> torch.Tensor:
@@ -83,7 +82,7 @@ def metric_of(name: str) -> Metric:
         stats = optional_package("scipy.stats", f"for the metric {name}")
         measure = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name]
 
-        def correlation(labels: Array, scores: Array) -> float:
+        def correlation(labels: np.ndarray, scores: np.ndarray) -> float:
             # Undefined where one side is constant (or not finite).
             if np.ptp(labels) == 0 or not np.ptp(scores) > 0:
                 return math.nan
@@ -101,13 +100,13 @@ def metric_of(name: str) -> Metric:
     return by_name[name]
 
 
-def predicted(task: Task, logits: torch.Tensor) -> Array:
+def predicted(task: Task, logits: torch.Tensor) -> np.ndarray:
     """Class numbers, or scores, of logits [N, n]."""
-    chosen: Array = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
+    chosen: np.ndarray = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
     return chosen
 
 
-def metrics_of(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
+def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
     """{metric: value} of logits [N, n] and the labels of a file."""
     found = predicted(task, logits)
     return {name: float(metric_of(name)(labels, found)) for name in task.metrics}

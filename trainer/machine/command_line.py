@@ -17,8 +17,7 @@ import torch.distributed as dist
 from common.errors import DataError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
-from common.terminal import nowhere
-from common.wording import one_line
+from common.wording import nowhere, one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.measure import what_the_machine_lacks
 from trainer.machine.ranks import loss_of_a_rank

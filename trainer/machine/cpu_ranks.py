@@ -29,11 +29,9 @@ from multiprocessing.context import ForkProcess
 import torch
 import torch.distributed as dist
 
-from common.arithmetic import ceil_div
 from common.errors import SaidByAnotherRank, UserError
-from common.notices import announce
 from common.processes import end_with
-from common.wording import counted
+from common.wording import announce, counted
 from trainer.machine.command_line import end_process, line_of
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
@@ -304,7 +302,7 @@ class SharedReducer:
         n = ranks.world_size
         sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
         # numbers of a slice: whole lines of the cache
-        length = ceil_div(ceil_div(sum(sizes), n), CACHE_LINE) * CACHE_LINE
+        length = math.ceil(sum(sizes) / n / CACHE_LINE) * CACHE_LINE
         taken = self.memory.take(torch.float32.itemsize * (n + 1) * n * length)
         regions = taken.view(torch.float32).view(n + 1, n * length)
         shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]

@@ -12,6 +12,7 @@ them there until the time limit of the process group. There are three cases:
 """
 
 import contextlib
+import math
 import mmap
 import os
 import platform
@@ -30,10 +31,9 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from common.arithmetic import ceil_div
 from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
-from common.notices import announce
 from common.processes import end_with, environment
+from common.wording import announce
 from trainer.machine.devices import pick_device
 
 # processors that show others their writes in the order in which they were made: who sees a count sees what was written before
@@ -62,7 +62,7 @@ class SharedMemory:
     def take(self, size: int) -> torch.Tensor:
         """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: OSError where no memory is left."""
         start = self._taken
-        self._taken += ceil_div(size, mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         os.posix_fallocate(self._file, start, size)
         return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError, UserError
-from common.notices import announce
 from common.paths import ROOT
+from common.wording import announce
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.mixture import Move, RunLength

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 
 from common.errors import user_errors
+from common.settings import write_settings
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
-from trainer.budget.kept_plan import keep_plan, plan_path
+from trainer.budget.outcome import plan_path
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import evaluate
@@ -119,12 +120,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             )
             self.notices += lines
         self.settings = settings
+
+        def keep_plan() -> None:
+            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums.
+            if settings.has_budget:
+                write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
+
         self.files = RunFiles(
             stem,
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            begun={plan_path(stem): lambda: keep_plan(settings, ranks, stem)},
+            begun={plan_path(stem): keep_plan},
             replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
         )
 

@@ -1,6 +1,7 @@
 """One self-contained HTML page about one or several runs, made from their metrics files, and the loss curve as a picture."""
 
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-from common.arithmetic import ceil_div
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
@@ -189,7 +189,7 @@ def figures(run: RunRecords) -> dict[str, str]:
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
     updates = sorted({sample["update"] for sample in run.samples}, reverse=True)
-    chosen = updates[:: ceil_div(len(updates), EARLIER + 1)]
+    chosen = updates[:: math.ceil(len(updates) / (EARLIER + 1))]
     found = []
     for sample in sorted(run.samples, key=lambda sample: -sample["update"]):
         if sample["update"] in chosen:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from common.settings_files import write_settings
+from common.settings import write_settings
 from common.wording import counted, one_line
 from trainer.advice import filled
 from trainer.engine import Outcome

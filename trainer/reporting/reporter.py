@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.files import atomic_file
-from common.terminal import for_terminal, nowhere
+from common.wording import for_terminal, nowhere
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]

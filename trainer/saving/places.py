@@ -20,9 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_lock
+from common.wording import announce
 from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 
 # The endings of the files in which a run keeps what it records
@@ -72,23 +71,16 @@ def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
 
     path = on_main(ranks, write)
     own = stem.with_name(path.name)
+    give_up = time.monotonic() + SEEN_WITHIN_S
+    while not own.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
     unseen = (
-        "" if appears(own) else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
+        "" if own.exists() else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
     )
     said = first_said(ranks, unseen)
     if ranks.is_main:
         path.unlink(missing_ok=True)
     end_all(ranks, said and f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
-
-
-def appears(path: Path) -> bool:
-    """Whether a file that is there can be seen, perhaps after a while."""
-    give_up = time.monotonic() + SEEN_WITHIN_S
-    while not path.exists():
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def _try_to_write(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Generic
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError, require
+from common.errors import UserError
 from common.wording import counted
 from dataset.mixture import Move
 from dataset.shares import spelt
@@ -20,8 +20,7 @@ from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, snapshot, update_of, verified
-from trainer.saving.parts import filled
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.places import best_stem
 from trainer.saving.weights import weights_to_save
 from trainer.updates import rows_of_update
@@ -43,9 +42,11 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter = reporter
         self.engine = job.engine
         self.ranks = job.engine.ranks
-        # Ranks that have parts of the model save together.
-        group = self.engine.shards.saving_group if self.engine.shards is not None else None
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group)
+        group, n_writers = None, 0
+        if self.engine.shards is not None:
+            # Ranks that have parts of the model save together.
+            group, n_writers = self.engine.shards.saving_group, dist.get_world_size(self.engine.shards.group)
+        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group, n_writers)
         self.best = BestWeights(job)
         # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
@@ -162,19 +163,21 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
     def resume(self) -> tuple[Progress, float] | None:
         """Take over the newest good checkpoint. Returns the progress and the seconds that `save` was given; None: there is none.
 
-        A checkpoint that is damaged is named and passed over, before anything of it is taken over. Of a sharded model each rank
-        reads no more than its part.
+        Of a sharded model each rank reads no more than its part.
         Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
         and where none of the checkpoints is good.
         """
         say = self.reporter.say
-        found = self.checkpoints.newest(say, self._check, self._filled, self.ranks)
-        if found is None:
-            earlier = self.checkpoints.last_aside()
-            hint = f" (rename {earlier} to {self.checkpoints.folder} to go on with the run before)" if earlier else ""
-            say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
+        path = self.checkpoints.newest(say, self.ranks)
+        if path is None:
+            say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
-        state, path = found
+        shards = self.engine.shards
+        if shards is None:
+            state = load_checkpoint(path)
+        else:
+            state = load_checkpoint(path, dist.get_rank(shards.group), dist.get_world_size(shards.group), mapped=True)
+        on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
@@ -189,9 +192,8 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         say(f"resumed from {path}: epoch {progress.epoch + 1}, row {progress.row}, update {progress.update}")
         return progress, state["seconds"]
 
-    def _check(self, state: Any, path: Path) -> None:
-        """Errors: BadContentError where it is no checkpoint, UserError where it is that of another run."""
-        require(isinstance(state, dict) and "format" in state, "it is not the state of a run")
+    def _check(self, state: dict[str, Any], path: Path) -> None:
+        """Errors: UserError where it is the checkpoint of another run."""
         if state["format"] != FORMAT:
             raise UserError(
                 f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
@@ -202,13 +204,6 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             if before != value:
                 told = difference(what, before, value, identity.mended_by.get(what, ""))
                 raise UserError(f"{path}: {told}")
-
-    def _filled(self, state: Any, folder: Path) -> dict[str, Any]:
-        """The state with the numbers of its tensors; of a sharded model, those of this rank's parts."""
-        shards = self.engine.shards
-        if shards is None:
-            return filled(state, folder)
-        return filled(state, folder, dist.get_rank(shards.group), dist.get_world_size(shards.group))
 
     def _restore_rank(self, before: list[dict[str, Any]]) -> None:
         """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""
