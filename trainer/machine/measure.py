@@ -278,26 +278,16 @@ def gigabytes(n_bytes: float) -> str:
     return f"{amount:.1f} GB" if amount >= 1 else f"{amount:.2f} GB"
 
 
-def same_update(batch_size: int, accumulation_steps: int, most_rows: int) -> tuple[int, int] | None:
-    """(batch_size, accumulation_steps) of the same product with as many rows as possible up to `most_rows`; None: none."""
-    rows_of_update = batch_size * accumulation_steps
-    for rows in range(min(most_rows, batch_size - 1), 0, -1):
-        if rows_of_update % rows == 0:
-            return rows, rows_of_update // rows
-    return None
-
-
-def batch_flags(settings: BatchSettings, rows: int, steps: int) -> str:
-    """The flags for micro-batches of so many rows, and so many of them. With --rows_per_update their number follows."""
-    return f"--batch_size {rows}" if settings.rows_per_update else f"--batch_size {rows} --accumulation_steps {steps}"
-
-
 def plain_advice(settings: BatchSettings, shorter: str) -> str:
     """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
     ways = []
-    smaller = same_update(settings.batch_size, settings.accumulation_steps, settings.batch_size // 2)
-    if smaller is not None:
-        ways.append(f"{batch_flags(settings, *smaller)}, which leaves the updates as they are")
+    rows_of_update = settings.batch_size * settings.accumulation_steps
+    for rows in range(settings.batch_size // 2, 0, -1):
+        if rows_of_update % rows == 0:
+            # With --rows_per_update the number of micro-batches follows.
+            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
+            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
+            break
     if not settings.gradient_checkpointing:
         ways.append("--gradient_checkpointing 1")
     ways.append(shorter)

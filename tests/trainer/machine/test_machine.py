@@ -11,9 +11,8 @@ import torch
 from common.errors import UserError
 from dataset import loader_workers
 from dataset.reading.documents import DataError
-from tests.helpers import ROOT
 from trainer.machine import compiling, devices
-from trainer.machine.command_line import StopSignals, launch_line, line_of, run_cli
+from trainer.machine.command_line import StopSignals, line_of, run_cli
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype, rng_state, seed_everything, set_rng_state
 from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
@@ -43,7 +42,7 @@ def test_default_device_is_the_best_there_is(monkeypatch):
         pick_device("cuda:2")
 
 
-@pytest.mark.parametrize("name", ["abacus", "cuda:x", "meta"])
+@pytest.mark.parametrize("name", ["abacus", "meta"])
 def test_unknown_devices(name):
     with pytest.raises(UserError, match=name):
         pick_device(name)
@@ -261,19 +260,3 @@ def test_other_errors_of_torch_keep_their_traceback():
         "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
     )
     assert line_of(torch.distributed.DistBackendError(wrong_here)) is None
-
-
-@pytest.mark.parametrize(
-    "nodes, processes, launcher",
-    [
-        ("1", "1", "python"),
-        ("1", "4", "torchrun --nproc_per_node 4"),
-        ("2", "1", "torchrun --nnodes 2 --nproc_per_node 1"),
-    ],
-)
-def test_the_line_that_started_a_process_names_its_launcher(nodes, processes, launcher, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    line = launch_line("trainer/train_pretrain.py", ["--epochs", "2"])
-    assert line == f"{launcher} trainer/train_pretrain.py --epochs 2"
