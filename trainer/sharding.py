@@ -29,7 +29,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from model.products import without_kept_copies
-from trainer.machine.ranks import Ranks, compare_with_main, network_of, on_main
+from trainer.machine.ranks import Ranks, compare_with_main, on_main
 from trainer.machine.settings import FULL
 
 if TYPE_CHECKING:
@@ -237,10 +237,9 @@ class Shards:
         assert dist.group.WORLD is not None
         # The ranks that have one model together.
         self.group: dist.ProcessGroup = dist.group.WORLD
-        with network_of(ranks):
-            # All ranks, for the threads that save: their messages must not come between those of the training.
-            timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
-            self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+        # All ranks, for the threads that save: their messages must not come between those of the training.
+        timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
+        self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         # Whole ones, as long as the model has them.
         weights = model.state_dict() if ranks.is_main else {}
         shard_units(model, DeviceMesh.from_group(self.group, device.type))

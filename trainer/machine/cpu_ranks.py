@@ -35,7 +35,7 @@ from common.wording import announce, counted
 from trainer.machine.command_line import end_process, line_of
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, network_of, ranks_of_launcher
+from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon
 
@@ -218,10 +218,10 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedM
     port = meeting_place.getsockname()[1]
     listening = meeting_place.detach() if rank == 0 else None
     store = dist.TCPStore("127.0.0.1", port, n, rank == 0, WAIT, master_listen_fd=listening)
-    ranks = Ranks(rank, rank, n, sharing=n, timeout=WAIT, memory=memory)
-    with network_of(ranks):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
-    return ranks, torch.device("cpu")
+    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
+    return Ranks(rank, rank, n, sharing=n, timeout=WAIT, memory=memory), torch.device("cpu")
 
 
 def be_a_copy(work: Callable[[], object], parent: int) -> None:

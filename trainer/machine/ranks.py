@@ -8,7 +8,7 @@ them there until the time limit of the process group. There are three cases:
   ranks wait for says whether it failed, so all of them end, and rank 0 prints the line.
 - A signal or a loader that failed is told with the next update's reduction (trainer/loop.py): all stop at the same place.
 - What goes wrong on one rank alone ends that rank at once (command_line.end_process), without a handshake. The launcher
-  sees it gone and ends the others; where the launcher itself was killed, each rank sees that (`end_with_launcher`).
+  sees it gone and ends the others; where the launcher itself was killed, the kernel ends each rank.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ import torch.distributed as dist
 import transformers
 
 from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
-from common.processes import end_with, environment
+from common.processes import end_with
 from common.wording import announce
 from trainer.machine.devices import pick_device
 
@@ -142,7 +142,10 @@ def init_distributed_mode(
             # Events and streams are of the current one.
             torch.cuda.set_device(own_device)
         return ONE_RANK, own_device
-    end_with_launcher()
+    # A rank that went on without its launcher, which was killed, would write over what the next launch trains. Only torchrun's ranks: a
+    # process that somebody started in the background by hand is to go on when the shell is closed.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())
     if own_device.type == "mps":
         raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
     backend = "gloo"
@@ -169,14 +172,6 @@ def init_distributed_mode(
     return replace(launched, timeout=timeout), own_device
 
 
-def network_of(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
-    """The context in which process groups of these ranks are made."""
-    if ranks.sharing == 1:
-        return contextlib.nullcontext()
-    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
-    return environment("GLOO_SOCKET_IFNAME", "lo")
-
-
 def ranks_of_launcher() -> Ranks | None:
     """What the environment variables of torchrun say; None: there are none.
 
@@ -194,16 +189,6 @@ def ranks_of_launcher() -> Ranks | None:
         n_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
-
-
-def end_with_launcher() -> None:
-    """Under torchrun: let this rank be killed as soon as the launcher is gone, even if that was killed.
-
-    Ranks that went on alone would write over what the next launch trains. Only torchrun's ranks: a process that somebody
-    started in the background by hand is to go on when the shell is closed.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with(os.getppid())
 
 
 def rendezvous_store(timeout: timedelta) -> dist.Store:
@@ -241,7 +226,7 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     # The result, and whether it failed. Any: torch sends a list of objects of every kind.
     answer: list[Any] = [None, False]
     error: UserError | DataError | None = None
-    with meetings(ranks):
+    with until_all_are_ready(ranks):
         if ranks.is_main:
             try:
                 with user_errors():
@@ -264,42 +249,9 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
 def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
     """A block of work that each rank does for itself, such as reading its data: it ends when all of them are done.
 
-    A rank may take longer than the others wait for a message, since they meet again and again until all are done. One that is
-    gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within: its messages would
-    come between those by which the ranks meet.
-    """
-    with meetings(ranks):
-        yield
-
-
-def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
-    """The result of `work()`, which each rank does for itself: the first rank of each machine before the others of it.
-
-    These find what the first one has made, such as a token store. Without an order any of them would make it, and the one that
-    shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
-    """
-    is_first = ranks.local_rank == 0
-    failure: UserError | DataError | None = None
-    with until_all_are_ready(ranks):
-        if is_first:
-            try:
-                result = work()
-            except (UserError, DataError) as error:
-                failure = error
-    # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
-    if failure is not None:
-        raise failure
-    with until_all_are_ready(ranks):
-        if not is_first:
-            result = work()
-    return result
-
-
-@contextlib.contextmanager
-def meetings(ranks: Ranks) -> Iterator[None]:
-    """While this block runs, and until it is over on all ranks, a thread of each meets those of the others.
-
-    What takes long is so told apart from a rank that is gone, which no longer comes.
+    A rank may take longer than the others wait for a message, since a thread of each meets those of the others again and again until
+    all are done. One that is gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within: its
+    messages would come between those by which the ranks meet.
     """
     if ranks.world_size == 1:
         yield
@@ -337,6 +289,29 @@ def meetings(ranks: Ranks) -> Iterator[None]:
     thread.join()
     if failures:
         raise failures[0]
+
+
+def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
+    """The result of `work()`, which each rank does for itself: the first rank of each machine before the others of it.
+
+    These find what the first one has made, such as a token store. Without an order any of them would make it, and the one that
+    shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
+    """
+    is_first = ranks.local_rank == 0
+    failure: UserError | DataError | None = None
+    with until_all_are_ready(ranks):
+        if is_first:
+            try:
+                result = work()
+            except (UserError, DataError) as error:
+                failure = error
+    # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
+    if failure is not None:
+        raise failure
+    with until_all_are_ready(ranks):
+        if not is_first:
+            result = work()
+    return result
 
 
 # --------------------------------------------------------------------------------------------- a rank is gone

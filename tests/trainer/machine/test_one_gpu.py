@@ -218,7 +218,6 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
         monkeypatch.setenv(name, str(value))
     asked = {}
     monkeypatch.setattr(ranks_module, "rendezvous_store", lambda timeout: None)
-    monkeypatch.setattr(ranks_module, "end_with_launcher", lambda: None)
     for nccl, backend in ((True, "nccl"), (False, "gloo")):
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda nccl=nccl: nccl)
         monkeypatch.setattr(
@@ -235,6 +234,5 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, **place}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(ranks_module, "end_with_launcher", lambda: None)
     with simulated_cuda(gpus=1), pytest.raises(UserError, match="more processes than this machine has GPUs"):
         ranks_module.init_distributed_mode()
