@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.harness import make_corpus, make_tokenizer
+from tests.faults.harness import Lab, make_corpus, make_tokenizer
 from trainer.saving.checkpoint import Checkpoints, verified
 
 PAGE = 4096
@@ -221,3 +221,28 @@ def test_pickle_in_the_token_cache(lab):
             code = lab.start("again", cache_dir=cache, epochs=1).wait()
             assert not ran.exists() and (code == 0 or len(bad) == len(good))
             path.write_bytes(good)
+
+
+BAD_LINES = {
+    "bad UTF-8": b'{"text": "\xff"}',
+    "lone surrogate": b'{"text": "\\ud800"}',
+    "not an object": b'["text"]',
+    "cut line": b'{"text": "cut of',
+}
+
+
+def test_faulty_lines_of_the_data(server, tokenizer, tmp_path):
+    """Several kinds in one file: exit code 2 with file:line; with --skip_bad_lines the exact counts, and the clean file's losses."""
+    good = [json.dumps({"text": f"document {i} of some words"}).encode() for i in range(40)]
+    bad = list(BAD_LINES.values())
+    mixed = [line for i, line in enumerate(good) for line in (line, *bad[i : i + 1])]
+    (tmp_path / "mixed.jsonl").write_bytes(b"\xef\xbb\xbf" + b"\r\n\n".join([*mixed, bad[0], bad[-1]]))
+    (tmp_path / "clean.jsonl").write_bytes(b"\n".join(good) + b"\n")
+    lab = Lab(tmp_path, server, tokenizer, tmp_path / "mixed.jsonl", epochs=1)
+    process = lab.run("run", expect=2)
+    assert process.err.count("\n") == 1 and "mixed.jsonl:3: " in process.err
+    process = lab.run("run", skip_bad_lines=1)
+    assert f"skipped {len(bad) + 2} bad lines" in process.out
+    assert all(f"  {kind}: {1 + (line in (bad[0], bad[-1]))}\n" in process.out for kind, line in BAD_LINES.items())
+    lab.run("clean", data_path=tmp_path / "clean.jsonl")
+    assert lab.metrics("run") == lab.metrics("clean")
