@@ -19,8 +19,9 @@ rows. A state dict that is read from a file has whole tensors, or TensorParts, w
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,16 +29,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from common.nested import replaced
 from model.products import without_kept_copies
 from trainer.machine.ranks import Ranks, compare_with_main, on_main
 from trainer.machine.settings import FULL
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from common.nested import replaced
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -153,8 +148,8 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
 
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
-# Methods of a model, beside `forward`, that compute with its weights.
-FORWARD_METHODS = ("training_losses",)
+# A method of a model, beside `forward`, that computes with its weights.
+FORWARD_METHOD = "training_losses"
 # How long the ranks wait for each other in a save at least. Its time is that of their disks, and rank 0 writes the weights
 # of the whole model before its part.
 LONGEST_SAVE = timedelta(hours=1)
@@ -198,29 +193,6 @@ def build_on_main(ranks: Ranks, build: Callable[[], ModelT]) -> ModelT:
         return kind(config)
 
 
-def shard_units(model: nn.Module, mesh: "DeviceMesh") -> None:
-    """Shard a model over a mesh, in place, by units, which are what is gathered at once: each layer, and the rest."""
-    # They take a second to import, and most runs do without.
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-
-    without_kept_copies(model)
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    # The model comes last: it gets what is in no layer.
-    for module in (*layers, model):
-        fully_shard(module, mesh=mesh)
-    for name in FORWARD_METHODS:
-        if hasattr(model, name):
-            register_fsdp_forward_method(model, name)
-    for unit in model.modules():
-        if not isinstance(unit, FSDPModule):
-            continue
-        # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
-        # number of ranks.)
-        unit.set_gradient_divide_factor(1.0)
-        # Gloo cannot multiply while it adds up.
-        unit.set_force_sum_reduction_for_comms(True)
-
-
 class Shards:
     """The model of this run, sharded among all ranks. All ranks must make it, and make the same calls of it.
 
@@ -231,8 +203,8 @@ class Shards:
     def __init__(self, model: nn.Module, ranks: Ranks, device: torch.device) -> None:
         # They take a second to import, and most runs do without.
         from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-        self.model = model
         self.ranks = ranks
         assert dist.group.WORLD is not None
         # The ranks that have one model together.
@@ -242,26 +214,38 @@ class Shards:
         self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         # Whole ones, as long as the model has them.
         weights = model.state_dict() if ranks.is_main else {}
-        shard_units(model, DeviceMesh.from_group(self.group, device.type))
+
+        # Units, which are what is gathered at once: each layer, and what is in none.
+        without_kept_copies(model)
+        mesh = DeviceMesh.from_group(self.group, device.type)
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in (*layers, model):
+            unit = fully_shard(module, mesh=mesh)
+            assert isinstance(unit, FSDPModule)
+            # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
+            # number of ranks.)
+            unit.set_gradient_divide_factor(1.0)
+            # Gloo cannot multiply while it adds up.
+            unit.set_force_sum_reduction_for_comms(True)
+        if hasattr(model, FORWARD_METHOD):
+            register_fsdp_forward_method(model, FORWARD_METHOD)
+
         if any(parameter.is_meta for parameter in model.parameters()):
-            materialise(model, device)
-        self._send_weights(weights, device)
-
-    @torch.no_grad()
-    def _send_weights(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        """Give each rank its parts of the weights, which rank 0 has; and the buffers, which stay whole.
-
-        One tensor at a time: no rank but the first has room for all of them.
-        """
-        for name, parameter in self.model.named_parameters():
-            assert is_sharded(parameter)
-            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            if self.ranks.is_main:
-                whole.copy_(weights[name])
-            dist.broadcast(whole, src=0)
-            own_part(parameter).copy_(own_rows(whole, parameter))
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, src=0)
+            assert isinstance(model, PreTrainedModel)
+            # Each tied parameter gets memory of its own there.
+            model.to_empty(device=device)
+            model.tie_weights()
+        # Each rank gets its parts of the weights, one tensor at a time: no rank but the first has room for all of them. Buffers stay whole.
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                assert is_sharded(parameter)
+                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                if ranks.is_main:
+                    whole.copy_(weights[name])
+                dist.broadcast(whole, src=0)
+                own_part(parameter).copy_(own_rows(whole, parameter))
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
 
     @property
     def described(self) -> str:
@@ -307,17 +291,3 @@ class Shards:
         together = torch.cat((message.double(), square.view(1)))
         dist.all_reduce(together)
         return together[:-1].float(), together[-1].sqrt().float()
-
-
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give the tensors of a model on the meta device memory, without content. Tied parameters stay tied."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    # It makes a new parameter for each of these names.
-    model.to_empty(device=device)
-    for first, *others in names.values():
-        parameter = model.get_parameter(first)
-        for other in others:
-            module, _, attribute = other.rpartition(".")
-            setattr(model.get_submodule(module), attribute, parameter)

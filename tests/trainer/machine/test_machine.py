@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from dataset import loader_workers
+from common.processes import ignore_stop_signals
 from dataset.reading.documents import DataError
 from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, line_of, run_cli
@@ -197,7 +197,7 @@ def test_windows_says_stop_by_another_signal(monkeypatch):
     assert signal.getsignal(signal.SIGUSR2) == before
     set_to = {}
     monkeypatch.setattr(signal, "signal", set_to.__setitem__)
-    loader_workers._ignore_stop_signals()
+    ignore_stop_signals()
     assert set_to == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), signal.SIG_IGN)
 
 

@@ -146,7 +146,11 @@ def compiled(monkeypatch):
 COMPILED_RUN = {"dtype": "float32", "use_compile": 1, "batch_size": 5, "lr_schedule": "constant", "num_workers": 0}
 
 
-@pytest.mark.parametrize("use_moe, optimizer", [(0, "adamw"), (1, "muon")], ids=["dense", "experts in blocks"])
+@pytest.mark.parametrize(
+    "use_moe, optimizer",
+    [(0, "adamw"), pytest.param(1, "muon", marks=pytest.mark.slow)],
+    ids=["dense", "experts in blocks"],
+)
 def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
     compiled, use_moe, optimizer, tmp_path, monkeypatch, capsys
 ):
