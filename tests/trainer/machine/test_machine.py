@@ -134,17 +134,6 @@ def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
         assert left[1:] == [128 + signal.SIGINT]
 
 
-def test_compile_without_a_compiler_says_so(monkeypatch):
-    """A setting that is ignored is warned about; auto is quiet where the run is too short to compile for."""
-    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: "no compiler")
-    said = []
-    compile_blocks(None, "1", CPU, said.append)
-    assert len(said) == 1 and said[0].startswith("no compiler: training without torch.compile")
-    compile_blocks(None, "auto", CPU, said.append, flops=1e9, width=64)
-    compile_blocks(None, "0", CPU, said.append)
-    assert len(said) == 1
-
-
 def test_a_long_run_in_the_slower_precision_is_told(monkeypatch):
     rates = {torch.float32: 1.9e11, torch.bfloat16: 1e11}
     monkeypatch.setattr(devices, "product_rate", lambda device, dtype, **options: rates[dtype])
