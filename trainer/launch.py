@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,18 +16,10 @@ from trainer.machine.command_line import StopSignals, launch_line
 from trainer.machine.cpu_ranks import ONE_PROCESS, Division, Join, side_by_side
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
+from trainer.machine.settings import MachineSettings
 from trainer.saving.places import check_seen_by_all, check_writable, hold, release_all
 
-
-class LaunchSettings(Protocol):
-    """The flags that decide where a command runs."""
-
-    device: str | None
-    dist_timeout: int
-    deterministic: bool
-
-
-SettingsT = TypeVar("SettingsT", bound=LaunchSettings)
+SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
 
 def launch(
