@@ -24,12 +24,11 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
-from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.pretrain.weights_at_hand import weights_instead
+from trainer.pretrain.first_model import weights_instead
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -103,8 +102,6 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         return own
     utf8_folder("--weight", path)
     disable_progress_bar()
-    # What is there is believed only as far as it was compared with the weights.
-    read_checked(path)
     settings = path / "generation_config.json"
     with user_errors():
         said = read_object(settings, MOST_CONFIG_BYTES) if settings.exists() else {}
@@ -117,7 +114,6 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         ):
             # Such as an ELECTRA, which transformers would load all the same.
             raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-        refuse_oversize(path, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -174,7 +170,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', like=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

@@ -45,8 +45,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
-from model.hf_folder import load_folder, read_config
-from model.hf_format import StateDict, hf_config, to_hf
+from model.hf_format import StateDict, hf_config, load_folder, read_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser

@@ -72,7 +72,7 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
 # ------------------------------------------------------------------------------------------------ kill -9
 
 
-@pytest.mark.parametrize(("rank", "at"), [(0, 5), (0, 30), (1, 5)])
+@pytest.mark.parametrize(("rank", "at"), [(0, 5), pytest.param(1, 30, marks=pytest.mark.slow)])
 def test_kill_9_in_a_sharded_save(lab, sharded, rank, at):
     """The other rank notices and ends; resumed, both are where they would have been."""
     # There is no launcher here that would end the other rank.
@@ -102,6 +102,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, sharded, kind):
     """By one process, or for each second kind by two ranks, which have to agree."""

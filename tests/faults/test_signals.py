@@ -63,6 +63,7 @@ def test_stop_signals_at_any_moment(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
+@pytest.mark.slow
 def test_a_stop_signal_during_an_evaluation(lab):
     """It is broken off, and done by the next run: the metrics lack no line and have none twice."""
     options = {"val_fraction": 0.5, "eval_interval": 8}

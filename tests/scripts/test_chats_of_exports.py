@@ -65,6 +65,7 @@ def test_transformers_answer_as_generate_does(tmp_path, weight):
             assert answer_of_transformers(tmp_path / "hf", asked, words) == said, words
 
 
+@pytest.mark.slow
 def test_thoughts_are_opened_where_some_were_trained(tmp_path):
     weight = learned(tmp_path, thoughts="Hm.")
     assert answer_of_generate(weight, "Who are you?") == "\nHm.\n\n\nI am a tiny model."

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model.checkpointing import recompute_layers
 from tests.faults.harness import digest
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
@@ -260,7 +259,7 @@ def three_ranks():
 
     def work(ranks):
         found = {
-            "recomputed": worst("moe packed", ranks, recompute_layers),
+            "recomputed": worst("moe packed", ranks, recomputing),
             "minimind3": worst("minimind3 moe", ranks),
         }
         (whole, norms), (engine, of_shards) = (trained_engine(ranks, size, kind="muon") for size in (1, 3))
@@ -270,6 +269,10 @@ def three_ranks():
 
     # The others wait while rank 0 compiles its references.
     return in_group("several", work, timeout_s=400)
+
+
+def recomputing(model):
+    model.activation_checkpointing_enable({"use_reentrant": False})
 
 
 def worst(kind, ranks, prepare=None):

@@ -19,7 +19,6 @@ import torch
 
 from dataset.loader import Batch
 from dataset.packing import Totals
-from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
@@ -33,8 +32,8 @@ from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
-from trainer.pretrain.footprint import flops_per_token, training_bytes
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.pretrain.memory import flops_per_token, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 
@@ -323,7 +322,7 @@ def measured_seconds(
     batch = batch.to(machine.device)
     model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     if gradient_checkpointing:
-        recompute_layers(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     without_graphs = why_without_graphs(
         machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
     )

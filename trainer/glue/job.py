@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.store.format import Ints
-from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
 from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
-from trainer.glue.settings import FineTuningSettings, GlueSettings
+from trainer.glue.settings import GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
@@ -45,8 +44,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
-    # What a resume may change, unless the identity below says otherwise
-    MAY_CHANGE = ("dropout", *(one.name for one in fields(FineTuningSettings) if one.name != "from_resume"))
     MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
@@ -76,7 +73,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
             make_folder(folder)
         if settings.gradient_checkpointing:
-            recompute_layers(self.model)
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
@@ -88,7 +85,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE)
+        self.identity = Identity(entries, self.MENDED_BY)
         shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)

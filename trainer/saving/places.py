@@ -50,11 +50,6 @@ def check_writable(stem: Path) -> None:
         _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
 
 
-def best_stem(stem: Path) -> Path:
-    """Where the weights of the lowest validation loss go, without their endings."""
-    return stem.with_name(f"{stem.name}.best")
-
-
 def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
     """Errors: UserError where a rank does not see what rank 0 writes beside `stem`. All ranks must call it.
 

@@ -57,6 +57,7 @@ class FirstUpdate(Exception):
     """Ends a run behind it."""
 
 
+@pytest.mark.slow
 def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypatch, capsys):
     """By the rate of products and of updates that are measured there."""
     devices = []

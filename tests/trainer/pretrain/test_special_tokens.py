@@ -59,6 +59,7 @@ def test_a_resume_that_reads_otherwise_names_the_flag(marked):
         train(data_path=data, val_path=val, out_dir=out, from_resume=1, epochs=2, learning_rate=0.01)
 
 
+@pytest.mark.slow
 def test_spelt_tokens_are_told_where_the_flag_is_not_given(marked, tmp_path, capsys):
     data, *_ = marked
     told = "40 of the first 40 documents spell <|im_start|>"
