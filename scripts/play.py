@@ -56,7 +56,7 @@ from scripts.generate import Sampling, TextStream, chat_ids, generate, room, tur
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.weights_at_hand import weights_instead
 from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
-from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
+from trainer.reporting.records import FIGURES, METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 # Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
@@ -232,15 +232,12 @@ def rounded(probability: float) -> float | None:
 # ----------------------------------------------------------------------------------------------------- the runs
 
 
-class LiveRun(Records):
+class LiveRun(RunRecords):
     """A metrics file that grows, of which each look reads what was added."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        super().__init__()
-        self.path = path
-        self.name = name
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        self.position = 0
         self.changed_at = 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -262,7 +259,7 @@ class LiveRun(Records):
         for chart in self.charts:
             curves = []
             for field in chart.fields_among(self.columns):
-                x, y = (np.array(column) for column in self.columns[field])
+                x, y = self.curve(field)
                 if chart.unless_zero and not y.any():
                     continue
                 label = for_page(LABELS.get(field, field.split("/")[-1]))
@@ -319,9 +316,10 @@ class RunFolder:
             key = (path, status.st_ino)
             run = self._runs.get(key)
             if run is None or status.st_size < run.position:
-                run = LiveRun(path, str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX))
+                run = LiveRun(path)
+                run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
             with contextlib.suppress(OSError):
-                run.position = run.read_on(path, run.position)
+                run.read_on()
             del run.samples[:-MOST_SAMPLES]
             run.changed_at = status.st_mtime
             runs[key] = run

@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from common.wording import announce
 from scripts.arguments import report_parser
 from trainer.machine.command_line import run_cli
@@ -53,10 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if page.suffix != ".html":
         raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
-    try:
+    with user_errors():
         write_report(metrics, page, png)
-    except OSError as error:
-        raise UserError(f"--out: {page} cannot be written ({error.strerror})") from error
     announce(f"report: {page}, picture: {png}")
     return 0
 

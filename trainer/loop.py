@@ -453,15 +453,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.product_rate:
             best_rate = self.product_rate * self.ranks.world_size
             record["flops_utilisation"] = tokens_per_second * self.outlook.flops_per_token / best_rate
-        watch = self.outlook.watch
-        expected = watch.expected_loss(progress.tokens, rate) if watch else None
+        forecast = self.outlook.forecast
+        expected = forecast.loss(progress.tokens, rate) if forecast else None
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
         self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
-        warning = watch.of_line(record["loss"], expected) if watch else None
-        if warning:
-            self.reporter.say(warning)
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 

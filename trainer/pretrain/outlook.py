@@ -16,7 +16,7 @@ from dataset.quality.leaks import leak_notices
 from dataset.store.format import Documents, Ints
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
-from trainer.advice import CurveWatch, Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
+from trainer.advice import Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.compiling import compile_blocks
@@ -92,8 +92,7 @@ def pretraining_outlook(
     run = SizeOfRun(
         parameters=parameters,
         tokens=n_rows * first.T * first.fill,
-        rows=rows_of_update(settings, ranks),
-        row_tokens=first.T * first.fill,
+        update_tokens=rows_of_update(settings, ranks) * first.T * first.fill,
         T=first.T,
         micro_batches=math.ceil(n_rows / of_all_ranks),
         ranks=ranks,
@@ -139,6 +138,7 @@ def pretraining_outlook(
     is_known = settings.from_weight == "none" and not config.use_moe and not answers
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
         forecast = Forecast(
+            full_rate=settings.learning_rate,
             parameters=parameter_count(config),
             depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
             unique=laws.parts_of(corpus) or trained,
@@ -163,7 +163,7 @@ def pretraining_outlook(
         # Nobody knows how many bytes of an answer's text are left to predict.
         charts=[chart for chart in CHARTS if not (answers and "bits_per_byte" in chart.fields)],
         next_commands=next_commands(settings.tokenizer_path, answers),
-        watch=CurveWatch(forecast, settings.learning_rate, settings.names_of_rates()),
+        forecast=forecast,
     )
 
 
