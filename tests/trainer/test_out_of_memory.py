@@ -14,7 +14,7 @@ from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 from trainer.machine.out_of_memory import is_out_of_memory, same_update, told_in_a_line
-from trainer.pretrain import first_model, footprint
+from trainer.pretrain import first_model, memory
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified
 
@@ -253,7 +253,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     ids=str,
 )
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
-    monkeypatch.setattr(footprint, "total_memory", lambda device: 16 * GB)
+    monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", fails(AssertionError("the model is made")))
     with pytest.raises(SystemExit) as ended:
         run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))

@@ -33,8 +33,8 @@ from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
-from trainer.pretrain.footprint import flops_per_token, training_bytes
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.pretrain.memory import flops_per_token, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 

@@ -17,8 +17,8 @@ from trainer.machine.collectives import on_main
 from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.measure import available_memory
 from trainer.machine.out_of_memory import told_in_a_line
-from trainer.pretrain.auto_batch import why_whole
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.memory import why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
 from trainer.saving.places import check_writable
 
