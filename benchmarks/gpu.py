@@ -70,7 +70,7 @@ from common.errors import UserError, user_errors
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
-from trainer.pretrain.footprint import flops_per_token
+from trainer.pretrain.memory import flops_per_token
 
 LAST_START_S = 500
 END_S = 535

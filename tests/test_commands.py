@@ -17,7 +17,7 @@ import pytest
 from benchmarks import arguments as benchmark_arguments
 from dataset import embedded_corpus, tokenize_corpus
 from scripts import arguments as script_arguments
-from scripts import inspect_settings
+from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -39,7 +39,7 @@ PARSERS = {
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
-    "scripts/inspect_data.py": inspect_settings.parser,
+    "scripts/inspect_data.py": inspect_data.parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
