@@ -34,7 +34,7 @@ from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size
-from model.hf_folder import load_folder, read_config
+from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
 from scripts.common import check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder

@@ -20,7 +20,7 @@ from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import untrained_bpe
 from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
-from scripts.chat_template import can_chat, default_template
+from scripts.chat_template import default_template
 
 # {(generation, whether it has experts): architecture of llama.cpp}. A minimind2 with experts is no Qwen2-MoE there, as it
 # is in transformers: llama.cpp divides by the shared expert's gate, and a gate of zeros gives NaN.
@@ -177,8 +177,8 @@ def write_tokenizer(
     writer.add_add_bos_token(begins_with_bos and tokenizer.bos_token_id is not None)
     # A prompt is the beginning of a document, and EOS is its end.
     writer.add_add_eos_token(False)
-    if can_chat(tokenizer):
-        writer.add_chat_template(plain_template(default_template(tokenizer)))
+    if (template := default_template(tokenizer)) is not None:
+        writer.add_chat_template(plain_template(template))
         # Left out, llama.cpp takes any token that is spelled like the end of a turn, one time this and one time that.
         if tokenizer.eos_token_id is not None:
             writer.add_eot_token_id(tokenizer.eos_token_id)

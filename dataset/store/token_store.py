@@ -36,8 +36,7 @@ from common.paths import user_cache
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import expanded, find_files, kind_of
-from dataset.reading.remote import is_address
+from dataset.reading.file_kinds import expanded, find_files, is_address, kind_of
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder

@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from common.errors import UserError
-from model.checkpointing import recompute_layers
 from model.electra.compiled_encoder import compile_layers, graphs_for, quicken_attention, ready_mask, uses_graphs
 from model.electra.masking import IGNORE
 from model.electra.sampling import AddsUpChunks, add_up_chunks, sample
@@ -232,7 +231,7 @@ class ElectraPretrainer(torch.nn.Module):
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
         for network in self.networks():
-            recompute_layers(network)
+            network.activation_checkpointing_enable({"use_reentrant": False})
 
     def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,

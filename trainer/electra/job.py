@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,15 @@ from model.electra.sizes import SIZES
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
 from trainer.electra.loss import N_SUMS, electra_loss, metrics
 from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
-from trainer.electra.settings import ElectraSettings, ElectraTraining, batch_size_of, warmup_of
+from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
 from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
 from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.collectives import compare_precision, first_rank_first, on_main, until_all_are_ready
+from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.ranks import first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.sharding import group_size_of
@@ -64,8 +62,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         *SPEED,
         SKIPPED,
     )
-    # What a resume may change, unless the identity below says otherwise
-    MAY_CHANGE = tuple(one.name for one in fields(ElectraTraining) if one.name != "from_resume")
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -79,7 +75,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
-        compare_precision(self.ranks, self.dtype)
         self.loss_weights = (settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
@@ -136,7 +131,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE, self.ONLY_AT_START)
+        self.identity = Identity(entries, self.MENDED_BY, self.ONLY_AT_START)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 

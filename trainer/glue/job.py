@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,19 @@ from common.files import remove
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.store.format import Ints
-from model.checkpointing import recompute_layers
 from trainer.engine import Engine
 from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
 from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
-from trainer.glue.settings import FineTuningSettings, GlueSettings
+from trainer.glue.settings import GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
-from trainer.machine.collectives import on_main
+from trainer.machine.command_line import StopSignals, name_of
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
-from trainer.machine.devices import notes_on_precision
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals, name_of
+from trainer.machine.devices import notes_on_precision, seed_everything
+from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.ranks import on_main
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
@@ -46,8 +44,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
     # A classifier of Hugging Face. What its config is like depends on the family.
     model: Any
 
-    # What a resume may change, unless the identity below says otherwise
-    MAY_CHANGE = ("dropout", *(one.name for one in fields(FineTuningSettings) if one.name != "from_resume"))
     MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
@@ -77,7 +73,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
             make_folder(folder)
         if settings.gradient_checkpointing:
-            recompute_layers(self.model)
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
@@ -89,7 +85,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE)
+        self.identity = Identity(entries, self.MENDED_BY)
         shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -283,7 +279,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     # Computed with again after the run's own end.
     trainer.engine.close()
     if job.engine.shards is not None:
-        job.engine.shards.leave_groups()
+        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

@@ -16,8 +16,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
 from trainer.budget.clock import Clock, clock_of_plan
 from trainer.job import UNLIMITED, Length, Progress
-from trainer.machine.collectives import first_rank_first, until_all_are_ready
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
@@ -138,8 +137,11 @@ def length_of_run(
     validation: ValidationBatches | None,
     layers: int,
     prompts: int,
-) -> Length:
-    """Where a run ends: by its flags or by the clock of a --budget. layers: of the model; prompts: how many samples it draws."""
+) -> "tuple[Length, PlannedEnd | None]":
+    """Where a run ends: by its flags or by the clock of a --budget; what keeps a plan that depends on it in step, None: none does.
+
+    layers: of the model. prompts: how many samples it draws.
+    """
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
     length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
     if settings.max_updates:
@@ -150,7 +152,8 @@ def length_of_run(
     if length.clock is not None or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget, and another number of passes would be another plan from the first row on.
         length.flag = ""
-    return length
+    follows_end = corpus.is_one_plan and settings.max_updates
+    return length, PlannedEnd(settings, ranks, corpus, length.clock) if follows_end else None
 
 
 class PlannedEnd:

@@ -1,9 +1,9 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files, in the order in which they come about."""
 
 import glob
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
 from trainer.budget.outcome import plan_path
 from trainer.cuda_graphs import why_without_graphs
-from trainer.engine import Engine, make_engine
+from trainer.engine import make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
     Identity,
@@ -29,40 +29,19 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.collectives import compare_precision
-from trainer.machine.devices import pick_dtype
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.auto_batch import settle_on_rows
-from trainer.pretrain.data import DOCUMENTS, PlannedEnd, TextKind, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
-from trainer.pretrain.footprint import free_memory
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
-from trainer.pretrain.outlook import make_fast, pretraining_outlook
-from trainer.pretrain.settings import PretrainSettings, weight_name
+from trainer.pretrain.memory import free_memory, settle_on_rows
+from trainer.pretrain.outlook import pretraining_outlook
+from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts, samples
-from trainer.saving.places import best_stem
 from trainer.saving.weights import save_weights
 from trainer.updates import rows_of_warmup
 
-# These shape how a run goes on from here, and leave alone which document stands in which row.
-MAY_CHANGE = (
-    "epochs",
-    "max_updates",
-    "learning_rate",
-    "muon_lr",
-    "embed_lr",
-    "lr_schedule",
-    "decay_share",
-    "warmup_iters",
-    "batch_size",
-    "accumulation_steps",
-    "rows_per_update",
-    "grad_clip",
-    "weight_decay",
-    "dtype",
-)
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
 
@@ -88,7 +67,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Lines for the user
         self.notices: list[str] = []
         dtype, precision_notice = pick_dtype(settings.dtype, device)
-        compare_precision(ranks, dtype)
         if precision_notice:
             self.notices.append(precision_notice)
         self.free_memory = free_memory(device, ranks, surroundings.available_memory)
@@ -103,9 +81,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = Path(settings.out_dir) / weight_name(
-                settings.save_weight, self.config.hidden_size, self.config.use_moe
-            )
+            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
             claim(ranks, stem)
 
             # The data, and the loss of a batch
@@ -133,7 +109,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
             begun={plan_path(stem): keep_plan},
-            replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
+            replaced=[f"{glob.escape(stem.name)}.best.*"],
         )
 
         # From here on every rank draws other numbers (dropout).
@@ -154,7 +130,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
             },
-            MAY_CHANGE,
             ONLY_AT_START,
         )
         without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
@@ -179,21 +154,26 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
-        self.validation = self.corpus.validation(self.pad_id)
-        self.looks = Looks(
-            evaluate=self.evaluate if self.validation else None,
-            eval_interval=settings.eval_interval,
-            samples=self.samples if self.prompts else None,
-            save_best=partial(self.write_weights, best_stem(self.files.stem)),
-        )
-        self.length = length_of_run(
-            settings, ranks, self.corpus, self.validation, self.config.num_hidden_layers, len(self.prompts)
+        self.validation = validation = self.corpus.validation(self.pad_id)
+        self.looks = Looks(eval_interval=settings.eval_interval, save_best=self.write_weights)
+        if validation:
+            self.looks.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
+        if self.prompts:
+            self.looks.samples = lambda engine, signals, is_last: samples(
+                engine,
+                self.first_model.tokenizer,
+                encoder,
+                self.prompts,
+                signals,
+                settings.seed,
+                is_last,
+                with_prompt=not self.kind.answers,
+            )
+        self.length, self.planned_end = length_of_run(
+            settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
         )
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
-        self.planned_end = None
-        if self.corpus.is_one_plan and settings.max_updates:
-            self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -221,8 +201,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=self.notices,
             answers=self.kind.answers,
         )
-        rows = make_fast(settings, outlook, self.first_model, self.engine.dtype, self.device, self.ranks)
-        if rows:
+        # The model is compiled where that pays. A plan has looked at the precision already.
+        dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
+        said = [] if settings.has_budget else notes_on_precision(self.device, dtype, outlook.flops)
+        rows = self.ranks.rows_of(settings.batch_size)
+        if is_gpu:
+            # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
+            rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
+        shape, width = (rows, outlook.plan.T), self.config.hidden_size
+        compile_blocks(
+            self.model, settings.use_compile, self.device, said.append, shape, outlook.flops, dtype, width=width
+        )
+        outlook.notices = [*outlook.notices, *said]
+        if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
@@ -250,17 +241,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums, self.config.num_experts)
-
-    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """See Looks."""
-        assert self.validation is not None
-        return evaluate(engine, self.validation, signals)
-
-    def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
-        """See Looks. An answer is shown without its question."""
-        first, seed = self.first_model, self.settings.seed
-        with_prompt = not self.kind.answers
-        return samples(engine, first.tokenizer, first.encoder, self.prompts, signals, seed, is_last, with_prompt)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         self.write_weights(self.files.stem, weights)

@@ -22,8 +22,7 @@ from filelock import FileLock, Timeout
 from common.errors import UserError
 from common.files import atomic_file, file_lock
 from common.wording import announce
-from trainer.machine.collectives import end_all, first_said, on_main
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 
 # The endings of the files in which a run keeps what it records
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
@@ -49,11 +48,6 @@ def check_writable(stem: Path) -> None:
     resume_folder = stem.with_name(f"{stem.name}_resume")
     if resume_folder.exists():
         _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
-
-
-def best_stem(stem: Path) -> Path:
-    """Where the weights of the lowest validation loss go, without their endings."""
-    return stem.with_name(f"{stem.name}.best")
 
 
 def check_seen_by_all(stem: Path, ranks: Ranks) -> None:

@@ -20,6 +20,7 @@ def encoders():
     return both
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_library_for_every_character_that_is_taken():
     """Each beside letters, digits, spaces, line ends and apostrophes. Most of the basic plane is taken."""
     by_library, fast = encoders()

@@ -405,6 +405,7 @@ FLOAT32_IS_FASTER = rates_of_products(1.9e11, 1e11)
 BFLOAT16_IS_FASTER = rates_of_products(1e11, 4e11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "rate", "chosen"),
     [
