@@ -60,7 +60,7 @@ $(DOCUMENTATION): | $(VENV)/.installed
 	$(RUN) -c "from dataset.embedded_corpus import build_embedded_corpus; build_embedded_corpus('$@')"
 
 $(QUESTIONS): | $(VENV)/.installed
-	$(RUN) -c "from dataset.chat.embedded_questions import build_embedded_questions; build_embedded_questions('$@')"
+	$(RUN) -c "from dataset.embedded_corpus import build_embedded_questions; build_embedded_questions('$@')"
 
 # What comes next is typed by hand, and finds the packages in this environment alone.
 ACTIVATE = @echo "Before further commands: . $(VENV)/bin/activate"

@@ -52,7 +52,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from types import FrameType
 from typing import IO, Any, NoReturn
@@ -106,7 +106,9 @@ def results_of(number: int, device: torch.device, small: bool) -> Iterator[Resul
             yield result_of(name, check, device)
         return
     with ThreadPoolExecutor(len(checks)) as pool:
-        yield from pool.map(result_of, checks.keys(), checks.values(), [device] * len(checks))
+        # A section that is stopped keeps what has ended.
+        for ended in as_completed(pool.submit(result_of, name, check, device) for name, check in checks.items()):
+            yield ended.result()
 
 
 def result_of(name: str, check: Check, device: torch.device) -> Result:

@@ -50,7 +50,7 @@ from benchmarks.gpu_checks import (
     weights_in,
 )
 from benchmarks.training import LEARNING_RATE, Training
-from model.fast.compiled_backend import CompiledBackend
+from model.backend import CompiledBackend
 from model.model_minimind import Block
 from trainer.machine.command_line import run_cli
 from trainer.machine.random_state import deterministic

@@ -55,9 +55,13 @@ T = 511
 LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
 GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
 GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
-# Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save. An epoch
-# is no whole number of micro-batches.
+# Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save, and save
+# seldom, since a save may take as long as a hundred updates. An epoch is no whole number of micro-batches.
 UPDATES_OF_RUN = {"cuda": 600, "cpu": 8}
+SAVES_OF_RUN = {
+    "cuda": ("--batch_size", "8", "--save_interval", "150"),
+    "cpu": ("--batch_size", "8", "--save_interval", "3"),
+}
 DOCUMENTS_OF_RUN = {"cuda": 600, "cpu": 150}
 # With it some gradient is beyond 65,504, the largest float16.
 TOO_LARGE_SCALE = 2.0**26
@@ -353,10 +357,10 @@ NUMBERS: dict[str, Check] = {
 }
 TRAINER: dict[str, Check] = {
     "resume, AdamW, compiled": lambda device: resumes_bitwise(
-        device, "--batch_size", "8", "--save_interval", "3", "--use_compile", str(int(device.type == "cuda"))
+        device, "--use_compile", str(int(device.type == "cuda")), *SAVES_OF_RUN[device.type]
     ),
     "resume, AdamW, plain code without graphs": lambda device: resumes_bitwise(
-        device, "--batch_size", "8", "--save_interval", "3", "--use_compile", "0", "--cuda_graphs", "0"
+        device, "--use_compile", "0", "--cuda_graphs", "0", *SAVES_OF_RUN[device.type]
     ),
     "resume, Muon, MoE, --batch_size auto, --save_minutes": lambda device: resumes_bitwise(
         device, "--optimizer", "muon", "--use_moe", "1", "--batch_size", "auto", "--save_minutes", "0.01"

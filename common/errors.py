@@ -27,16 +27,6 @@ class DataError(ValueError):
         self.kind = kind
 
 
-class BadContentError(ValueError):
-    """What is wrong with a checkpoint. It does not end the command: an older one is taken instead."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Errors: BadContentError with `what` is wrong, unless it holds."""
-    if not holds:
-        raise BadContentError(what)
-
-
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Turn the ValueErrors and OSErrors of setting up (a config field, a file) into UserErrors.

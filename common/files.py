@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
@@ -32,7 +32,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     # The name is in the folder only when the folder itself is on the disk.
@@ -193,3 +193,15 @@ def remove_if_possible(path: Path) -> None:
     """Delete what can be deleted of a file or a folder: another process may be writing there."""
     with contextlib.suppress(OSError):
         remove(path)
+
+
+def file_lock(path: Path, of_thread: bool = True, file_stays: bool = False) -> Any:
+    """A FileLock that is not held yet. To take it raises OSError on a file system that has no locks (Lustre without `-o flock`).
+
+    filelock would take the file's being there for a lock instead, and nobody would ever take back that of a killed process.
+    of_thread: only the thread that took the lock may give it back. file_stays: also when the lock is given back.
+    """
+    # Loaded where it is needed: the flags of every trainer import who uses this, and its loading takes a tenth of a second.
+    from filelock import FileLock
+
+    return FileLock(path, thread_local=of_thread, fallback_to_soft=False, preserve_lock_file=file_stays)

@@ -1,5 +1,5 @@
-"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), whether one is gone, and
-environment variables for a block of code.
+"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), environment variables for a
+block of code, and how long the command has been running.
 """
 
 import contextlib
@@ -62,6 +62,13 @@ def obey_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def ignore_stop_signals() -> None:
+    """Signals to the process group are for the main process: it saves first and ends its workers later."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
     """Within the block the environment variable `name` is `value`."""
@@ -76,9 +83,32 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def fields_behind_name(pid: str) -> list[str]:
-    """Of /proc/PID/stat, from the third field on, which is the state. The second one is a name that may hold anything.
+# --------------------------------------------------------------------------- how long the command has been running
 
-    Errors: OSError where there is no such process, or no /proc.
-    """
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+# In place of the start of the process, where the system does not tell that, or where the process was something else for
+# longer than this: a shell script that ends with `exec python` hands its process on, with the age of it.
+_IMPORTED = time.monotonic()
+MOST_S_TO_IMPORT = 60.0
+# When the command was called, where that was not the start of the process.
+_called: float | None = None
+
+
+def count_from_here() -> None:
+    """From here on `seconds_since_start` counts: another program, such as a notebook, calls the command as a function."""
+    global _called
+    _called = time.monotonic()
+
+
+def seconds_since_start() -> float:
+    """How long the command has been running."""
+    if _called is not None:
+        return time.monotonic() - _called
+    since_import = time.monotonic() - _IMPORTED
+    try:
+        # The 22nd field, in ticks since the machine was started. The second one is a name that may hold anything.
+        behind_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(behind_name[19]) / os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, ValueError, IndexError, AttributeError):
+        return since_import
+    return age if age - since_import < MOST_S_TO_IMPORT else since_import

@@ -1,6 +1,9 @@
-"""How numbers and foreign text are put into the lines that a person reads."""
+"""Lines that a person reads: how numbers and foreign text are put into them, and how they are printed."""
 
 import json
+import os
+import sys
+from typing import TextIO
 
 # Characters that a terminal or a browser obeys instead of showing: they could hide, forge or reorder what a line says.
 # Line feed and tab are left alone.
@@ -62,3 +65,30 @@ def reason_of(error: Exception) -> str:
             return line[:LONGEST_REASON]
     first = lines[0] if lines else ""
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
+
+
+def for_terminal(text: str, stream: TextIO) -> str:
+    """The text as a terminal may show it, with its characters spelt out that the stream cannot encode.
+
+    Without this a sample in another alphabet, or a file name that is not UTF-8, would end the work.
+    """
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
+
+
+def nowhere() -> TextIO:
+    """A stream in the place of one that nobody reads any more. It stays open for the rest of the process."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def announce(text: str, to_stderr: bool = False) -> None:
+    """Print the text as a terminal may show it, at once. If nobody reads any more, the work goes on without."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    try:
+        print(for_terminal(text, stream), file=stream, flush=True)
+    except OSError:
+        # The reader of a pipe has left, or the terminal was closed.
+        if to_stderr:
+            sys.stderr = nowhere()
+        else:
+            sys.stdout = nowhere()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 
 class Run(NamedTuple):

@@ -1,12 +1,13 @@
 """The data of a run: which documents are trained and which are held out, and the plan of every epoch."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Unpack, cast
 
-from common.arithmetic import ceil_div
-from common.arrays import Array
+import numpy as np
+
 from common.errors import DataError
 from common.wording import counted
 from dataset.held_out import are_shared, split_by_hash, with_last_part
@@ -16,11 +17,8 @@ from dataset.packing import EpochPlan, MostTargets, RowPlan, all_documents, sum_
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.check import DigestCheck
 from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.format import TokenStore
-from dataset.store.interface import Documents, Ints
-from dataset.store.joined import ConcatStore
+from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -130,7 +128,7 @@ class Corpus:
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
-        self.val_shared: Array | None = None
+        self.val_shared: np.ndarray | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             self._evaluate_others(open_or_build(paths, encoder, **store_options), name_of(paths), allow_val_overlap)
@@ -368,7 +366,7 @@ class ValidationBatches:
         self.n_bytes = text_bytes(store, documents) if only is None else None
 
     def __len__(self) -> int:
-        return ceil_div(self.plan.n_rows, EVAL_ROWS)
+        return math.ceil(self.plan.n_rows / EVAL_ROWS)
 
     def __getitem__(self, i: int) -> Batch:
         if not 0 <= i < len(self):

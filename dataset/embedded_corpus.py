@@ -1,11 +1,14 @@
-"""A corpus that every machine has: the documentation inside the installed Python.
+"""Data that every machine has, so that training works at once; dataset/README.md says how to get a full corpus.
 
-The language reference (`pydoc_data.topics`) and the docstrings of the standard library and NumPy, read out of their
-source files without importing or running any of them. It is there so that training works at once; dataset/README.md
-says how to get a full corpus.
+The corpus: the documentation inside the installed Python, that is the language reference (`pydoc_data.topics`) and the
+docstrings of the standard library and NumPy, read out of their source files without importing or running any of them.
+
+The conversations: questions on the built-in functions and classes and those of everyday modules, answered by the first
+sentence of their documentation. They are few enough for a small model to learn all of them by heart.
 """
 
 import ast
+import builtins
 import importlib.util
 import inspect
 import json
@@ -15,19 +18,38 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from common.files import atomic_file
-from common.locks import file_lock
+from common.files import atomic_file, file_lock
 
-# Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code.
+# A line of a jsonl
+Record = dict[str, object]
+
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
 SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packages", "__pycache__"}
-# Entries of a module share a document until it has so many characters.
+# Entries of a module share a document until it has so many characters, so that it is worth its BOS and EOS.
 DOCUMENT_CHARACTERS = 2000
 
-# A line of a jsonl.
-Record = dict[str, object]
-# What ast.get_docstring reads.
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+# The ways to ask after a name; each answer stands in the data once for each.
+PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
+# Modules that people use, without what is there on some systems only
+MODULES = (
+    "argparse", "ast", "base64", "bisect", "bz2", "calendar", "codecs", "collections", "configparser", "contextlib",
+    "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum", "fileinput", "fnmatch",
+    "fractions", "functools", "glob", "graphlib", "gzip", "hashlib", "heapq", "hmac", "html", "inspect", "io",
+    "ipaddress", "json", "linecache", "logging", "lzma", "mimetypes", "numbers", "operator", "os", "pathlib",
+    "pickle", "pkgutil", "platform", "plistlib", "pprint", "queue", "random", "re", "reprlib", "sched", "secrets",
+    "selectors", "shelve", "shlex", "shutil", "socket", "statistics", "string", "subprocess", "tarfile", "tempfile",
+    "textwrap", "threading", "timeit", "tokenize", "tomllib", "traceback", "types", "typing", "urllib", "uuid",
+    "warnings", "weakref", "zipfile", "zoneinfo",
+)  # fmt: skip
+# Up to a full stop with the beginning of another sentence behind it: that of "e.g. a" is none.
+SENTENCE = re.compile(r"(.*?[.!?])(?:\s+(?=[A-Z\"'`(*])|$)")
+# Characters of an answer: longer first sentences are rather lists, shorter ones no sentences.
+SHORTEST = 15
+LONGEST = 160
+# Marks of signatures, examples and tables
+NO_PROSE = ("->", "::", ">>>", "|")
 
 
 def build_embedded_corpus(path: str | Path) -> Path:
@@ -35,16 +57,15 @@ def build_embedded_corpus(path: str | Path) -> Path:
 
     The same Python and NumPy give the same file.
     """
-    return build_once(Path(path), _records)
+    return _build_once(Path(path), lambda: ({"text": text} for text in documents()))
 
 
-def _records() -> Iterator[Record]:
-    for text in documents():
-        yield {"text": text}
+def build_embedded_questions(path: str | Path) -> Path:
+    """Writes the conversations to `path` as jsonl, as `build_embedded_corpus` does the corpus."""
+    return _build_once(Path(path), _conversations)
 
 
-def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
-    """Writes the records to `path` as jsonl, unless it is there; returns the path."""
+def _build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,94 +79,64 @@ def build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     return path
 
 
+# ------------------------------------------------------------------------------------------------- the corpus
+
+
 def documents() -> Iterator[str]:
     """The texts, in a fixed order and without exact duplicates."""
-    library = _library()
     # Found, not imported: the corpus comes from the text of the source files alone.
     found = importlib.util.find_spec("numpy")
     assert found is not None and found.origin is not None
-    numpy = Path(found.origin).parent
-    topics = _topics(library / "pydoc_data" / "topics.py")
     seen: set[str] = set()
-    for text in chain(topics, _packages(library, ""), _packages(numpy, "numpy")):
+    for text in chain(_topics(), _modules(LIBRARY, ""), _modules(Path(found.origin).parent, "numpy")):
         if text not in seen:
             seen.add(text)
             yield text
 
 
-def library_entries() -> Iterator[str]:
-    """What the standard library documents, in a fixed order: the name, for a function with its signature, and the text."""
-    for file, name in _files(_library(), ""):
-        yield from _module(file, name)
-
-
-def _library() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
-def _topics(path: Path) -> Iterator[str]:
+def _topics() -> Iterator[str]:
     """One document for each topic of the language reference."""
+    path = LIBRARY / "pydoc_data" / "topics.py"
     # Some distributions leave it out.
-    if not path.is_file():
-        return
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Dict):
-            topics = ast.literal_eval(node)
-            for name in sorted(topics):
-                yield _clean(topics[name])
-            # The file holds this one dictionary.
-            return
+    if path.is_file():
+        # The file holds one dictionary.
+        dictionary = next(node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Dict))
+        for _, text in sorted(ast.literal_eval(dictionary).items()):
+            yield _clean(text)
 
 
-def _packages(root: Path, package: str) -> Iterator[str]:
+def _modules(root: Path, package: str) -> Iterator[str]:
     """The documents of all modules under `root`, in the order of their files."""
     seen: set[str] = set()
     for file, name in _files(root, package):
-        yield from _group(_new_entries(_module(file, name), seen))
+        document: list[str] = []
+        for entry in _entries(file, name):
+            # Aliases and overrides repeat a docstring under another name, which stands in the first line.
+            body = entry.partition("\n")[2]
+            if body in seen:
+                continue
+            seen.add(body)
+            document.append(entry)
+            if sum(map(len, document)) >= DOCUMENT_CHARACTERS:
+                yield "\n\n\n".join(document)
+                document = []
+        if document:
+            yield "\n\n\n".join(document)
 
 
 def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
-    """(file, dotted name) of the modules under `root`."""
+    """(file, the dotted name that users know) of the modules under `root`: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py
+    is decimal."""
     # Sorted: a folder lists its files in another order on every machine.
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED.isdisjoint(parts):
-            yield file, _public_name(package, parts)
+            names = [part.removeprefix("_py") for part in parts]
+            public = [name for name in names if not name.startswith("_")] or names[-1:]
+            yield file, ".".join([package, *public] if package else public)
 
 
-def _public_name(package: str, parts: tuple[str, ...]) -> str:
-    """The dotted name that users know: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py is decimal."""
-    names = [part.removeprefix("_py") for part in parts]
-    public = [name for name in names if not name.startswith("_")] or names[-1:]
-    return ".".join([package, *public] if package else public)
-
-
-def _new_entries(entries: Iterator[str], seen: set[str]) -> Iterator[str]:
-    """Those whose text has not come before: aliases and overrides repeat a docstring under another name."""
-    for entry in entries:
-        # The first line is the name with its signature.
-        _, _, body = entry.partition("\n")
-        if body not in seen:
-            seen.add(body)
-            yield entry
-
-
-def _group(entries: Iterator[str]) -> Iterator[str]:
-    """Joins neighbouring entries so that a document is worth its BOS and EOS."""
-    group: list[str] = []
-    size = 0
-    for entry in entries:
-        group.append(entry)
-        size += len(entry)
-        if size >= DOCUMENT_CHARACTERS:
-            yield "\n\n\n".join(group)
-            group = []
-            size = 0
-    if group:
-        yield "\n\n\n".join(group)
-
-
-def _module(file: Path, name: str) -> Iterator[str]:
+def _entries(file: Path, name: str) -> Iterator[str]:
     """The entries of a module: itself, functions, classes with their methods, each after its name and signature."""
     try:
         tree = ast.parse(file.read_bytes())
@@ -164,19 +155,24 @@ def _module(file: Path, name: str) -> Iterator[str]:
 def _definitions(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
     """The entries of the functions and classes in a body; what stands under an `if` or a `try` counts too."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _public(node.name):
-            if doc := _docstring(node):
-                yield f"{prefix}.{node.name}({ast.unparse(node.args)})\n\n{_indent(doc)}"
-        elif isinstance(node, ast.ClassDef) and _public(node.name):
-            if doc := _docstring(node):
+        if isinstance(node, ast.If | ast.Try):
+            yield from _definitions(node.body, prefix)
+        # Users are meant to know special methods such as __len__.
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or re.match(
+            r"_(?!_.*__$)", node.name
+        ):
+            continue
+        doc = _docstring(node)
+        if isinstance(node, ast.ClassDef):
+            if doc:
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
                 yield f"class {prefix}.{node.name}({bases})\n\n{_indent(doc)}"
             yield from _definitions(node.body, f"{prefix}.{node.name}")
-        elif isinstance(node, ast.If | ast.Try):
-            yield from _definitions(node.body, prefix)
+        elif doc:
+            yield f"{prefix}.{node.name}({ast.unparse(node.args)})\n\n{_indent(doc)}"
 
 
-def _docstring(node: Documented) -> str:
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return _clean(ast.get_docstring(node) or "")
 
 
@@ -197,11 +193,6 @@ def _added_doc(call: ast.expr) -> str | None:
     return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
 
 
-def _public(name: str) -> bool:
-    """Whether users are meant to know the name: a special method such as __len__ is."""
-    return not name.startswith("_") or (name.startswith("__") and name.endswith("__"))
-
-
 def _clean(text: str) -> str:
     """No trailing blanks, no control characters, at most one empty line in a row."""
     text = re.sub(r"[^\S\n]+\n", "\n", text.expandtabs().replace("\r\n", "\n"))
@@ -212,3 +203,53 @@ def _clean(text: str) -> str:
 def _indent(text: str) -> str:
     """The text with four blanks before each line that is not empty."""
     return re.sub(r"^(?=[^\n])", "    ", text, flags=re.MULTILINE)
+
+
+# ------------------------------------------------------------------------------------------------- the questions
+
+
+def _conversations() -> Iterator[Record]:
+    """In a fixed order; the questions on one name follow each other."""
+    for name, answer in answers().items():
+        for phrasing in PHRASINGS:
+            turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]
+            yield {"conversations": turns}
+
+
+def answers() -> dict[str, str]:
+    """{name: the first sentence of its documentation}, where that is prose."""
+    found: dict[str, str] = {}
+    for name, text in chain(_of_builtins(), _of_library()):
+        answer = first_sentence(text)
+        is_prose = SHORTEST <= len(answer) <= LONGEST and answer[0].isupper() and not any(m in answer for m in NO_PROSE)
+        if name not in found and is_prose:
+            found[name] = answer
+    return found
+
+
+def first_sentence(text: str) -> str:
+    """On one line; of a text without a full stop its first paragraph."""
+    paragraph = re.split(r"\n\s*\n", text.strip())[0]
+    line = " ".join(paragraph.split())
+    found = SENTENCE.match(line)
+    return found.group(1) if found else line
+
+
+def _of_builtins(owner: object = builtins, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(name, documentation) of the built-in functions, types and their methods, which are written in C."""
+    for name, value in sorted(vars(owner).items()):
+        if name.startswith("_") or (owner is builtins and not callable(value)):
+            continue
+        yield prefix + name, inspect.getdoc(value) or ""
+        if owner is builtins and isinstance(value, type) and not issubclass(value, BaseException):
+            yield from _of_builtins(value, f"{name}.")
+
+
+def _of_library() -> Iterator[tuple[str, str]]:
+    """(name, documentation) of the functions, classes and methods in MODULES."""
+    for entry in chain.from_iterable(_entries(file, name) for file, name in _files(LIBRARY, "")):
+        heading, _, text = entry.partition("\n")
+        kind, _, name = heading.partition("(")[0].rpartition(" ")
+        parts = name.split(".")
+        if kind != "module" and parts[0] in MODULES and not any(part.startswith("_") for part in parts):
+            yield name, text

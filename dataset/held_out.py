@@ -4,10 +4,8 @@ import copy
 
 import numpy as np
 
-from common.arrays import Array
 from dataset.packing import chunks, number_type
-from dataset.store.format import TokenStore
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints, TokenStore
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
@@ -57,7 +55,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     return [store]
 
 
-def are_shared(training: Documents, validation: Documents) -> Array:
+def are_shared(training: Documents, validation: Documents) -> np.ndarray:
     """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
     # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
     # few validation documents, which are sorted for that.

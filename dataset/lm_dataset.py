@@ -11,10 +11,12 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from common.errors import DataError
 from common.paths import similar_file
-from dataset.reading import limits
-from dataset.reading.documents import BOM, DataError, parse_line
-from dataset.reading.line_reader import WHITE_SPACE
+from dataset.reading import faults
+from dataset.reading.faults import BadLine, Fault
+from dataset.reading.json_files import text_of_line
+from dataset.reading.streams import BOM, WHITE_SPACE
 from dataset.tokenizing.encoder import DocumentEncoder
 
 PIECE_BYTES = 1 << 20
@@ -60,13 +62,16 @@ class PretrainDataset(Dataset):
     def text(self, index: int) -> str:
         """The text of item `index`."""
         size = int(self.ends[index] - self.starts[index])
-        if size > limits.MAX_DOCUMENT_BYTES:
-            raise DataError(f"{self.path}:{self.lines[index]}: {limits.too_long('line')[1]}")
+        if size > faults.MAX_DOCUMENT_BYTES:
+            raise DataError(f"{self.path}:{self.lines[index]}: {faults.too_long('line')[1]}")
         # Opened here: a handle that forked workers share has one position for all of them.
         with open(self.path, "rb") as file:
             file.seek(self.starts[index])
             raw = file.read(size)
-        text = parse_line(raw, f"{self.path}:{self.lines[index]}")
+        try:
+            text = text_of_line(raw, "text")
+        except BadLine as bad:
+            raise Fault(str(self.path), self.lines[index], *bad.args).error() from None
         if text is None:
             raise DataError(f"{self.path}:{self.lines[index]}: the file has changed since it was opened; start again")
         return text

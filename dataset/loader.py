@@ -3,6 +3,7 @@
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -10,10 +11,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
-from common.arithmetic import ceil_div
 from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
 from dataset.packing import Recipe, RowPlan
-from dataset.store.interface import Column, HasTokens, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # The target of a position that has none.
 IGNORE = -100
@@ -125,7 +125,7 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     )
 
 
-def assemble(store: HasTokens, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
+def assemble(store: Documents, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
     """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
     return gather(store.tokens, plan.recipe(rows), pad_id)
 
@@ -166,20 +166,20 @@ class UpdateSchedule(NamedTuple):
     @property
     def first_update(self) -> int:
         """The number of the update that begins at start_row."""
-        return ceil_div(self.start_row, self.rows_of_update)
+        return math.ceil(self.start_row / self.rows_of_update)
 
     @property
     def n_updates(self) -> int:
         """Updates of the epoch, those before start_row included."""
         rows_left = self.n_rows - self.start_row
-        return self.first_update + ceil_div(rows_left, self.rows_of_update)
+        return self.first_update + math.ceil(rows_left / self.rows_of_update)
 
     @property
     def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
         # From start_row on: full updates, and the rows of a last one, which may have fewer micro-batches.
         full, rest = divmod(self.n_rows - self.start_row, self.rows_of_update)
-        in_the_last = ceil_div(rest, self.batch_size * self.world_size)
+        in_the_last = math.ceil(rest / (self.batch_size * self.world_size))
         return (self.first_update + full) * self.accumulation_steps + in_the_last
 
     def rows(self, update: int) -> tuple[int, int]:
@@ -190,7 +190,7 @@ class UpdateSchedule(NamedTuple):
     def micro_batches(self, update: int) -> int:
         """Micro-batches of an update, the same number on every rank."""
         lo, hi = self.rows(update)
-        return ceil_div(hi - lo, self.batch_size * self.world_size)
+        return math.ceil((hi - lo) / (self.batch_size * self.world_size))
 
     def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
         """The rows (lo, hi) of each micro-batch of an update on one rank; empty where lo == hi."""
@@ -214,7 +214,7 @@ class Assembler:
     itself.
     """
 
-    def __init__(self, store: HasTokens, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
         """n_rows: batches of fewer rows are filled up to that many, see `gather`. only: leaves some targets of a batch."""
         self.store = store
         self.pad_id = pad_id

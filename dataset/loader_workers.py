@@ -7,6 +7,7 @@ are. What is wrong with a batch comes in its place as a LoaderError.
 
 import atexit
 import contextlib
+import math
 import multiprocessing
 import signal
 import threading
@@ -19,9 +20,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader
 
-from common.arithmetic import ceil_div
 from common.errors import DataError
-from common.processes import end_with, id_for_children
+from common.processes import end_with, id_for_children, ignore_stop_signals
 
 # batches that each worker makes before they are asked for, beside those that are taken at once
 BATCHES_AHEAD = 4
@@ -127,7 +127,7 @@ class WorkerPool(Generic[RecipeT, BatchT]):
             sampler=self,
             collate_fn=_as_it_is,
             num_workers=num_workers,
-            prefetch_factor=BATCHES_AHEAD + ceil_div(at_once, num_workers),
+            prefetch_factor=BATCHES_AHEAD + math.ceil(at_once / num_workers),
             persistent_workers=True,
             pin_memory=pin_memory,
             worker_init_fn=partial(_begin, id_for_children()),
@@ -229,16 +229,9 @@ def _as_it_is(answer: Any) -> Any:
 
 def _begin(parent: int, number: int) -> None:
     """A worker's first act. It ends with the trainer's process; torch lets it compute with one thread."""
-    _ignore_stop_signals()
+    ignore_stop_signals()
     for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):
         # torch's handlers would write lines of their own.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     end_with(parent)
-
-
-def _ignore_stop_signals() -> None:
-    """Signals to the process group are for the main process: it saves first and ends its workers later."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
 from common.errors import DataError
 from common.wording import counted
 from dataset.packing import (
@@ -37,7 +36,7 @@ from dataset.packing import (
     target_counts,
 )
 from dataset.shares import MOST_REPEATS, Source, name_of, normal_curves
-from dataset.store.interface import Column, Documents, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
@@ -167,7 +166,7 @@ class SourceRows:
         """Of each row that is laid out."""
         return np.concatenate(self._targets) if self._targets else np.empty(0, dtype=np.int64)
 
-    def middles(self) -> Array:
+    def middles(self) -> np.ndarray:
         """float64: how many targets of the source have come by the middle of each row that is laid out."""
         targets = self.targets()
         return np.cumsum(targets, dtype=np.int64) - targets / 2
@@ -417,7 +416,7 @@ class Mixture:
         constant, at_fall = self._stretch(at_now, now, fall, move.fall_row - move.row)
         return [*kept, (now, constant), (fall, self._stretch(at_fall, fall, 1.0, move.end - move.fall_row)[0])]
 
-    def _course(self, stretches: Sequence[Stretch]) -> tuple[Array, list[Array]]:
+    def _course(self, stretches: Sequence[Stretch]) -> tuple[np.ndarray, list[np.ndarray]]:
         """(progress, tokens that each source has given by then): float64, rising, with straight lines between."""
         begins = [begin for begin, _ in stretches]
         speeds = np.array([speed for _, speed in stretches])
@@ -425,7 +424,7 @@ class Mixture:
         speed = speeds[np.searchsorted(begins, progress[:-1], side="right") - 1]
         return progress, [np.append(0.0, np.cumsum(np.diff(curve.area(progress)) * speed)) for curve in self.curves]
 
-    def _coming(self, stretches: Sequence[Stretch], taken: Sequence[int], n_rows: int) -> list[Array]:
+    def _coming(self, stretches: Sequence[Stretch], taken: Sequence[int], n_rows: int) -> list[np.ndarray]:
         """float64: the moments of each source's rows behind those that are taken. At least n_rows of all of them come before
         any row that is not laid out."""
         progress, given = self._course(stretches)
@@ -509,7 +508,7 @@ class Mixture:
 
 
 def in_order(
-    moments: Sequence[Array], taken: Sequence[int] | None = None, n_rows: int | None = None
+    moments: Sequence[np.ndarray], taken: Sequence[int] | None = None, n_rows: int | None = None
 ) -> tuple[Ints, Ints]:
     """(source, uint16; number among the rows of that source, uint32) of rows in the order of their moments.
 

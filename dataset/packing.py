@@ -13,12 +13,12 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dataset.best_fit import best_fit, rows_of
-from dataset.store.interface import Column, Documents, HasOffsets, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
 CHUNK = 1 << 18
@@ -32,6 +32,14 @@ CHUNK = 1 << 18
 #     _pack_rows           32 bits: the row of the epoch                   | 32 bits: the piece
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
+
+
+class HasOffsets(Protocol):
+    """What a plan reads of a store."""
+
+    @property
+    def offsets(self) -> Column:
+        """int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]."""
 
 
 class Totals(NamedTuple):
@@ -93,7 +101,7 @@ def text_bytes(store: Documents, documents: Ints) -> int:
 MostTargets = int | Ints | None
 
 
-def target_counts(store: HasOffsets, documents: Ints, most: MostTargets = None) -> Ints:
+def target_counts(store: Documents, documents: Ints, most: MostTargets = None) -> Ints:
     """int64: the targets of each of the given documents: one less than its tokens, and at most so many."""
     at = np.asarray(documents, dtype=np.int64)
     lengths = np.asarray(store.offsets[at + 1]) - np.asarray(store.offsets[at])
@@ -103,7 +111,7 @@ def target_counts(store: HasOffsets, documents: Ints, most: MostTargets = None) 
     return np.minimum(targets, most[at] if isinstance(most, np.ndarray) else most)
 
 
-def sum_of_targets(store: HasOffsets, documents: Ints, most: MostTargets = None) -> int:
+def sum_of_targets(store: Documents, documents: Ints, most: MostTargets = None) -> int:
     """The targets of all the given documents together."""
     total = 0
     for lo, hi in chunks(len(documents)):

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
 from common.errors import DataError
-from common.settings_files import read_plain
+from common.settings import read_plain
 from common.wording import as_written
 
 # With these no sum or product overflows.
@@ -190,7 +189,7 @@ class Curve:
         whole = [Point(0.0, points[0].share), *points, Point(1.0, points[-1].share)]
         parts = np.linspace(0.0, 1.0, PARTS + 1)
 
-        def along(values: Array) -> Array:
+        def along(values: np.ndarray) -> np.ndarray:
             """[pieces * (PARTS + 1)]: from each point to the next."""
             return (values[:-1, None] * (1 - parts) + values[1:, None] * parts).ravel()
 
@@ -209,7 +208,7 @@ class Curve:
         """Under the curve from 0 to each `progress`, a number or an array."""
         return np.interp(progress, self.progress, self.taken) + np.maximum(progress - 1.0, 0.0) * self.points[-1].share
 
-    def where(self, area: Array) -> Array:
+    def where(self, area: np.ndarray) -> np.ndarray:
         """float64: the progress at which each of the areas is reached."""
         return np.interp(area, self.taken, self.progress)
 

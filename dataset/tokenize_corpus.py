@@ -1,10 +1,15 @@
 """Tokenise a corpus ahead of training.
 
-The flags, and what they do, stand in dataset/tokenize_arguments.py.
+    python dataset/tokenize_corpus.py --data_path dataset/pretrain_hq.jsonl
+    python dataset/tokenize_corpus.py --data_path /data/corpus --cache_dir /shared/tokens
+
+The trainers do the same on their first start and find what was made here. Then train with the same --data_path,
+--tokenizer_path, --text_field, --text_suffixes, --cache_dir and switches.
 """
 
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,20 +20,55 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin()
-    # --help and wrong flags are answered before the libraries of tokenizers are imported.
-    from dataset.tokenize_arguments import parse_args
-
-    parse_args()
 
 from common.errors import DataError, UserError, user_errors
-from common.notices import announce
+from common.flags import positive
 from common.processes import obey_ctrl_c
-from common.wording import counted, one_line
+from common.settings import Settings, SettingsParser, parse, setting
+from common.wording import announce, counted, one_line
+from dataset.reading.settings import DocumentSettings
 from dataset.shares import group_sources
 from dataset.store.deduplicate import notice_of, open_sources
 from dataset.store.token_store import StoreOptions
-from dataset.tokenize_arguments import parse_args
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+
+PROG = "tokenize_corpus.py"
+
+
+@dataclass(kw_only=True)
+class CorpusSettings(DocumentSettings):
+    """data"""
+
+    # MISSING: no default, so the flag must be given.
+    data_path: list[str] = setting(
+        MISSING,
+        several=True,
+        help="as the trainer's: files of the kinds in dataset/README.md, folders, globs; with shares each gets a store",
+        first=True,
+    )
+    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+
+
+@dataclass(kw_only=True)
+class WorkSettings(Settings):
+    """work"""
+
+    num_procs: int | None = setting(None, check=positive(int), help="processes (default: one a core)", first=True)
+
+
+@dataclass(kw_only=True)
+class TokenizeSettings(WorkSettings, CorpusSettings):
+    """All settings of tokenize_corpus.py; --help shows the groups from the last to the first."""
+
+
+def parser() -> SettingsParser:
+    """The command line of tokenize_corpus.py."""
+    return SettingsParser(TokenizeSettings, PROG, __doc__)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> TokenizeSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(TokenizeSettings, PROG, __doc__, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,11 @@
-"""How the forward pass is computed: the plain way, which is the reference. model/fast has faster ways to the same result.
+"""How the forward pass is computed: the plain way, which is the reference, and the compiled one of `training_losses`.
 
-A forward pass takes one backend, for all layers. The layers find it in their `Layout`, beside what else they share.
+A forward pass takes one backend, for all layers. The layers find it in their `Layout`, beside what else they share. A compiled
+backend serves micro-batches of one shape. Everything else stays with the plain code: evaluation, generation, and micro-batches
+of another shape, since compiling for them takes longer than they do. On a CPU that is the last one of an epoch; on a GPU the
+trainer fills it up with empty rows. The results agree to rounding.
+
+Shape letters: B rows, T positions, S keys, H hidden, D head dimension, N query heads, G key/value heads.
 """
 
 from collections.abc import Callable
@@ -10,11 +15,17 @@ import torch
 from transformers import Cache
 
 from model.attention import document_mask, scaled_dot_product_attention
-from model.loss import chunked_cross_entropy
+from model.config import MiniMindConfig
+from model.fast.block_attention import additive_mask, block_attention
+from model.fast.flex_attention import flex_attend, flex_mask, try_flex
+from model.loss import chunked_cross_entropy, loss_and_gradient
+from model.products import compute_dtype
 
 ResultT = TypeVar("ResultT")
 # What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
 Mask = Any
+# Of the row on which FlexAttention is tried where the shape of the micro-batches is not known yet.
+TRIAL_POSITIONS = 512
 
 
 class HasCompute(Protocol):
@@ -27,10 +38,7 @@ class HasCompute(Protocol):
 
 
 class Backend:
-    """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding.
-
-    Shape letters: B rows, T positions, S keys, H hidden, D head dimension, N query heads, G key/value heads.
-    """
+    """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
         """What `attend` takes as its mask, for embeddings x [B, T, H] and document_ids [B, T]; None: a document a row."""
@@ -43,14 +51,11 @@ class Backend:
     def block(
         self, block: HasCompute, x: torch.Tensor, layout: "Layout", past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the block makes of x [B, T, H]. A hook: a compiled backend puts a compiled `Block.compute` here."""
+        """What the block makes of x [B, T, H]."""
         return block.compute(x, layout, past_key_values)
 
     def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """function(*arguments): some cheap operations in a row, before or behind the blocks. A hook, as `block` is.
-
-        MiniMindModel.forward uses it twice: for the position tables (rope_tables), and for the last norm.
-        """
+        """function(*arguments): some cheap operations in a row: the position tables (rope_tables), and the last norm."""
         return function(*arguments)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -73,3 +78,116 @@ class Layout(NamedTuple):
     segments: torch.Tensor | None
     num_segments: int
     backend: Backend
+
+
+class CompiledBackend(Backend):
+    """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
+
+    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether small
+    functions are compiled too: a GPU is launched once in the place of ten times. On a CPU nothing would be won.
+    notice: what a user should know about the choice of this backend; "": nothing.
+    """
+
+    notice = ""
+
+    def __init__(
+        self, block_class: type[HasCompute], shape: tuple[int, int] | None = None, on_gpu: bool = False
+    ) -> None:
+        # One compilation serves all blocks: they differ in their weights only.
+        self._compiled_block = torch.compile(block_class.compute, dynamic=False)
+        self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
+        self.shape = shape
+        self.on_gpu = on_gpu
+        # {function of `small`: its compiled form}. The embedding is none of them: compiled, its backward pass would
+        # add up with atomic operations, each time in another order, and a resume would not be bitwise.
+        self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def serves(self, x: torch.Tensor) -> bool:
+        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for: the first one's, if none was given."""
+        B, T, _ = x.shape
+        if self.shape is None:
+            self.shape = (B, T)
+        return self.shape == (B, T)
+
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        # Always a mask, never None: with two kinds of arguments the block would be compiled twice.
+        if document_ids is None:
+            document_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        return self.mask_of_documents(x, document_ids)
+
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        """What `attend` takes, from document_ids [B, T]."""
+        return document_mask(document_ids)
+
+    def block(
+        self, block: HasCompute, x: torch.Tensor, layout: Layout, past_key_values: Cache | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self._compiled_block(block, x, layout, past_key_values)
+
+    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        if not self.on_gpu:
+            return function(*arguments)
+        if function not in self._compiled_small:
+            self._compiled_small[function] = torch.compile(function, dynamic=False)
+        result: ResultT = self._compiled_small[function](*arguments)
+        return result
+
+    def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
+
+
+class CompiledCPUBackend(CompiledBackend):
+    """With attention in blocks of queries, which has no dropout."""
+
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return additive_mask(document_mask(document_ids), compute_dtype(x))
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
+        return block_attention(q, k, v, mask)
+
+
+class CompiledFlexBackend(CompiledBackend):
+    """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
+
+    tile: int | None = None
+
+    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return flex_mask(document_ids)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
+        return flex_attend(q, k, v, mask, self.tile)
+
+
+def compiled_backend(
+    block_class: type[HasCompute],
+    config: MiniMindConfig,
+    device: torch.device,
+    shape: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> CompiledBackend:
+    """The fastest compiled backend that serves this model on this device, with a notice that says which attention runs there.
+
+    dtype: of the matrix products.
+    """
+    if device.type == "cpu" and not config.dropout:
+        return CompiledCPUBackend(block_class, shape)
+    plain = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+    if config.dropout:
+        plain.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+    if config.dropout or device.type != "cuda":
+        return plain
+    trial = try_flex(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
+    if not trial.works:
+        plain.notice = (
+            "attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here "
+            f"({trial.reason})"
+        )
+        return plain
+    flex = CompiledFlexBackend(block_class, shape, on_gpu=True)
+    flex.tile = trial.tile
+    flex.notice = "attention: FlexAttention, which skips the blocks of other documents"
+    if trial.tile is not None:
+        flex.notice = (
+            f"attention: FlexAttention in tiles of {trial.tile} positions; its own do not work here ({trial.reason})"
+        )
+    return flex

@@ -6,14 +6,24 @@ llama.cpp read alike. H hidden, I intermediate, N query heads, G key/value heads
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from common.files import MOST_CONFIG_BYTES, read_object
 from common.packages import loader_reason
-from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported, in_json
+from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported
+from model.pth_format import TABLES, ModelT, StateDict, model_with
 
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# A hundred bytes for each tensor. The largest published mixtures have some ten thousand tensors.
+MOST_INDEX_BYTES = 1 << 24
 SAME = fields_exported(ALL_EXPORTS)
 MOE = fields_exported(EXPERT_EXPORTS)
 # {(generation, whether it has experts): (class of its config, name of its model)}
@@ -25,8 +35,6 @@ HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
 }
 # {model_type of theirs: (generation, whether it has experts)}
 KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES.items()}
-
-StateDict = dict[str, torch.Tensor]
 
 # Fields of theirs that have one value for all that MiniMind computes
 SAME_FORM = (
@@ -41,9 +49,13 @@ SAME_FORM = (
 )
 
 # Tensors of theirs that must be zero, since MiniMind has no such part.
-BIAS = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.bias")
-SHARED_GATE = re.compile(r"model\.layers\.\d+\.mlp\.shared_expert_gate\.weight")
-SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.(gate|up|down)(_proj\.weight)")
+ZERO = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.\w+_proj\.bias|mlp\.\w+_proj\.bias|mlp\.shared_expert_gate\.weight)"
+)
+SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.((?:gate|up|down)_proj\.weight)")
+
+
+# ------------------------------------------------------------------------------------------------- to a folder
 
 
 def hf_config(config: MiniMindConfig) -> PretrainedConfig:
@@ -67,24 +79,14 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         fields["qkv_bias"] = True
     else:
         fields["attention_bias"] = False
-    fields["rope_parameters"] = rope_parameters(config)
-    return config_class(**fields, architectures=[name])
-
-
-def rope_parameters(config: MiniMindConfig) -> dict[str, Any]:
-    """How their attention is to rotate."""
-    if not config.inference_rope_scaling:
-        return {"rope_type": "default", "rope_theta": config.rope_theta}
-    return {
-        "rope_type": "yarn",
-        "rope_theta": config.rope_theta,
-        "factor": config.yarn_factor,
-        "beta_fast": config.yarn_beta_fast,
-        "beta_slow": config.yarn_beta_slow,
-        "original_max_position_embeddings": config.yarn_original_positions,
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.inference_rope_scaling:
+        rope["rope_type"] = "yarn"
+        rope.update({theirs: getattr(config, ours) for theirs, ours in YARN_NAMES.items()})
         # MiniMind does not rescale the logits.
-        "attention_factor": 1.0,
-    }
+        rope["attention_factor"] = 1.0
+    fields["rope_parameters"] = rope
+    return config_class(**fields, architectures=[name])
 
 
 def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
@@ -111,14 +113,27 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
             ("down_proj", 1, 2, (H, width)),
         ):
             names = [f"{mlp}shared_experts.{s}.{matrix}.weight" for s in range(config.n_shared_experts)]
-            parts = [state.pop(name) for name in names]
-            if not parts:
-                parts = [torch.zeros(shape)]
+            parts = [state.pop(name) for name in names] or [torch.zeros(shape)]
             state[f"{mlp}shared_expert.{matrix}.weight"] = torch.cat(parts, dim=axis) * scale
         state[f"{mlp}shared_expert_gate.weight"] = torch.zeros(1, H)
         for matrix in ("q_proj", "k_proj", "v_proj"):
             state[f"{attention}{matrix}.bias"] = torch.zeros(len(state[f"{attention}{matrix}.weight"]))
     return state
+
+
+# ----------------------------------------------------------------------------------------------- from a folder
+
+
+def read_config(folder: Path) -> MiniMindConfig:
+    """The config of the MiniMind that computes what the model in `folder` does.
+
+    Errors: ValueError, one line, for a folder that has none, and for what MiniMind computes otherwise.
+    """
+    theirs = read_object(folder / CONFIG, MOST_CONFIG_BYTES)
+    try:
+        return config_from_hf(theirs)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{folder / CONFIG}: {str(error)[:250]}") from None
 
 
 def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
@@ -129,7 +144,7 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
     """
     model_type = str(theirs.get("model_type"))
     if model_type not in KINDS:
-        raise ValueError(f"model_type {in_json(model_type)}: MiniMind has no such form; one of {', '.join(KINDS)}")
+        raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
     try:
         config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
@@ -158,31 +173,52 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
         *((name, getattr(config, name, None), getattr(twin, name, None)) for name in SAME_FORM),
     ):
         if value != wanted:
-            raise ValueError(f"{name} is {in_json(value)}, and MiniMind computes {in_json(wanted)} alone")
+            raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")
     return own
 
 
-def must_be_zero(name: str) -> str | None:
-    """Why a tensor of theirs must be zero, or None where it is a weight."""
-    if BIAS.fullmatch(name):
-        return "MiniMind has no biases"
-    if SHARED_GATE.fullmatch(name):
-        return "MiniMind's shared experts have no gate"
-    return None
+def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
+    """The weights in `folder` -> model_class in fp32 and eval mode. config: as read_config gives it.
+
+    One .safetensors, or those that an index names; pickles such as pytorch_model.bin are not read, since they could run code.
+    Errors: ValueError, one line, for files that are damaged or not of such a model.
+    """
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        index: Any = read_object(folder / INDEX, MOST_INDEX_BYTES)
+        names = sorted(set(index["weight_map"].values()))
+    state: StateDict = {}
+    for name in names:
+        # Files of this folder alone
+        path = folder / Path(name).name
+        try:
+            state.update(load_file(path))
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{path}: not a readable .safetensors, or not all of it ({error})") from None
+    return model_with(model_class, config, from_hf(state, config, folder), folder)
 
 
-def own_tensors(name: str, tensor: torch.Tensor, config: MiniMindConfig) -> StateDict:
-    """What a weight of theirs is in MiniMindForCausalLM: the way back of to_hf. tensor: fp32.
+def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict:
+    """Their state dict -> that of MiniMindForCausalLM: the way back of to_hf.
 
     One shared expert becomes n_shared_experts, which share its hidden units out among them. A tensor that a file should
     not have keeps its name, so that the comparison with the model's own names finds it.
+    Errors: ValueError for a tensor that must be zero and is not.
     """
-    shared = SHARED_EXPERT.fullmatch(name)
-    has_shared_experts = config.generation == "minimind2" and config.use_moe
-    if not shared or not has_shared_experts or tensor.dim() != 2:
-        return {name: tensor}
-    mlp, matrix, ending = shared.groups()
-    # to_hf doubles it, since their gate halves what comes of it.
-    axis, scale = (1, 0.5) if matrix == "down" else (0, 1.0)
-    parts = tensor.chunk(config.n_shared_experts, dim=axis)
-    return {f"{mlp}shared_experts.{s}.{matrix}{ending}": part * scale for s, part in enumerate(parts)}
+    own: StateDict = {}
+    for name, tensor in state.items():
+        shared = SHARED_EXPERT.fullmatch(name)
+        if TABLES.search(name):
+            continue
+        if ZERO.fullmatch(name):
+            if tensor.any():
+                raise ValueError(f"{folder}: {name} is not zero: MiniMind has no such part")
+        elif shared and config.generation == "minimind2":
+            mlp, matrix = shared.groups()
+            # to_hf doubles it, since their gate halves what comes of it.
+            axis, scale = (1, 0.5) if matrix.startswith("down") else (0, 1.0)
+            for s, part in enumerate(tensor.float().chunk(config.n_shared_experts, dim=axis)):
+                own[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale
+        else:
+            own[name] = tensor
+    return own

@@ -1,31 +1,38 @@
 """Cross-entropy of a large vocabulary without the logits of a whole batch in memory."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from model.chunks import CHUNK_ROWS, chunk_rows
 from model.products import compute_dtype
 
-
-class _SoftmaxTerms(NamedTuple):
-    """What the loss and its gradient share."""
-
-    # Cross-entropy summed over the targets, 0-d.
-    loss: torch.Tensor
-    # exp(logit - largest logit of the row), fp32 [n, V].
-    exp_logits: torch.Tensor
-    # The sum of a row's exp_logits, fp32 [n, 1]: softmax = exp_logits / denominator.
-    denominator: torch.Tensor
-    # Whether a row has a target, [n, 1].
-    has_target: torch.Tensor
-    # Which, [n, 1]; 0 where there is none.
-    target_ids: torch.Tensor
+# Rows of logits that exist at a time. With a vocabulary of 6,400 these take 52 MB in fp32; fewer make small products.
+CHUNK_ROWS = 2048
+# Each chunk is some ten launches, and a GPU has done 2,048 rows before the host has launched the next.
+CHUNK_ROWS_OF_GPU = 16_384
+# Of the logits of a chunk in fp32, so that a large vocabulary does not fill a small card.
+CHUNK_BYTES_OF_GPU = 512_000_000
+FP32 = 4
+# GPUs multiply whole tiles.
+TILE = 128
 
 
-def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> _SoftmaxTerms:
-    """logits [n, V], targets [n] -> the terms of -log softmax(logits)[target] = log(denominator) + row_max - logit[target]."""
+def chunk_rows(device_type: str, vocab_size: int) -> int:
+    """The largest number of rows of logits on a device of this type."""
+    if device_type != "cuda":
+        return CHUNK_ROWS
+    rows = CHUNK_BYTES_OF_GPU // (FP32 * vocab_size) // TILE * TILE
+    # Smaller chunks than those of a CPU would be slow, whatever the vocabulary is.
+    return max(CHUNK_ROWS, min(CHUNK_ROWS_OF_GPU, rows))
+
+
+def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """logits [n, V], targets [n] -> what the loss and its gradient share, in fp32.
+
+    The loss, 0-d: summed over the targets, -log softmax(logits)[target] = log(denominator) + row_max - logit[target];
+    exp(logit - row_max) [n, V]; denominator [n, 1], its sum over a row; whether a row has a target [n, 1]; which [n, 1], 0 for none.
+    """
     logits = logits.float()
     # Without it exp would overflow.
     row_max = logits.amax(dim=-1, keepdim=True)
@@ -34,7 +41,7 @@ def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> _SoftmaxTerms
     has_target = (targets != -100).unsqueeze(1)
     target_ids = targets.clamp(min=0).unsqueeze(1)
     loss = ((denominator.log() + row_max - logits.gather(1, target_ids)) * has_target).sum()
-    return _SoftmaxTerms(loss, exp_logits, denominator, has_target, target_ids)
+    return loss, exp_logits, denominator, has_target, target_ids
 
 
 def loss_and_gradient(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +79,7 @@ def chunked_cross_entropy(
     total = hidden.new_zeros((), dtype=torch.float32)
     with torch.autocast(hidden.device.type, enabled=False):
         for rows, _, logits in _chunks(hidden, weight.to(dtype)):
-            total += _softmax_terms(logits, targets[rows]).loss
+            total += _softmax_terms(logits, targets[rows])[0]
     return total
 
 

@@ -27,9 +27,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from model.attention import visible_keys
-from model.backend import PLAIN_BACKEND, Backend, Layout, Mask
+from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
-from model.fast.compiled_backend import CompiledBackend, compiled_backend
 from model.feed_forward import FeedForward
 from model.moe import MoEFeedForward
 from model.products import projections

@@ -1,8 +1,12 @@
-"""Reading a flat `.pth` state dict of either public generation, strictly; the config lies beside it or is inferred."""
+"""Reading a flat `.pth` state dict of either public generation, strictly; the config lies beside it or is inferred.
+
+The file may come from anywhere: no code of it is run, and a small one does not fill the memory.
+"""
 
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,99 +14,155 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from common.files import MOST_CONFIG_BYTES, read_object
-from model.config import DECLARATIONS, SHAPE, MiniMindConfig, fields_that_decide, parameter_count, public_spellings
-from model.weight_files import read_state_dict
+from common.files import MOST_CONFIG_BYTES, file_digest, read_object, refuse_irregular
+from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
 # MiniMindForCausalLM, which is built on this module
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
-State = Mapping[str, torch.Tensor]
+StateDict = dict[str, torch.Tensor]
 HEAD = "lm_head.weight"
 EMBEDDINGS = "model.embed_tokens.weight"
-# By how much a model may be larger than its file before it is built to say what is missing
-MOST_TIMES = 4
 ATTENTION = "model.layers.0.self_attn."
 MLP = "model.layers.0.mlp."
+# RoPE tables that some older files carry: no weights, so they are left out
+TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
+# What DistributedDataParallel puts before all keys, and torch.compile before those of what it has compiled
+WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
+# Where checkpoints have the weights, those of other trainers too
+NESTED = ("model", "state_dict", "model_state_dict")
+# What a file of torch.save begins with: a ZIP archive, or before torch 1.6 a pickle
+ZIP_MAGIC = b"PK\x03\x04"
+PICKLE_MAGIC = b"\x80"
+# {what a file begins with that somebody took for weights: what it is}
+OTHER_KINDS = {
+    b"version https://git-lfs": "it is a git-LFS pointer, not the weights themselves: run git lfs pull",
+    b"<": "it is a web page: the download did not give the file itself",
+    b"": "torch.save did not write it",
+}
 
 
 def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides: Mapping[str, Any]) -> ModelT:
     """path of a state dict -> model_class in fp32 and eval mode. See `MiniMindForCausalLM.from_pth`."""
     path = Path(path)
     overrides = public_spellings(overrides)
-    unknown = sorted(set(overrides) - set(DECLARATIONS))
-    if unknown:
+    if unknown := sorted(overrides.keys() - DECLARATIONS.keys()):
         raise ValueError(f"{unknown[0]} is not a field of MiniMindConfig")
     beside = path.with_suffix(".json")
-    has_config = beside.exists()
-    if has_config:
-        fields = read_json(beside)
-        state = read_state_dict(path, fields.get(DIGEST_FIELD))
-        # What transformers writes besides our fields could make it import or fetch other programs.
-        fields = {name: value for name, value in fields.items() if name in DECLARATIONS}
-    else:
-        state = read_state_dict(path)
-        fields = infer_config(state, path, overrides)
-    for name in fields_that_decide(SHAPE):
-        asked, found = overrides.get(name), fields.get(name)
-        if asked is not None and found is not None and asked != found:
-            raise ValueError(f"{path}: its {name} is {found}, not {asked}")
+    record = read_object(beside, MOST_CONFIG_BYTES) if beside.exists() else None
+    state = read_state_dict(path, None if record is None else record.get(DIGEST_FIELD))
     try:
+        if record is None:
+            fields = infer_config(state, overrides)
+        else:
+            # What transformers writes besides our fields could make it import or fetch other programs.
+            fields = {name: value for name, value in public_spellings(record).items() if name in DECLARATIONS}
         config = MiniMindConfig(**{**fields, **overrides})
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{beside if has_config else path}: {error}") from None
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{path if record is None else beside}: {error}") from None
+    model = model_with(model_class, config, state, path)
+    if record is None:
+        warn_of_guesses(path, config, overrides)
+    return model
+
+
+def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDict, path: Path) -> ModelT:
+    """model_class in fp32 and eval mode with these weights, of which a tied head may be missing. path: where they come from.
+
+    Errors: ValueError, one line, for names and shapes of another model and for numbers that are not finite.
+    """
     if config.tie_word_embeddings and EMBEDDINGS in state:
         # Some write a tied matrix once.
         state.setdefault(HEAD, state[EMBEDDINGS])
-    check_tensors(state, config, path, model_class)
-    if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
-        raise ValueError(
-            f"{path}: {HEAD} is not {EMBEDDINGS}: pass tie_word_embeddings=False, or write it into {beside.name} as "
-            '"tie_word_embeddings": false'
-        )
-    model = model_class(config)
-    model.load_state_dict(state, strict=True)
-    if not has_config:
-        warn_of_guesses(path, config, overrides)
-    return model.float().eval()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The config fields of the .json beside a weight, under our names. Errors: ValueError for a file that has none."""
-    fields = read_object(path, MOST_CONFIG_BYTES)
-    try:
-        return public_spellings(fields)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def check_tensors(state: State, config: MiniMindConfig, path: Path, model_class: type[PreTrainedModel]) -> None:
-    """ValueError with the first few keys that are missing, unexpected or of another shape than in a model of the config."""
-    wanted = parameter_count(config)
-    held = sum(tensor.numel() for tensor in state.values())
-    if wanted > MOST_TIMES * held:
-        # Before anything of that size is built.
-        raise ValueError(f"{path}: holds {held:,} numbers, and the config is that of a model with {wanted:,}")
     # On the meta device tensors have shapes and no memory.
     with torch.device("meta"):
         expected = model_class(config).state_dict()
     for what, keys in (("missing", expected.keys() - state.keys()), ("unexpected", state.keys() - expected.keys())):
         if keys:
             some = ", ".join(sorted(keys)[:3])
-            more = " ..." if len(keys) > 3 else ""
             hint = "; set tie_word_embeddings to true if the head is the embeddings" if keys == {HEAD} else ""
-            raise ValueError(f"{path}: {what} keys ({len(keys)}): {some}{more}{hint}")
-    for key, tensor in expected.items():
-        if state[key].shape != tensor.shape:
+            raise ValueError(f"{path}: {what} keys ({len(keys)}): {some}{' ...' if len(keys) > 3 else ''}{hint}")
+    for key, tensor in state.items():
+        if tensor.shape != expected[key].shape:
+            shapes = f"{list(tensor.shape)} in the file, {list(expected[key].shape)} in the model"
+            raise ValueError(f"{path}: {key} is {shapes}")
+        if not torch.isfinite(tensor).all():
             raise ValueError(
-                f"{path}: {key} is {list(state[key].shape)} in the file, {list(tensor.shape)} in the model"
+                f"{path}: {key} has numbers that are NaN or infinite: the file is damaged, or its run failed"
             )
+    if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
+        raise ValueError(
+            f"{path}: {HEAD} is not {EMBEDDINGS}: pass tie_word_embeddings=False, or write it into the .json as "
+            '"tie_word_embeddings": false'
+        )
+    model = model_class(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def read_state_dict(path: Path, digests: Any = None) -> StateDict:
+    """path -> {key: tensor} without RoPE tables, and without what DDP and torch.compile put before the keys.
+
+    digests: the SHA-256 that the file may have; None: it is not known.
+    Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or not the one that
+    was written.
+    """
+    check_kind(path)
+    if digests is not None and file_digest(path) not in digests:
+        raise ValueError(
+            f"{path}: damaged or changed: its SHA-256 is not the one in the .json beside it; copy both files again, or "
+            f"take {DIGEST_FIELD} out of the .json to load it unchecked"
+        )
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # A damaged pickle raises whatever it likes.
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        if "weights_only" in reason or "Weights only" in reason:
+            reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
+        raise ValueError(f"{path}: not a readable weight file ({reason})") from None
+    entries = state if isinstance(state, dict) else {}
+    for name in NESTED:
+        if isinstance(entries.get(name), dict):
+            raise ValueError(
+                f"{path}: a checkpoint, with the weights in its entry {name!r}: save them by themselves, "
+                f"torch.save(torch.load(path)[{name!r}], ...)"
+            )
+    if not entries or not all(isinstance(key, str) for key in entries):
+        raise ValueError(f"{path}: not a flat state dict (parameter name -> tensor)")
+    weights = {WRAPPERS.sub("", key): tensor for key, tensor in entries.items() if not TABLES.search(key)}
+    for key, tensor in weights.items():
+        is_plain = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.layout is torch.strided
+        # Strides of 0 make any number of a few bytes.
+        if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {key[:60]} is no plain block of floating-point numbers")
+    return weights
+
+
+def check_kind(path: Path) -> None:
+    """Errors: ValueError for a file that torch.save did not write, or that would be larger in memory than it is."""
+    refuse_irregular(path)
+    with open(path, "rb") as file:
+        head = file.read(64).lstrip()
+    if not head.startswith((ZIP_MAGIC, PICKLE_MAGIC)):
+        kind = next(kind for beginning, kind in OTHER_KINDS.items() if head.startswith(beginning))
+        raise ValueError(f"{path}: not a readable weight file ({kind})")
+    if head.startswith(ZIP_MAGIC):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.infolist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            raise ValueError(f"{path}: not a readable weight file (the archive is damaged or cut off)") from None
+        # torch stores its files uncompressed and apart from each other; a bomb does not.
+        is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+        if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
+            raise ValueError(f"{path}: not a readable weight file (a compressed archive, which torch never writes)")
 
 
 # ------------------------------------------------------------------------------- a config without a .json
 
 
-def infer_config(state: State, path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The config fields that keys and shapes tell; ValueError names the field to pass where they do not suffice.
 
     minimind3's q_norm tells head_dim. minimind2's files do not, so the generation's 8 heads are taken if 8 / 2 is also
@@ -112,16 +172,15 @@ def infer_config(state: State, path: Path, overrides: Mapping[str, Any]) -> dict
     def size(key: str, axis: int = 0) -> int:
         """Of a tensor that every such MiniMind has."""
         if key not in state or state[key].dim() <= axis:
-            raise ValueError(f"{path}: not a MiniMind state dict, {key} is missing, or of another shape")
+            raise ValueError(f"not a MiniMind state dict, {key} is missing, or of another shape")
         return state[key].shape[axis]
 
     def count(name: str) -> int:
         """How many modules are numbered behind this name."""
-        found = [re.match(re.escape(name) + r"(\d{1,9})\.", key) for key in state]
+        found = [re.match(re.escape(name) + r"(\d+)\.", key) for key in state]
         return len({match[1] for match in found if match})
 
     vocab_size, hidden_size = size(EMBEDDINGS), size(EMBEDDINGS, axis=1)
-    # Only minimind3 has norms of the queries and keys.
     qk_norm = ATTENTION + "q_norm.weight" in state
     generation = overrides.get("generation") or ("minimind3" if qk_norm else "minimind2")
     defaults = MiniMindConfig(generation=generation)
@@ -134,11 +193,11 @@ def infer_config(state: State, path: Path, overrides: Mapping[str, Any]) -> dict
     elif heads is None:
         heads = defaults.num_attention_heads
         if q_rows != k_rows * heads // defaults.num_key_value_heads or q_rows % heads:
-            raise ValueError(f"{path}: the shapes do not tell num_attention_heads; pass it")
+            raise ValueError("the shapes do not tell num_attention_heads; pass it")
     head_dim = head_dim or q_rows // heads
     if head_dim < 1 or heads * head_dim != q_rows or k_rows % head_dim:
         raise ValueError(
-            f"{path}: num_attention_heads={heads} and head_dim={head_dim} do not fit q_proj with {q_rows} rows "
+            f"num_attention_heads={heads} and head_dim={head_dim} do not fit q_proj with {q_rows} rows "
             f"and k_proj with {k_rows}; pass num_attention_heads"
         )
     fields: dict[str, Any] = {
@@ -156,8 +215,6 @@ def infer_config(state: State, path: Path, overrides: Mapping[str, Any]) -> dict
     fields["num_experts"] = size(MLP + "gate.weight")
     fields["moe_intermediate_size"] = size(MLP + "experts.0.gate_proj.weight")
     fields["n_shared_experts"] = count(MLP + "shared_experts.")
-    if "num_experts_per_tok" not in overrides and defaults.num_experts_per_tok > fields["num_experts"]:
-        raise ValueError(f"{path}: the keys do not tell num_experts_per_tok; pass it")
     return fields
 
 

@@ -7,13 +7,6 @@ from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
-# The flags of evaluate.py that only some tasks read
-FLAGS_OF_TASKS = {
-    "skip_bad_lines": ("perplexity",),
-    "stride": ("perplexity",),
-    "group_by": ("pairs",),
-    "questions": ("answers",),
-}
 
 
 def temperature(text: str) -> float:
@@ -132,12 +125,12 @@ def evaluate_parser() -> Parser:
     p.add_argument(
         "--data_path",
         nargs="+",
-        help="perplexity: as in training; pairs: jsonl files; answers: conversations (default: questions on Python)",
+        help="as in training; answers: conversations (default: questions on Python)",
     )
     p.add_argument(
         "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
     )
-    p.switch(p, "--skip_bad_lines", None, "perplexity: skip and count faulty lines of a jsonl")
+    p.switch(p, "--skip_bad_lines", False, "skip and count faulty lines")
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(
@@ -152,9 +145,6 @@ def evaluate_parser() -> Parser:
         "--stride",
         type=positive(int),
         help="perplexity: new tokens per window of a long text (default: max_length / 2)",
-    )
-    g.add_argument(
-        "--group_by", help="pairs: a field of the objects, as BLiMP's UID: an accuracy for each of its values, too"
     )
     g.add_argument("--questions", type=positive(int), help="answers: how many are asked (default 40)")
     return p
@@ -181,21 +171,16 @@ def export_gguf_parser() -> Parser:
     """The flags of export_gguf.py."""
     p = Parser(
         prog="export_gguf.py",
-        description="Hand a MiniMind, or a Llama, Qwen2-MoE, Qwen3 or Qwen3-MoE that MiniMind computes too, on to llama.cpp "
-        "and what is built on it, such as Ollama.",
+        description="Hand a model on to llama.cpp and what is built on it, such as Ollama.",
     )
-    p.add_argument(
-        "--weight",
-        required=True,
-        help="a .pth of the trainer, or a folder of export_hf.py or save_pretrained (.safetensors)",
-    )
+    p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     p.add_argument(
         "--dtype",
-        choices=("auto", *DTYPE_NAMES, "q8_0"),
+        choices=("auto", *DTYPE_NAMES),
         default="auto",
-        help="of the matrices; auto: the smallest that is exact; q8_0: 8.5 bits a weight",
+        help="of the matrices; auto: the smallest that is exact",
     )
     p.switch(p, "--overwrite", False, "replace what is there")
     return p

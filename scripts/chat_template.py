@@ -9,10 +9,9 @@ rendered by dataset/chat/encoder.py.)
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
 # Run by path: nothing in scripts/ may shadow a dependency.
 if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import contextlib
 import json
@@ -32,29 +31,12 @@ MEMORY = 1 << 30
 LONGEST = 4_000_000
 
 
-def default_template(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The template by which a conversation is written. Of several, it is the one called default.
-
-    Errors: UserError for a tokenizer that has none.
-    """
+def default_template(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    """The template by which a conversation is written: of several the one called default. None: there is none."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    if not template or not isinstance(template, str):
-        raise UserError(
-            "--chat: this tokenizer has no chat template, or several of which none is called default; name another one with "
-            "--tokenizer_path"
-        )
-    return template
-
-
-def can_chat(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether there is a template by which a conversation is written."""
-    try:
-        default_template(tokenizer)
-    except UserError:
-        return False
-    return True
+    return template if template and isinstance(template, str) else None
 
 
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
@@ -62,81 +44,49 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
-    template = default_template(tokenizer)
     # A template may write them by name, as {{ bos_token }}.
     words: dict[str, str | list[str]] = {}
     for name, token in tokenizer.special_tokens_map.items():
         words[name] = list(map(str, token)) if isinstance(token, list | tuple) else str(token)
-    return render_apart({"template": template, "messages": messages, "words": words})
-
-
-def render_apart(request: dict[str, Any]) -> str:
-    """What `main` makes of the request in a process of its own. Errors: UserError, as `chat_text`."""
+    request = json.dumps({"template": default_template(tokenizer), "messages": messages, "words": words})
     what = "--chat: the chat template of this tokenizer"
+    command = [sys.executable, __file__]
     try:
-        ended = subprocess.run(
-            [sys.executable, __file__],
-            input=json.dumps(request).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS,
-        )
+        ended = subprocess.run(command, input=request.encode(), capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{what} has not ended after {SECONDS} seconds; name another one with --tokenizer_path"
-        ) from None
-    try:
-        answer = json.loads(ended.stdout)
-    except ValueError:
-        # The system ended it, out of memory or of time, before it could say so.
-        raise UserError(f"{what} takes too much memory or time (exit code {ended.returncode})") from None
-    if "error" in answer:
-        raise UserError(f"{what} fails: {answer['error']}")
-    return str(answer["text"])
+        raise UserError(f"{what} has not ended after {SECONDS} seconds; name another with --tokenizer_path") from None
+    if ended.returncode:
+        # Nothing is said where the system ended it, out of memory or of time.
+        said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise UserError(f"{what} fails, or takes too much memory or time: {said[-1][:200]}")
+    return str(json.loads(ended.stdout))
 
 
 # ------------------------------------------------------------------------------- the process of its own
 
 
 def main() -> None:
-    """Read a request from the standard input, answer {"text": ...} or {"error": ...} on the standard output."""
-    bound_this_process()
-    request = json.loads(sys.stdin.buffer.read())
-    try:
-        text = render(request)
-        if len(text) > LONGEST:
-            raise ValueError(f"it writes {len(text):,} characters, more than {LONGEST:,}")
-        answer = {"text": text}
-    # A template is a foreign program: it can raise whatever it likes.
-    except Exception as error:
-        reason = " ".join(str(error)[:1000].split())[:200]
-        answer = {"error": f"{type(error).__name__}: {reason}".removesuffix(": ")}
-    print(json.dumps(answer), flush=True)
+    """Read a request from the standard input, and write the conversation as a text of JSON to the standard output."""
+    # Windows has no such module.
+    with contextlib.suppress(ImportError):
+        import resource
 
-
-def render(request: dict[str, Any]) -> str:
-    """The text of a request, as transformers renders it in its sandbox."""
+        # A core's seconds end it even if whoever started this process is killed. One bound after the other: where the system
+        # refuses the one (macOS knows no bound of memory), the other still holds.
+        for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (most, most))
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    request = json.load(sys.stdin.buffer)
     # (texts, which characters the assistant wrote)
     rendered: Any = render_jinja_template(
         [request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["words"]
     )
-    return str(rendered[0][0])
-
-
-def bound_this_process() -> None:
-    """At most MEMORY bytes, and SECONDS of a core even if whoever started this process is killed."""
-    try:
-        import resource
-    except ImportError:
-        # Windows has no such module.
-        return
-    # One after the other: where the system refuses the one (macOS knows no bound of memory, and a lower bound than ours
-    # may not be raised), the other still holds.
-    for what, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(what, (most, most))
+    text = rendered[0][0]
+    if len(text) > LONGEST:
+        sys.exit(f"it writes {len(text):,} characters, more than {LONGEST:,}")
+    print(json.dumps(text))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """What the scripts share: finding weights and their tokenizer, and ids of a prompt as the model was trained on them."""
 
-import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +17,13 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import MOST_CONFIG_BYTES, read_object
 from common.flags import LARGEST
-from common.notices import announce
 from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
-from dataset.reading import limits
-from dataset.reading.faults import BadLine
-from dataset.reading.file_kinds import refuse_address
-from dataset.reading.json_lines import BOM, record_of_line
-from dataset.reading.line_reader import WHITE_SPACE, LineReader
+from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
-from model.config_bounds import read_checked, refuse_oversize
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -44,51 +35,25 @@ DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
-    if name != "auto":
-        return DTYPES[name]
-    dtype, _ = pick_dtype("bfloat16", device)
-    return dtype
+    return DTYPES[name] if name != "auto" else pick_dtype("bfloat16", device)[0]
 
 
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which model is to compute, and where: the flags of these names, see `model_flags`."""
-
-    weight: str
-    tokenizer_path: str | None = None
-    device: str | None = None
-    dtype: str = "float32"
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "ModelChoice":
-        """args: of a parser with `model_flags`."""
-        return cls(args.weight, args.tokenizer_path, args.device, args.dtype)
-
-
-def load(choice: ModelChoice) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
-    """(model in eval mode on its device, in fp32 for a later cast; tokenizer, encoder).
+def load(
+    weight: str, tokenizer_path: str | None = None, device: str | None = None, dtype: str = "float32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
+    """(model in eval mode, tokenizer, encoder); the flags of these names, see `model_flags`.
 
     Errors: UserError for a weight or tokenizer that is not there or does not fit.
     """
-    device = pick_device(choice.device)
-    try:
-        model = load_model(choice.weight)
-        folder = tokenizer_folder(choice.weight, choice.tokenizer_path)
+    with user_errors():
+        place = pick_device(device)
+        model = load_model(weight)
+        folder = tokenizer_folder(weight, tokenizer_path)
         tokenizer = load_tokenizer(folder)
-        check_vocabulary(choice.weight, tokenizer, choice.tokenizer_path)
-        encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(choice.weight))))
+        check_vocabulary(weight, tokenizer, tokenizer_path)
+        encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(weight))))
         check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error
-    model = model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
-    return model, tokenizer, encoder
-
-
-def load_in_dtype(choice: ModelChoice) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
-    """`load`, and the model in the dtype that was chosen."""
-    model, tokenizer, encoder = load(choice)
-    dtype = dtype_of_flag(choice.dtype, model.device)
-    model = model.to(dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
+    model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
 
@@ -135,15 +100,8 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         eos_ids = own.config.eos_token_id
         own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
         return own
-    return load_foreign_folder(path)
-
-
-def load_foreign_folder(path: Path) -> PreTrainedModel:
-    """The model of a folder, by the class of transformers that its config names. Errors: UserError, one line."""
     utf8_folder("--weight", path)
     disable_progress_bar()
-    # What is there is believed only as far as it was compared with the weights.
-    read_checked(path)
     settings = path / "generation_config.json"
     with user_errors():
         said = read_object(settings, MOST_CONFIG_BYTES) if settings.exists() else {}
@@ -156,7 +114,6 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
         ):
             # Such as an ELECTRA, which transformers would load all the same.
             raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-        refuse_oversize(path, lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False))
         # A pair, as `output_loading_info` asks for; the library's types do not know of it.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -180,8 +137,8 @@ def load_foreign_folder(path: Path) -> PreTrainedModel:
         keys = sorted(map(str, faults[what]))
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
-    eos_ids = said.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else [eos_ids])
+    ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
+    model.generation_config = GenerationConfig(eos_token_id=ends if isinstance(ends, list) else [ends])
     return model.eval()
 
 
@@ -229,30 +186,3 @@ def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> P
     if has_tokenizer(Path(weight)):
         return Path(weight)
     return DEFAULT
-
-
-def read_records(path: str | Path, fields: Mapping[str, type]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (line number, object) of a jsonl file whose objects have `fields`: {name: type}.
-
-    Blank lines count but yield nothing. Errors: UserError that names file and line.
-    """
-    refuse_address(str(path))
-    try:
-        with open(path, "rb") as file:
-            for number, line in LineReader(file).lines():
-                if line is None:
-                    raise UserError(f"{path}:{number}: {limits.too_long('line')[1]}")
-                line = line.removeprefix(BOM).strip(WHITE_SPACE)
-                if not line:
-                    continue
-                try:
-                    record = record_of_line(line)
-                except BadLine as bad:
-                    raise UserError(f"{path}:{number}: not JSON: {bad.args[1].removeprefix('not JSON: ')}") from None
-                if not isinstance(record, dict) or not all(
-                    isinstance(record.get(name), kind) for name, kind in fields.items()
-                ):
-                    raise UserError(f"{path}:{number}: an object with the fields {', '.join(fields)} is wanted")
-                yield number, record
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error

@@ -2,7 +2,7 @@
 
     python scripts/evaluate.py perplexity --weight out/pretrain_512.pth --data_path valid.jsonl
     python scripts/evaluate.py perplexity --data_path wiki.test.raw.txt --max_length 1024 --stride 512
-    python scripts/evaluate.py pairs      --weight out/pretrain_512_hf --data_path blimp/*.jsonl --group_by UID
+    python scripts/evaluate.py pairs      --weight out/pretrain_512_hf --data_path blimp/*.jsonl
     python scripts/evaluate.py answers    --weight out/full_sft_512.pth     # the embedded questions on Python, or --data_path
 
 Prints a table and writes {out}.json. Multiple choice, last words and public tasks: lm_eval on an export, docs/scripts.md.
@@ -22,19 +22,15 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import evaluate_parser
 
-    ARGUMENTS = evaluate_parser().parse_args()
+    evaluate_parser().parse_args()
 
 import argparse
 import contextlib
-import hashlib
 import json
 import math
-import os
 import re
-import time
 from array import array
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,17 +39,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.notices import announce
-from common.wording import counted, one_line, printable
-from dataset.chat.embedded_questions import build_embedded_questions, first_sentence
+from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
+from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import BadLines, find_files, read_documents
-from dataset.reading.faults import Fault, pass_over
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import TooLongToEncode
-from scripts.arguments import FLAGS_OF_TASKS, evaluate_parser
-from scripts.common import ModelChoice, dtype_of_flag, load, most_positions, read_records, vocabulary_size
+from scripts.arguments import evaluate_parser
+from scripts.common import dtype_of_flag, load, most_positions, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 from trainer.reporting.reporter import finite
@@ -74,7 +68,6 @@ class Metric(NamedTuple):
     value: float
     low: float
     high: float
-    interval: str
 
 
 class Row(NamedTuple):
@@ -89,15 +82,12 @@ Results = tuple[dict[str, Metric], dict[str, int]]
 Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
 
 
-def main(argv: Sequence[str]) -> int:
-    return run(evaluate_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
-    for flag, tasks in FLAGS_OF_TASKS.items():
+def main(argv: Sequence[str] | None = None) -> int:
+    args = evaluate_parser().parse_args(argv)
+    for flag, task in (("stride", "perplexity"), ("questions", "answers")):
         # The figures would not be those that were asked for.
-        if getattr(args, flag) is not None and args.task not in tasks:
-            raise UserError(f"--{flag} has no effect on {args.task}: it is for {', '.join(tasks)}; leave it out")
+        if getattr(args, flag) is not None and args.task != task:
+            raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")
@@ -106,86 +96,79 @@ def run(args: argparse.Namespace) -> int:
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
-    model, tokenizer, encoder = load(ModelChoice.of(args))
+    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
     if args.max_length > most_positions(model.config):
         raise UserError(f"--max_length {args.max_length}: the model has {most_positions(model.config)} positions")
     dtype = dtype_of_flag(args.dtype, model.device)
-    out = Path(args.out or default_out(args))
     scorer = Scorer(model, dtype, args.batch_tokens)
+    weight = Path(args.weight).resolve()
+    data = re.sub(r"[^\w.+-]", "_", Path(args.data_path[0]).name)[:60]
+    out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{data}"))
     with user_errors():
         # Before hours of scoring: a place that cannot be written to is found out at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(f"{out}.json") as file:
             figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
-            settings = {name: getattr(args, name) for name in ("max_length", "stride", "group_by")}
             report = {
                 "task": args.task,
                 "weight": args.weight,
                 "data_path": args.data_path,
-                "settings": {"dtype": str(dtype).removeprefix("torch."), **settings},
+                "dtype": str(dtype).removeprefix("torch."),
+                "max_length": args.max_length,
+                "stride": args.stride,
                 "counts": counts,
                 "metrics": {name: metric._asdict() for name, metric in figures.items()},
-                "tokens_per_second": scorer.tokens_per_second if scorer.tokens else None,
                 "torch": torch.__version__,
             }
             file.write(json.dumps(finite(report), indent=2).encode() + b"\n")
     sizes = ", ".join(counted(number, unit.removesuffix("s"), unit) for unit, number in counts.items())
-    print(f"{args.task}: {printable(Path(args.weight).name)} on {sizes}, {str(dtype).removeprefix('torch.')}")
+    print(f"{args.task}: {printable(weight.name)} on {sizes}, {report['dtype']}")
     width = max(map(len, figures))
     for name, metric in figures.items():
-        interval = ""
-        if not math.isnan(metric.low):
-            interval = f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %, {metric.interval}"
+        interval = "" if math.isnan(metric.low) else f"   [{metric.low:.6g}, {metric.high:.6g}] 95 %"
         print(f"  {one_line(name):{width}} {metric.value:12.6g}{interval}")
-    speed = f", {scorer.tokens_per_second:,.0f} tokens/s" if scorer.tokens else ""
-    print(printable(f"{out}.json") + speed)
+    print(printable(f"{out}.json"))
     return 0
-
-
-def default_out(args: argparse.Namespace) -> Path:
-    """Beside the weight, named after weight, task and data; the digest tells data of the same name apart."""
-    weight = Path(args.weight).resolve()
-    paths = [Path(path) for path in args.data_path]
-    names = "+".join(re.sub(r"(\.(jsonl|txt|parquet|gz|zst))+$", "", path.name) for path in paths)
-    names = re.sub(r"[^\w.+-]", "_", names)[:60]
-    # The name of a file need not be UTF-8.
-    digest = hashlib.sha256(os.fsencode("\n".join(str(path.resolve()) for path in paths))).hexdigest()[:6]
-    return weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}")
 
 
 # --------------------------------------------------------------------------------------------------- the tasks
 
 
+def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, str]]:
+    """Yields (place, text) of each document of --data_path, at least one. Errors: DataError, UserError."""
+    bad_lines = BadLines() if args.skip_bad_lines else None
+    place = None
+    for path in args.data_path:
+        for file in find_files(path):
+            for line, text in read_documents(file, text_field, bad_lines):
+                place = f"{file}:{line}"
+                yield place, text
+    for reported in bad_lines.report() if bad_lines else ():
+        announce(reported, to_stderr=True)
+    if place is None:
+        raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
+
+
 def perplexity(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
-    """Documents whole, as in training: BOS, text, EOS, every token but the first predicted once, in strided windows.
-
-    Intervals are those of a ratio of sums over documents. One document alone says nothing of how documents differ.
-    """
-    bad_lines = BadLines() if args.skip_bad_lines else None
+    """Loss over each document, BOS and EOS as in training; intervals over documents."""
     documents: list[list[Row]] = []
     bytes_of: list[int] = []
     words_of: list[int] = []
-    for path in args.data_path:
-        for file in find_files(path):
-            for line, text in read_documents(file, bad_lines=bad_lines):
-                # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
-                ids = array("i")
-                try:
-                    for part in encoder.encode_in_parts(text):
-                        ids.extend(part)
-                except TooLongToEncode as error:
-                    pass_over(Fault(str(file), line, "too long", str(error)), bad_lines)
-                    continue
-                # A single token has nothing to predict.
-                if len(ids) > 1:
-                    documents.append(windows(ids, args.max_length, args.stride))
-                    bytes_of.append(len(encoder.body(text).encode()))
-                    words_of.append(len(text.split()))
-    for told in bad_lines.report() if bad_lines else ():
-        announce(told, to_stderr=True)
-    refuse_nothing(documents, args)
+    for place, text in texts(args):
+        # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
+        ids = array("i")
+        try:
+            for part in encoder.encode_in_parts(text):
+                ids.extend(part)
+        except TooLongToEncode as error:
+            raise UserError(f"{place}: {error}") from None
+        # A single token has nothing to predict.
+        if len(ids) > 1:
+            documents.append(windows(ids, args.max_length, args.stride))
+            bytes_of.append(len(encoder.body(text).encode()))
+            words_of.append(len(text.split()))
     scores = iter(scorer.score([row for rows in documents for row in rows]))
     losses = [-math.fsum(next(scores) for _ in rows) for rows in documents]
     tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
@@ -216,34 +199,27 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the model finds the good one likelier (sums of log-probabilities)."""
-    rows: list[Row] = []
-    groups: list[str] = []
-    for path in args.data_path:
-        for number, record in read_records(path, {"sentence_good": str, "sentence_bad": str}):
-            for sentence in ("sentence_good", "sentence_bad"):
-                ids = start_ids(encoder, record[sentence])
-                if not 2 <= len(ids) <= args.max_length + 1:
-                    raise UserError(
-                        f"{path}:{number}: {sentence} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
-                    )
-                rows.append(Row(ids, 1))
-            if args.group_by is not None:
-                if args.group_by not in record:
-                    known = ", ".join(sorted(record))
-                    raise UserError(f"{path}:{number}: --group_by {args.group_by}: no such field; there are {known}")
-                groups.append(str(record[args.group_by]))
-    refuse_nothing(rows, args)
+    good, bad = (dict(texts(args, field)) for field in ("sentence_good", "sentence_bad"))
+    places = list(good | bad)
+    rows = []
+    for place in places:
+        for sentences in (good, bad):
+            ids = start_ids(encoder, sentences.get(place, ""))
+            if not 2 <= len(ids) <= args.max_length + 1:
+                raise UserError(
+                    f"{place}: a sentence has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
+                )
+            rows.append(Row(ids, 1))
     scores = scorer.score(rows)
-    # A tie is no success: two sentences of the same tokens, or a model that gives everything the same.
-    right = []
-    for good, bad in zip(range(0, len(rows), 2), range(1, len(rows), 2), strict=True):
-        right.append(rows[good].ids != rows[bad].ids and scores[good] > scores[bad])
-    figures = {"accuracy": share(right)}
-    for name in sorted(set(groups)):
-        figures[f"accuracy/{name}"] = share(
-            [is_right for is_right, group in zip(right, groups, strict=True) if group == name]
-        )
-    return figures, {"pairs": len(right)}
+    right: dict[str, list[bool]] = {}
+    for i, place in enumerate(places):
+        # A tie is no success: two sentences of the same tokens, or a model that gives everything the same.
+        is_right = rows[2 * i].ids != rows[2 * i + 1].ids and scores[2 * i] > scores[2 * i + 1]
+        right.setdefault(place.rpartition(":")[0], []).append(is_right)
+    figures = {"accuracy": share([is_right for of_file in right.values() for is_right in of_file])}
+    if len(right) > 1:
+        figures |= {f"accuracy/{Path(file).stem}": share(of_file) for file, of_file in right.items()}
+    return figures, {"pairs": len(places)}
 
 
 def start_ids(encoder: DocumentEncoder, text: str) -> list[int]:
@@ -267,11 +243,7 @@ def answers(
     """Conversations, evenly spread over the data: right if the likeliest answer has the first sentence of the last turn there."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     chat = ChatEncoder(tokenizer)
-    conversations = []
-    for path in args.data_path:
-        for file in find_files(path):
-            conversations += [json.loads(text) for _, text in read_documents(file, CONVERSATION)]
-    refuse_nothing(conversations, args)
+    conversations = [json.loads(text) for _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
     right = []
     for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
@@ -281,9 +253,8 @@ def answers(
         most = len(whole) - len(ids) + MORE_TOKENS
         if last["role"] != "assistant" or len(ids) + most > most_positions(model.config):
             continue
-        found = generate(model, tokenizer, ids, Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0))[
-            0, len(ids) :
-        ]
+        sampling = Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0)
+        found = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
         # What it thinks before it answers is passed over.
         said = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
         right.append(first_sentence(said) == first_sentence(last["content"]))
@@ -291,17 +262,15 @@ def answers(
         if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
             lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {said.strip()}"]
             print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
-    refuse_nothing(right, args)
+    if not right:
+        raise UserError(
+            "none of the conversations ends in an answer, or they have more tokens than the model has positions"
+        )
     print(f"{sum(right)} of {counted(len(right), 'question')} answered with the right first sentence")
     return {"accuracy": share(right)}, {"questions": len(right)}
 
 
 TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": answers}
-
-
-def refuse_nothing(found: Sequence[object], args: argparse.Namespace) -> None:
-    if not found:
-        raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
 
 
 # ----------------------------------------------------------------------------------------------------- scoring
@@ -316,20 +285,12 @@ class Scorer:
         # Measured: more positions than the caches of a CPU hold make it slower.
         most = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
         self.batch_tokens = max(min(most, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
-        self.tokens = 0
-        self.seconds = 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Speed over the tokens that were scored, without those that are only read."""
-        return self.tokens / self.seconds
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
         """For each row the sum of the log-probabilities of its scored tokens, in nats."""
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
-        start = time.perf_counter()
         precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if self.dtype != torch.float32:
             # As in training.
@@ -347,8 +308,6 @@ class Scorer:
                 for i, logprob in zip(batch, self._logprobs([rows[i] for i in batch]), strict=True):
                     scores[i] = logprob
                     bar.update(len(rows[i].ids) - rows[i].start)
-        self.tokens += total
-        self.seconds = time.perf_counter() - start
         return scores
 
     def _logprobs(self, rows: Sequence[Row]) -> list[float]:
@@ -384,7 +343,7 @@ def share(right: Sequence[bool]) -> Metric:
     half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
     low = (middle - half) / (1 + Z * Z / n)
     high = (middle + half) / (1 + Z * Z / n)
-    return Metric(p, max(low, 0.0), min(high, 1.0), "Wilson")
+    return Metric(p, max(low, 0.0), min(high, 1.0))
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
@@ -392,16 +351,16 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
     n = len(tops)
     value = math.fsum(tops) / sum(bottoms)
     if n < 2:
-        return Metric(value, math.nan, math.nan, "none: one document")
+        return Metric(value, math.nan, math.nan)
     # The residuals of the documents from the common ratio.
     squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
     half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
-    return Metric(value, value - half, value + half, "linearised, over documents")
+    return Metric(value, value - half, value + half)
 
 
 def transformed(metric: Metric, change: Callable[[float], float]) -> Metric:
     """The metric of an increasing function of the value: its interval is the function of the ends."""
-    return Metric(change(metric.value), change(metric.low), change(metric.high), metric.interval)
+    return Metric(change(metric.value), change(metric.low), change(metric.high))
 
 
 def exp(x: float) -> float:
@@ -414,4 +373,4 @@ def bits(nats: float) -> float:
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

@@ -23,16 +23,14 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import export_parser
 
-    ARGUMENTS = export_parser().parse_args()
+    export_parser().parse_args()
 
-import argparse
 import copy
 import gc
 import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from safetensors import SafetensorError
@@ -41,14 +39,13 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
 from common.files import disk_error
-from common.notices import announce
 from common.paths import utf8_folder
+from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
-from model.hf_folder import load_folder, read_config
-from model.hf_format import StateDict, hf_config, to_hf
+from model.hf_format import StateDict, hf_config, load_folder, read_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
@@ -74,11 +71,8 @@ TEXTS = (
 TOLERANCE = 1e-5
 
 
-def main(argv: Sequence[str]) -> int:
-    return run(export_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    args = export_parser().parse_args(argv)
     if args.out_dir is not None and args.to_pth is not None:
         raise UserError("--out_dir and --to_pth exclude each other: an export, or the way back")
     if args.out_dir is None and args.to_pth is None:
@@ -311,4 +305,4 @@ def verdict(difference: float, positions: int, what: str) -> str:
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

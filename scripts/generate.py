@@ -21,16 +21,14 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import generate_parser
 
-    ARGUMENTS = generate_parser().parse_args()
+    generate_parser().parse_args()
 
-import argparse
 import contextlib
 import dataclasses
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -39,16 +37,13 @@ from transformers.generation.logits_process import LogitsProcessor, LogitsProces
 from transformers.generation.streamers import BaseStreamer
 
 from common.errors import UserError
-from common.notices import announce
-from common.wording import counted, one_line, printable
+from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import ModelChoice, end_ids, load_in_dtype, most_positions
+from scripts.common import end_ids, load, most_positions
 from trainer.machine.command_line import run_cli
-
-__all__ = ["Sampling", "TextStream", "generate", "main"]
 
 
 @dataclass(frozen=True)
@@ -62,19 +57,11 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> "Sampling":
-        """args: of `generate_parser`."""
-        return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
 
-
-def main(argv: Sequence[str]) -> int:
-    return run(generate_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
-    sampling = Sampling.of(args)
-    model, tokenizer, encoder = load_in_dtype(ModelChoice.of(args))
+def main(argv: Sequence[str] | None = None) -> int:
+    args = generate_parser().parse_args(argv)
+    sampling = Sampling(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Sampling)})
+    model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device, args.dtype)
     chat = turns_encoder(tokenizer) if args.chat else None
     torch.manual_seed(args.seed)
     # The conversation so far, as chat templates want it.
@@ -177,6 +164,11 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     Errors: UserError for a tokenizer without a template.
     """
     template = default_template(tokenizer)
+    if template is None:
+        raise UserError(
+            "--chat: this tokenizer has no chat template, or several of which none is called default; name another one with "
+            "--tokenizer_path"
+        )
     if template in OUR_TEMPLATES:
         # Where it has several, the others are not asked for.
         tokenizer.chat_template = template
@@ -340,4 +332,4 @@ class TextStream(BaseStreamer):
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

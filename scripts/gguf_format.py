@@ -1,62 +1,39 @@
-"""The two MiniMind generations in the terms of llama.cpp: its architecture that computes the same, settings, tensors.
+"""A MiniMind and its tokenizer in the terms of llama.cpp, by the package gguf, which is not among the requirements.
 
-llama.cpp reads names of its own: `blk.0.attn_q.weight` is `model.layers.0.self_attn.q_proj.weight`. The tables here are
-those of its source (src/llama-arch.cpp and src/models). N query heads, G key/value heads, D head dimension, H hidden.
+H: hidden size, D: head dimension, N: heads.
 """
 
+import json
 import math
+import re
+from collections import defaultdict
 
+import gguf
 import torch
+from gguf import MODEL_ARCH, TokenType
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
+from dataset.tokenizing.byte_level_bpe import untrained_bpe
 from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
-from model.model_minimind import plain_frequencies, yarn
-
-# What a GGUF file says of its model, by key.
-Value = str | bool | int | float | list[str] | list[int]
-Metadata = dict[str, Value]
+from scripts.chat_template import default_template
 
 # {(generation, whether it has experts): architecture of llama.cpp}. A minimind2 with experts is no Qwen2-MoE there, as it
 # is in transformers: llama.cpp divides by the shared expert's gate, and a gate of zeros gives NaN.
 ARCHITECTURES = {
-    ("minimind2", False): "llama",
-    ("minimind2", True): "bailingmoe",
-    ("minimind3", False): "qwen3",
-    ("minimind3", True): "qwen3moe",
+    ("minimind2", False): MODEL_ARCH.LLAMA,
+    ("minimind2", True): MODEL_ARCH.BAILINGMOE,
+    ("minimind3", False): MODEL_ARCH.QWEN3,
+    ("minimind3", True): MODEL_ARCH.QWEN3MOE,
 }
 # They rotate dimension 2i with dimension 2i + 1; the others, and MiniMind, rotate i with i + D/2.
-ROTATE_NEIGHBOURS = ("llama", "bailingmoe")
-# They have no tied head: the file holds the matrix twice.
-NEED_OUTPUT = ("bailingmoe",)
+ROTATE_NEIGHBOURS = (MODEL_ARCH.LLAMA, MODEL_ARCH.BAILINGMOE)
 
-OF_THE_MODEL = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-OF_A_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp",
-    "mlp.shared_expert.down_proj": "ffn_down_shexp",
-}
-# The routed experts of a layer are one tensor, [experts, out, in].
-OF_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
-
-# The fields on which a model's result depends and that this file hands on, or that matter in training alone. A model with
-# another one is refused: the file would hold a model that computes something else, and nothing here would notice.
+# The fields on which a model's result depends and that this file hands on, or that matter in training alone
 HANDED_ON = {
     "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
@@ -65,137 +42,177 @@ HANDED_ON = {
 
 # llama.cpp reads no others for these architectures.
 YARN_BETAS = (32.0, 1.0)
+# {% generation %} marks what fine-tuning trains on. It is of transformers alone.
+GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
-def architecture_of(config: MiniMindConfig) -> str:
-    """The name of the architecture. Errors: ValueError, or UserError, for a model that llama.cpp does not compute."""
-    unknown = sorted(set(ARCHITECTURE) - HANDED_ON)
-    if unknown:
-        raise UserError(f"scripts/gguf_format.py does not tell llama.cpp of {unknown[0]}, on which the result depends")
-    # Errors for what no architecture of others has.
+# --------------------------------------------------------------------------------------------------- the model
+
+
+def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
+    """Errors: UserError, or ValueError of `hf_config`, for a model that llama.cpp does not compute."""
+    # With another field the tensors would be the same, and the logits others.
+    assert set(ARCHITECTURE) <= HANDED_ON, set(ARCHITECTURE) - HANDED_ON
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:
         raise UserError("llama.cpp always normalises the experts' weights of a Qwen3-MoE; norm_topk_prob is false here")
     if config.inference_rope_scaling:
-        check_yarn(config)
+        # MiniMind's ramp ends at dimension D/2 - 1 at the latest, llama.cpp's at D - 1.
+        turns = config.yarn_original_positions / (2 * math.pi)
+        end = config.head_dim / 2 * math.log(turns) / math.log(config.rope_theta)
+        is_default = (config.yarn_beta_fast, config.yarn_beta_slow) == YARN_BETAS
+        if not is_default or math.ceil(end) > config.head_dim // 2 - 1:
+            raise UserError(
+                f"llama.cpp stretches positions by YaRN in another way here: it takes beta_fast {YARN_BETAS[0]:g} and beta_slow "
+                f"{YARN_BETAS[1]:g}, and with head_dim {config.head_dim} a shorter yarn_original_positions"
+            )
     return ARCHITECTURES[config.generation, config.use_moe]
 
 
-def model_metadata(config: MiniMindConfig) -> Metadata:
-    """What llama.cpp has to know of the model besides its tensors. Errors: as `architecture_of`."""
-    architecture = architecture_of(config)
+def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
+    """What llama.cpp has to know of the model besides its tensors."""
     width = config.moe_intermediate_size if config.use_moe else config.intermediate_size
-    fields: Metadata = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": width,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
-        "rope.freq_base": float(config.rope_theta),
-    }
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
     if config.inference_rope_scaling:
-        fields["rope.scaling.type"] = "yarn"
-        fields["rope.scaling.factor"] = float(config.yarn_factor)
-        fields["rope.scaling.original_context_length"] = config.yarn_original_positions
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.yarn_factor)
+        writer.add_rope_scaling_orig_ctx_len(config.yarn_original_positions)
         # llama.cpp multiplies the rotated queries and keys by this, and by YaRN's 1 + ln(factor) / 10. MiniMind by neither.
-        fields["rope.scaling.attn_factor"] = 1 / (1 + 0.1 * math.log(config.yarn_factor))
+        writer.add_rope_scaling_attn_factors(1 / (1 + 0.1 * math.log(config.yarn_factor)))
     if config.use_moe:
-        fields["expert_count"] = config.num_experts
-        fields["expert_used_count"] = config.num_experts_per_tok
-        fields["expert_feed_forward_length"] = width
-    if architecture == "bailingmoe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(width)
+    if ARCHITECTURES[config.generation, config.use_moe] == MODEL_ARCH.BAILINGMOE:
         theirs = hf_config(config)
-        fields["expert_shared_count"] = theirs.shared_expert_intermediate_size // width
-        fields["expert_weights_norm"] = bool(theirs.norm_topk_prob)
-        fields["expert_weights_scale"] = 1.0
-        fields["leading_dense_block_count"] = 0
-    return {f"{architecture}.{name}": value for name, value in fields.items()}
-
-
-def check_yarn(config: MiniMindConfig) -> None:
-    """UserError where llama.cpp stretches the positions in another way than MiniMind does."""
-    if (config.yarn_beta_fast, config.yarn_beta_slow) != YARN_BETAS:
-        raise UserError(
-            f"llama.cpp reads no beta_fast and beta_slow of YaRN for this model, and takes {YARN_BETAS[0]:g} and "
-            f"{YARN_BETAS[1]:g}; here they are {config.yarn_beta_fast:g} and {config.yarn_beta_slow:g}"
-        )
-    frequencies = plain_frequencies(config, torch.device("cpu"))
-    ours = yarn(config, frequencies)
-    theirs = yarn_of_llama_cpp(config, frequencies)
-    if not torch.allclose(ours, theirs, rtol=1e-5, atol=0):
-        raise UserError(
-            f"llama.cpp joins stretched and unstretched dimensions in another way than MiniMind where head_dim is "
-            f"{config.head_dim} and YaRN's original length {config.yarn_original_positions}: it would compute another model"
-        )
-
-
-def yarn_of_llama_cpp(config: MiniMindConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """frequencies [D/2] -> [D/2], as ggml_rope_yarn_corr_dims and rope_yarn of ggml make them."""
-    D = config.head_dim
-    ends = []
-    for beta in YARN_BETAS:
-        turns = config.yarn_original_positions / (beta * 2 * math.pi)
-        ends.append(D * math.log(turns) / (2 * math.log(config.rope_theta)))
-    low = max(math.floor(ends[0]), 0)
-    # MiniMind has D/2 - 1 here. So the two differ where few dimensions turn often.
-    high = min(math.ceil(ends[1]), D - 1)
-    index = torch.arange(len(frequencies), dtype=torch.float32)
-    is_stretched = ((index - low) / max(high - low, 0.001)).clamp(0, 1)
-    return frequencies / config.yarn_factor * is_stretched + frequencies * (1 - is_stretched)
+        writer.add_expert_shared_count(theirs.shared_expert_intermediate_size // width)
+        writer.add_expert_weights_norm(theirs.norm_topk_prob)
+        writer.add_expert_weights_scale(1.0)
+        writer.add_leading_dense_block_count(0)
 
 
 def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
     """State dict of MiniMindForCausalLM -> tensors by the names of llama.cpp, in fp32.
 
-    Several shared experts are one wide one, and none is one of zeros, as in `to_hf`.
+    Several shared experts are one wide one, and none is one of zeros, as in `to_hf`. The routed experts of a layer are one
+    tensor, [experts, out, in].
     """
     architecture = ARCHITECTURES[config.generation, config.use_moe]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     theirs = to_hf(state, config)
-    if architecture in NEED_OUTPUT:
+    if architecture == MODEL_ARCH.BAILINGMOE:
+        # It has no tied head: the file holds the matrix twice. And no gate of the shared expert and no bias, which are zeros here.
         theirs.setdefault("lm_head.weight", theirs["model.embed_tokens.weight"])
+        theirs = {name: tensor for name, tensor in theirs.items() if not re.search(r"shared_expert_gate|\.bias$", name)}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     out: StateDict = {}
-    for name, our_name in OF_THE_MODEL.items():
-        if name in theirs:
-            out[our_name] = theirs[name]
-    for layer in range(config.num_hidden_layers):
-        out.update(layer_to_gguf(theirs, config, layer))
-    return out
-
-
-def layer_to_gguf(theirs: StateDict, config: MiniMindConfig, layer: int) -> StateDict:
-    """The tensors of one layer; theirs: what `to_hf` made."""
-    architecture = ARCHITECTURES[config.generation, config.use_moe]
-    block = f"blk.{layer}."
-    out: StateDict = {}
-    for module, name in OF_A_LAYER.items():
-        tensor = theirs.get(f"model.layers.{layer}.{module}.weight")
-        if tensor is None:
+    experts = defaultdict(list)
+    for name, tensor in theirs.items():
+        module = name.removesuffix(".weight")
+        of_all_experts = re.sub(r"experts\.\d+\.", "experts.", module)
+        out_name = f"{names.get_name(of_all_experts)}.weight"
+        if of_all_experts != module:
+            experts[out_name].append(tensor)
             continue
-        if architecture in ROTATE_NEIGHBOURS and name == "attn_q":
-            tensor = rows_for_neighbours(tensor, config.num_attention_heads)
-        if architecture in ROTATE_NEIGHBOURS and name == "attn_k":
-            tensor = rows_for_neighbours(tensor, config.num_key_value_heads)
-        if name == "ffn_down_shexp":
-            # `to_hf` doubles it, for the gate of 1/2 that Qwen2-MoE has. This architecture has no gate.
+        matrix = module.rpartition(".")[2]
+        if architecture in ROTATE_NEIGHBOURS and matrix in heads:
+            # Rows i and i + D/2 of each head become rows 2i and 2i + 1.
+            halves = tensor.view(heads[matrix], 2, config.head_dim // 2, config.hidden_size)
+            tensor = halves.transpose(1, 2).reshape(tensor.shape)
+        if module.endswith("shared_expert.down_proj"):
+            # `to_hf` doubles it, for the gate of 1/2 that Qwen2-MoE has.
             tensor = tensor / 2
-        out[f"{block}{name}.weight"] = tensor
-    if config.use_moe:
-        for matrix, name in OF_EXPERTS.items():
-            experts = []
-            for e in range(config.num_experts):
-                experts.append(theirs[f"model.layers.{layer}.mlp.experts.{e}.{matrix}.weight"])
-            out[f"{block}{name}.weight"] = torch.stack(experts)
-    return out
+        out[out_name] = tensor
+    return out | {name: torch.stack(parts) for name, parts in experts.items()}
 
 
-def rows_for_neighbours(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """[heads * D, H] -> the same with rows i and i + D/2 of each head side by side, as rows 2i and 2i + 1."""
-    rows, width = weight.shape
-    halves = weight.view(heads, 2, rows // heads // 2, width)
-    return halves.transpose(1, 2).reshape(rows, width)
+# ----------------------------------------------------------------------------------------------- the tokenizer
+
+
+def write_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str, begins_with_bos: bool
+) -> str:
+    """Note a tokenizer; returns llama.cpp's name for its rule of pieces. vocab_size: the model's; where: for an error.
+
+    begins_with_bos: whether llama.cpp is to put BOS before a prompt; of no effect without such a token.
+    Errors: UserError for one that llama.cpp would not follow exactly.
+    """
+    content = json.loads(tokenizer.backend_tokenizer.to_str()) if getattr(tokenizer, "is_fast", False) else {}
+    rule = piece_rule(content)
+    if rule is None:
+        raise UserError(
+            f"{where}: llama.cpp would cut texts in another way than this tokenizer, and by that the model reads worse; it knows "
+            "those of train_tokenizer.py --pieces llama-bpe and qwen2, and MiniMind's: train one of them, and a model with it"
+        )
+    vocabulary = tokenizer.get_vocab()
+    # Rows without a token; llama.cpp ends where two names are alike.
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    types = [TokenType.UNUSED] * vocab_size
+    for token, i in vocabulary.items():
+        tokens[i] = token
+        types[i] = TokenType.NORMAL
+    # The text of a control token is only text in a prompt, as in our training; that of a user-defined one is always the token.
+    for i, added in tokenizer.added_tokens_decoder.items():
+        types[i] = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(rule)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in content["model"]["merges"]])
+    for name in ("bos", "eos", "pad", "unk"):
+        token_id = getattr(tokenizer, f"{name}_token_id")
+        if token_id is not None:
+            getattr(writer, f"add_{name}_token_id")(token_id)
+    writer.add_add_bos_token(begins_with_bos and tokenizer.bos_token_id is not None)
+    # A prompt is the beginning of a document, and EOS is its end.
+    writer.add_add_eos_token(False)
+    if (template := default_template(tokenizer)) is not None:
+        writer.add_chat_template(plain_template(template))
+        # Left out, llama.cpp takes any token that is spelled like the end of a turn, one time this and one time that.
+        if tokenizer.eos_token_id is not None:
+            writer.add_eot_token_id(tokenizer.eos_token_id)
+    return rule
+
+
+def piece_rule(content: dict) -> str | None:
+    """llama.cpp's name for how a tokenizer cuts texts into pieces; None: it would not follow it exactly.
+
+    content: of its tokenizer.json, as the library tokenizers writes it.
+    """
+    of_minimind = Tokenizer(BPE())
+    of_minimind.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    known = {"llama-bpe": untrained_bpe("llama-bpe"), "qwen2": untrained_bpe("qwen2"), "gpt-2": of_minimind}
+    takes_white_space = any(
+        token[flag] for token in content.get("added_tokens", []) for flag in ("lstrip", "rstrip", "single_word")
+    )
+    for name, tokenizer in known.items():
+        theirs = json.loads(tokenizer.to_str())
+        # What cuts and merges, without what was learned
+        learned = {field: content.get("model", {}).get(field) for field in ("vocab", "merges")}
+        is_same = {**theirs["model"], **learned} == content.get("model")
+        is_same &= all(theirs[part] == content[part] for part in ("normalizer", "pre_tokenizer"))
+        if is_same and not takes_white_space:
+            return name
+    return None
+
+
+def plain_template(template: str) -> str:
+    """The chat template with marks that do nothing in the place of {% generation %}; it writes the same."""
+
+    def plain_mark(mark: re.Match[str]) -> str:
+        before, end, after = mark.groups()
+        # They take the same white space away.
+        return f"{{%{before} {'endif' if end else 'if true'} {after}%}}"
+
+    return GENERATION_MARK.sub(plain_mark, template)

@@ -1,9 +1,16 @@
-"""Look at the data before training on it: sizes, copies, languages, odd documents, rows.
+"""Look at the data before training on it.
 
-The flags, and what they do, stand in scripts/inspect_settings.py.
+    python scripts/inspect_data.py --data_path my.jsonl
+    python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0 --out data.html
+    python scripts/inspect_data.py --data_path chats.jsonl --row 0
+
+Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
+the token store that is made here is the one that it opens.
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,14 +21,56 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from scripts.inspect_settings import parse_args
 
+from common.flags import not_negative, seed
+from common.settings import Settings, SettingsParser, parse, setting, switch
+from trainer.pretrain.settings import DataSettings, PretrainSettings, ValidationDataSettings
+
+PROG = "inspect_data.py"
+
+
+@dataclass(kw_only=True)
+class LookSettings(Settings):
+    """what to look at"""
+
+    row: list[int] = setting(
+        [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
+    )
+    texts: bool = switch(True, help="look at all texts: near copies, languages, odd documents; 0: only count")
+    examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
+    out: str | None = setting(None, metavar="PAGE", help="also write an HTML page, as data.html", first=True)
+
+
+@dataclass(kw_only=True)
+class RowSettings(Settings):
+    """rows"""
+
+    tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
+    seed: int = setting(42, check=seed, help="of the run whose rows are shown")
+
+
+@dataclass(kw_only=True)
+class InspectSettings(RowSettings, ValidationDataSettings, DataSettings, LookSettings):
+    """All settings of inspect_data.py; --help shows the groups from the last to the first."""
+
+
+def parser() -> SettingsParser:
+    """The command line of inspect_data.py."""
+    return SettingsParser(InspectSettings, PROG, __doc__ or "")
+
+
+def parse_args(argv: Sequence[str] | None = None) -> InspectSettings:
+    """The settings of a command line; None: of this process."""
+    return parse(InspectSettings, PROG, __doc__ or "", argv)
+
+
+if __name__ == "__main__":
+    # --help and wrong flags are answered before torch is imported, which takes seconds.
     parse_args()
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import field, fields
 from itertools import groupby
 from operator import attrgetter
 
@@ -29,27 +78,22 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import DataError, UserError, user_errors
-from common.notices import announce
-from common.settings import default_of
-from common.wording import counted, first_to_last, one_line, printable
-from dataset.chat.chat_corpus import ChatCorpus, holds_conversations, refuse_other_kinds
+from common.errors import UserError, user_errors
+from common.wording import announce, counted, first_to_last, one_line, printable
+from dataset.chat.chat_corpus import holds_conversations, refuse_other_kinds
 from dataset.chat.encoder import ChatEncoder
-from dataset.corpus import Corpus, sources_of
-from dataset.mixture import RunLength
-from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, library, near_copies
-from dataset.quality.languages import language_of
-from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
-from dataset.reading.conversations import CONVERSATION, said_in
+from dataset.corpus import sources_of
+from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
+from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder, language_of
+from dataset.reading.conversations import said_in
 from dataset.reading.settings import OFF
 from dataset.store.deduplicate import open_sources, stored_texts
-from dataset.store.interface import Ints
-from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from scripts.inspect_settings import InspectSettings, parse_args
+from dataset.store.format import Ints
+from dataset.store.token_store import files_of, first_writable, places_of
+from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.data import USUAL_TEXT, data_of
-from trainer.pretrain.settings import PretrainSettings
+from trainer.machine.ranks import ONE_RANK
+from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
@@ -111,24 +155,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--out {settings.out}: a name that ends in .html is wanted")
     with user_errors():
         look = DataLook(settings)
-        for line in look.corpus.notices:
-            announce(line)
-        for bad_lines in look.corpus.bad_lines:
-            for line in bad_lines.report():
-                announce(line)
         # A row that is not there is told before all texts are read.
         n_rows = look.corpus.plan(0).n_rows
-        for number in settings.row:
-            if number >= n_rows:
-                raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
+    for number in settings.row:
+        if number >= n_rows:
+            raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
+    for line in [*look.corpus.notices, *(line for bad in look.corpus.bad_lines for line in bad.report())]:
+        announce(line)
     sections = look.sections()
     rows = [row_of(look, number) for number in settings.row]
     announce(text_of(sections, rows))
     if settings.out is not None:
-        # jinja2 takes a while to import.
-        from trainer.reporting.pages import write_page
+        # matplotlib takes a while to import.
+        from trainer.reporting.html_report import write_page
 
-        write_page(settings.out, "inspect_data.html", Path(__file__).parent, "--out", sections=sections, rows=rows)
+        with user_errors():
+            write_page(settings.out, "inspect_data.html", Path(__file__).parent, sections=sections, rows=rows)
         announce(f"page: {settings.out}")
     return 0
 
@@ -143,53 +185,39 @@ class DataLook:
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
-        sources = sources_of(data_of(settings, CONVERSATIONS.usual if settings.conversations else USUAL_TEXT))
-        self.groups = [source.paths for source in sources]
-        self.is_chat = settings.conversations
-        if self.is_chat is None:
-            self.is_chat = holds_conversations(
-                self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
-            )
+        self.groups = [source.paths for source in sources_of(data_of(settings))]
+        # As the first line is.
+        self.is_chat = holds_conversations(
+            self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
+        )
+        kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         if self.is_chat:
             for path in (path for paths in self.groups for path in paths):
-                refuse_other_kinds(path)
-        self.encoder = (
-            ChatEncoder(self.tokenizer)
-            if self.is_chat
-            else DocumentEncoder(self.tokenizer, bool(settings.parse_special_tokens))
-        )
+                refuse_other_kinds(path, settings.cache_dir)
+        # The run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
-        self.options: StoreOptions = {
-            "cache_dir": settings.cache_dir,
-            "text_field": CONVERSATION if self.is_chat else settings.text_field,
-            "skip_bad_lines": settings.skip_bad_lines,
-            "text_suffixes": None if self.is_chat else settings.text_suffixes,
-        }
+        names = {one.name for one in fields(trainer)}
+        given = {name: value for name, value in vars(settings).items() if name in names}
+        self.run = trainer(**given, allow_val_overlap=True)
+        self.encoder = kind.encoder(self.tokenizer, self.run)
         # What is looked at has its copies, whatever is trained.
-        self.stores = open_sources(self.groups, self.encoder, **self.options)
-        corpus_kind: type[Corpus] = ChatCorpus if self.is_chat else Corpus
-        self.corpus = corpus_kind(
-            sources,
+        self.stores = open_sources(
+            self.groups,
             self.encoder,
-            max_seq_len=settings.max_seq_len,
-            seed=settings.seed,
-            pack=settings.pack,
-            long_documents="truncate" if self.is_chat else settings.long_documents,
-            val_path=settings.val_path,
-            val_fraction=settings.val_fraction,
-            allow_val_overlap=True,
-            deduplicate=settings.deduplicate,
-            length=RunLength(default_of(trainer, "epochs"), 0, default_of(trainer, "batch_size")),
-            **self.options,
+            cache_dir=self.run.cache_dir,
+            text_field=self.run.text_field,
+            skip_bad_lines=self.run.skip_bad_lines,
+            text_suffixes=self.run.text_suffixes,
         )
+        self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # Documents before each store
         self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
-        self.lengths = np.concatenate([store.lengths() for store in self.stores])
+        self.lengths = np.concatenate([np.diff(store.offsets) for store in self.stores])
         self.text_bytes = np.concatenate([store.text_bytes for store in self.stores])
-        # Where each document stands, as the texts are read: source, file, line
-        self.names = [path for paths in self.groups for path in paths]
-        self.source_of = np.zeros(len(self.doc_hash), np.int32)
+        # Where each document stands: its source; which path and line that is, is known once its text was read.
+        self.names = [" ".join(paths) for paths in self.groups]
+        self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.bounds))
         self.place_of: dict[int, str] = {}
         self.languages: Counter[str] = Counter()
         self.oddities: dict[str, list[Example]] = {}
@@ -198,50 +226,43 @@ class DataLook:
     def sections(self) -> list[Section]:
         """Everything, which reads all texts once."""
         copies = exact_copies(self.doc_hash)
-        near_missing = None
-        if self.settings.texts:
-            try:
-                library()
-                paths = self.groups[0]
-                first = files_of(paths, self.options["text_suffixes"], self.settings.cache_dir)[0]
-                copies = near_copies(
-                    self._texts(), copies, first_writable(places_of(paths[0], first, self.settings.cache_dir))
-                )
-            except DataError as error:
-                near_missing = str(error)
-                for _ in self._texts():
-                    pass
-        has_near = self.settings.texts and near_missing is None
-        found = [self._sources(), self._lengths(), self._copies(copies, has_near, near_missing)]
-        if self.settings.texts:
-            documents = max(self.languages.total(), 1)
-            rows = [[name, f"{count:,}"] for name, count in self.languages.most_common()]
-            bars = [count / documents for count in self.languages.values()]
-            found.append(Section("Languages, roughly", ["", "documents"], rows, bars=sorted(bars, reverse=True)))
-            odd = []
-            for kind, count in self.odd_counts.most_common():
-                odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
-            examples = [example for kind, _ in self.odd_counts.most_common() for example in self.oddities[kind]]
-            found.append(Section("Odd documents", ["", "documents"], odd, [] if odd else ["None."], None, examples))
-        return found
+        if not self.settings.texts:
+            return [self._sources(), self._lengths(), self._copies(copies)]
+        paths = self.groups[0]
+        first = files_of(paths, self.run.text_suffixes, self.run.cache_dir)[0]
+        scratch = first_writable(places_of(paths[0], first, self.run.cache_dir))
+        copies = near_copies(self._texts(), copies, scratch)
+        languages = [[name, f"{count:,}"] for name, count in self.languages.most_common()]
+        odd = []
+        examples = []
+        for kind, count in self.odd_counts.most_common():
+            odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
+            examples += self.oddities[kind]
+        return [
+            self._sources(),
+            self._lengths(),
+            self._copies(copies),
+            Section("Languages, roughly", ["", "documents"], languages),
+            Section("Odd documents", ["", "documents"], odd, [] if odd else ["None."], examples=examples),
+        ]
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         """(number, text) of each document, once it was looked at."""
         special = [str(token) for token in self.tokenizer.all_special_tokens]
         finder = OddityFinder(special, self.settings.max_seq_len)
-        suffixes = self.options["text_suffixes"]
+        self.names = [path for paths in self.groups for path in paths]
+        n_sources = 0
         # A bar where somebody watches
         with tqdm(total=len(self.doc_hash), desc="texts", disable=not sys.stderr.isatty()) as bar:
-            n_sources = 0
             for i, store in enumerate(self.stores):
                 source_of_file: list[int] = []
                 files = []
                 for path in self.groups[i]:
-                    of_path = files_of([path], suffixes, self.settings.cache_dir)
+                    of_path = files_of([path], self.run.text_suffixes, self.run.cache_dir)
                     source_of_file += [n_sources] * len(of_path)
                     files += of_path
                     n_sources += 1
-                for stored in stored_texts(store, files, self.encoder, self.options["text_field"]):
+                for stored in stored_texts(store, files, self.encoder, self.run.text_field):
                     number = int(self.bounds[i]) + stored.number
                     self.source_of[number] = source_of_file[stored.file]
                     self.place_of[number] = f"{shown_path(files[stored.file])}:{stored.line}"
@@ -262,6 +283,11 @@ class DataLook:
                     yield number, text
                     bar.update()
 
+    def _documents_of_sources(self) -> Iterator[tuple[str, Ints]]:
+        """(name, numbers of its documents)."""
+        for number, name in enumerate(self.names):
+            yield name, np.flatnonzero(self.source_of == number)
+
     def _sources(self) -> Section:
         heads = ["", "conversations" if self.is_chat else "documents", "tokens", "MB of text", "bytes a token"]
         heads += ["median length", "longest"] + (["tokens of answers"] if self.is_chat else [])
@@ -280,19 +306,7 @@ class DataLook:
             if answers is not None:
                 row.append(share_of(int(answers[mine].sum(dtype=np.int64)), tokens))
             rows.append(row)
-        remarks = []
-        if self.is_chat and not self.settings.texts:
-            remarks.append("MB of text: of the whole lines, since no text was read.")
-        return Section("Sources", heads, rows, remarks)
-
-    def _documents_of_sources(self) -> Iterator[tuple[str, Ints]]:
-        """(name, numbers of its documents); which path gave a document is known only when its text is read."""
-        if self.settings.texts:
-            for number, name in enumerate(self.names):
-                yield name, np.flatnonzero(self.source_of == number)
-            return
-        for i, paths in enumerate(self.groups):
-            yield " ".join(paths), np.arange(self.bounds[i], self.bounds[i + 1])
+        return Section("Sources", heads, rows)
 
     def _lengths(self) -> Section:
         """Each bin reaches from a power of two to the next, those without a document in between included."""
@@ -308,16 +322,16 @@ class DataLook:
         bars = [float(documents[power] / max(documents.max(), 1)) for power in bins]
         return Section("Lengths of documents", ["tokens", "documents", "of all tokens"], rows, bars=bars)
 
-    def _copies(self, copies: Copies, has_near: bool, near_missing: str | None) -> Section:
+    def _copies(self, copies: Copies) -> Section:
         """Counts, and the documents with the most copies of each kind."""
         is_copy = copies.of != NONE
         rows = []
         for name, mine in self._documents_of_sources():
             exact, copied = int(copies.is_exact[mine].sum()), int(is_copy[mine].sum())
-            near = share_of(copied - exact, len(mine)) if has_near else "not looked for"
+            near = share_of(copied - exact, len(mine)) if self.settings.texts else "not looked for"
             rows.append([name, share_of(exact, len(mine)), near])
-        remarks = [near_missing] if near_missing else []
-        if has_near and is_copy.any():
+        remarks = []
+        if self.settings.texts and is_copy.any():
             remarks.append(
                 f"Near: about {NEAR_FROM} and more of the runs of five characters are the same. --deduplicate exact or near "
                 "leaves them out of training."
@@ -351,10 +365,10 @@ class DataLook:
         return self.place(int(np.flatnonzero(self.doc_hash == self.corpus.store.doc_hash[document])[0]))
 
 
-def shown_path(path: object) -> str:
+def shown_path(path: Path) -> str:
     """A path without what everybody knows of it."""
     for folder in (Path.cwd(), ROOT):
-        if isinstance(path, Path) and path.is_relative_to(folder):
+        if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return str(path)
 

@@ -63,14 +63,14 @@ def write_model_card(
     records = None
     # The run left nothing, or ended before its first line.
     with contextlib.suppress(UserError):
-        records = RunRecords(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
+        records = RunRecords.read(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
     training = "No record of the run lay beside the weights."
     if records is not None:
         values = [(label, records.last(field), write) for label, field, write in FIGURES]
         figures = table([(label, write(value)) for label, value, write in values if value is not None])
         flags = [(f"`--{flag}`", shown(records.settings[flag])) for flag in SHAPING if flag in records.settings]
         training = f"{figures}\n\n{table(flags)}"
-        if "loss" in records.curves:
+        if "loss" in records.columns:
             from trainer.reporting.html_report import loss_picture
 
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))

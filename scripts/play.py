@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import play_parser
 
-    ARGUMENTS = play_parser().parse_args()
+    play_parser().parse_args()
 
 import argparse
 import base64
@@ -36,7 +36,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,17 +47,16 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
-from common.notices import announce
-from common.wording import one_line, printable
+from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
-from scripts.chat_template import can_chat
-from scripts.common import ModelChoice, end_ids, load_in_dtype
+from scripts.chat_template import default_template
+from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.weights_at_hand import weights_instead
 from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
-from trainer.reporting.records import FIGURES, METRICS_SUFFIX, Records
+from trainer.reporting.records import FIGURES, METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 # Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
@@ -78,12 +76,8 @@ HEADERS = {
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    return run(play_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
-    server = open_server(args)
+def main(argv: Sequence[str] | None = None) -> int:
+    server = open_server(play_parser().parse_args(argv))
     announce(f"open {server.address} in your browser; Ctrl-C ends")
     if not is_loopback(server.host):
         announce(f"warning: --host {server.host}: everybody in your network can use it, and nothing is encrypted")
@@ -111,8 +105,7 @@ def open_server(args: argparse.Namespace) -> "Server":
     names = names if len(set(names)) == len(names) else weights
     models = []
     for weight, folder, name in zip(weights, folders, names, strict=True):
-        choice = ModelChoice(weight, folder, args.device, args.dtype)
-        models.append(PlayedModel(for_page(name), *load_in_dtype(choice)))
+        models.append(PlayedModel(for_page(name), *load(weight, folder, args.device, args.dtype)))
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
@@ -144,7 +137,7 @@ class PlayedModel:
         self.model = model
         self.tokenizer = tokenizer
         self.encoder = encoder
-        self.chat = turns_encoder(tokenizer) if can_chat(tokenizer) else None
+        self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
 
     def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
@@ -239,15 +232,12 @@ def rounded(probability: float) -> float | None:
 # ----------------------------------------------------------------------------------------------------- the runs
 
 
-class LiveRun(Records):
+class LiveRun(RunRecords):
     """A metrics file that grows, of which each look reads what was added."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        super().__init__()
-        self.path = path
-        self.name = name
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        self.position = 0
         self.changed_at = 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -269,7 +259,7 @@ class LiveRun(Records):
         for chart in self.charts:
             curves = []
             for field in chart.fields_among(self.columns):
-                x, y = (np.array(column) for column in self.columns[field])
+                x, y = self.curve(field)
                 if chart.unless_zero and not y.any():
                     continue
                 label = for_page(LABELS.get(field, field.split("/")[-1]))
@@ -326,9 +316,10 @@ class RunFolder:
             key = (path, status.st_ino)
             run = self._runs.get(key)
             if run is None or status.st_size < run.position:
-                run = LiveRun(path, str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX))
+                run = LiveRun(path)
+                run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
             with contextlib.suppress(OSError):
-                run.position = run.read_on(path, run.position)
+                run.read_on()
             del run.samples[:-MOST_SAMPLES]
             run.changed_at = status.st_mtime
             runs[key] = run
@@ -521,4 +512,4 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

@@ -21,27 +21,20 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import report_parser
 
-    ARGUMENTS = report_parser().parse_args()
+    report_parser().parse_args()
 
-import argparse
 from collections.abc import Sequence
-from functools import partial
 
-from common.errors import UserError
-from common.notices import announce
+from common.errors import UserError, user_errors
+from common.wording import announce
 from scripts.arguments import report_parser
 from trainer.machine.command_line import run_cli
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import METRICS_SUFFIX
 
-__all__ = ["main"]
 
-
-def main(argv: Sequence[str]) -> int:
-    return run(report_parser().parse_args(argv))
-
-
-def run(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    args = report_parser().parse_args(argv)
     metrics: list[Path] = []
     for path in map(Path, args.runs):
         if path.is_dir():
@@ -60,13 +53,11 @@ def run(args: argparse.Namespace) -> int:
     if page.suffix != ".html":
         raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
-    try:
+    with user_errors():
         write_report(metrics, page, png)
-    except OSError as error:
-        raise UserError(f"--out: {page} cannot be written ({error.strerror})") from error
     announce(f"report: {page}, picture: {png}")
     return 0
 
 
 if __name__ == "__main__":
-    run_cli(partial(run, ARGUMENTS))
+    run_cli(main)

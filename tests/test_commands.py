@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
-from dataset import embedded_corpus, tokenize_arguments
-from dataset.chat import embedded_questions
+from dataset import embedded_corpus, tokenize_corpus
 from scripts import arguments as script_arguments
-from scripts import inspect_settings
+from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -33,14 +32,14 @@ PARSERS = {
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
     "trainer/train_tokenizer.py": train_tokenizer.build_parser,
-    "dataset/tokenize_corpus.py": tokenize_arguments.parser,
+    "dataset/tokenize_corpus.py": tokenize_corpus.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
-    "scripts/inspect_data.py": inspect_settings.parser,
+    "scripts/inspect_data.py": inspect_data.parser,
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -106,7 +105,7 @@ def test_the_command_of_make_pretrain():
 def test_make_builds_the_text_that_it_trains(target, tmp_path, monkeypatch):
     """The lines of Python by which it does so, run in another folder, with little text."""
     monkeypatch.setattr(embedded_corpus, "documents", lambda: iter(["a text"]))
-    monkeypatch.setattr(embedded_questions, "questions", lambda: iter([("what?", "that.")]))
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: {"what": "that."})
     monkeypatch.chdir(tmp_path)
     # As if none of it were there.
     command = ["make", "-n", "--always-make", "-C", str(ROOT), target]

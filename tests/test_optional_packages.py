@@ -38,7 +38,6 @@ MISSING = [
     "scipy",
     "gguf",
     "pandas",
-    "tensorboard",
     "fsspec",
     "s3fs",
     "aiohttp",

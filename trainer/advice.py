@@ -151,7 +151,7 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     without_muon = hasattr(settings, "muon_lr") and settings.optimizer != "muon"
     optimizer = f"--optimizer is {settings.optimizer}" if without_muon else ""
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
-    has_no_project = settings.tracker in ("none", "tensorboard")
+    has_no_project = settings.tracker == "none"
     of_one = settings.shard != NONE and ranks.world_size == 1
     cases = [
         ("shard", of_one, "there is one process"),

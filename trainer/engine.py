@@ -29,10 +29,11 @@ import torch
 import torch.distributed as dist
 
 from trainer.cuda_graphs import UpdateGraphs, pinned
+from trainer.machine.collectives import compare_precision
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.machine.signals import STOP_NUMBERS
-from trainer.optim.build import optimizer_of
+from trainer.optim.build import build_optimizer
 from trainer.reducer import LossAndSums, SumsGradients, make_reducer
 from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
 
@@ -415,10 +416,22 @@ def make_engine(
     settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
     model. cuda_graphs: see Engine. adam: options of AdamW.
     """
+    compare_precision(ranks, dtype)
     shards = put_on_device(model, identity, group_size, ranks, device)
+    optimizer = build_optimizer(
+        model,
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.optimizer,
+        settings.muon_lr,
+        settings.embed_lr,
+        ranks,
+        shards,
+        **adam,
+    )
     return Engine(
         model,
-        optimizer_of(settings, model, ranks, shards, **adam),
+        optimizer,
         objective,
         device=device,
         dtype=dtype,

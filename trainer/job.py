@@ -30,7 +30,7 @@ import torch
 
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixture import Move
-from dataset.store.check import DigestCheck
+from dataset.store.format import DigestCheck
 from trainer.advice import CurveWatch, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
@@ -203,20 +203,18 @@ class RunFiles:
 class Identity:
     """What a resume must have in common with its run: {what it is: value}, the same on all ranks.
 
-    mended_by: {entry: the flags to look at where it differs}. may_change: flags that a resume may change, and then says so.
-    only_at_start: flags that a resume does not read; it says so where they differ.
+    mended_by: {entry: the flags to look at where it differs}. only_at_start: flags that a resume does not read.
     """
 
     entries: Mapping[str, Value]
     mended_by: Mapping[str, str] = field(default_factory=dict)
-    may_change: Sequence[str] = ()
     only_at_start: Sequence[str] = ()
 
 
 # (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
 Evaluate = Callable[[Engine[Any, Any], StopSignals, int], tuple[dict[str, float], int]]
-# Writes a state dict on the CPU, for other people's code
-SaveBest = Callable[[Mapping[str, torch.Tensor]], None]
+# Writes a state dict on the CPU for other people's code, to files that begin so
+SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
 # ([(prompt, text)], number of a stop signal); the last argument: no update comes after them
 Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, str]], int]]
 

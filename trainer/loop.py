@@ -138,7 +138,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with told_in_a_line(self.device, advice_on_memory):
             if self.ranks.is_main:
                 # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem, self.saver.checkpoints.folder)
+                remove_temporaries(self.job.files.stem)
+                self.saver.checkpoints.remove_leftovers()
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
@@ -504,7 +505,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if progress.val_loss < progress.best_val_loss:
                 progress.best_val_loss = progress.val_loss
                 progress.best_val_update = progress.update
-                self.saver.best.take(self.engine)
+                self.saver.keep_best()
             text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
             self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
         self.tell_samples(samples)

@@ -19,6 +19,7 @@ A sharded tensor is a DTensor of torch. Its rows are cut among the ranks of a gr
 rows. A state dict that is read from a file has whole tensors, or TensorParts, which are the rows of this rank alone.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from common.arithmetic import ceil_div
 from common.nested import replaced
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def rows_of_ranks(rows: int, size: int) -> list[int]:
     """How FSDP2 cuts a tensor's rows among the ranks of a group: equal parts, of which the last ones are short or empty."""
-    most = ceil_div(rows, size)
+    most = math.ceil(rows / size)
     return [max(0, min(most, rows - rank * most)) for rank in range(size)]
 
 
@@ -116,7 +116,7 @@ def whole_of(tensor: "DTensor") -> torch.Tensor:
     group = tensor.device_mesh.get_group(SHARD)
     own = tensor.to_local()
     # All ranks send as many rows.
-    most = ceil_div(tensor.shape[0], group.size())
+    most = math.ceil(tensor.shape[0] / group.size())
     sent = own.new_zeros(most, *tensor.shape[1:])
     sent[: len(own)] = own
     received = [torch.empty_like(sent) for _ in range(group.size())]

@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
     SETTINGS = parse_args()
 
-from common.command_clock import count_from_here
+from common.processes import count_from_here
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of, parse_args
 from trainer.job import Surroundings

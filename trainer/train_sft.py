@@ -31,8 +31,8 @@ if __name__ == "__main__":
 
 import os
 
-from common.command_clock import count_from_here
-from common.notices import announce
+from common.processes import count_from_here
+from common.wording import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
 from trainer.sft.job import SftJob, fitted_to_text

@@ -35,17 +35,14 @@ from tokenizers import Tokenizer
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import Parser, positive
-from common.notices import announce
-from common.wording import one_line
+from common.wording import announce, one_line
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
-from dataset.tokenizing.alphabets import ALPHABETS
-from dataset.tokenizing.byte_level_bpe import SPECIAL_TOKENS, save, train_bpe
-from dataset.tokenizing.piece_rules import PIECE_RULES
+from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # The flags that only training reads
-TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "max_token_bytes", "pieces", "alphabets")
+TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "max_token_bytes", "pieces")
 # Documents encoded at a time by --compare.
 BATCH = 1000
 
@@ -82,10 +79,6 @@ def build_parser() -> Parser:
     g.add_argument("--max_token_bytes", type=positive(int), default=32, metavar="N", help=longest)
     rule = "bpe: the rule that cuts text into pieces; llama-bpe and qwen2 are known to llama.cpp and Ollama, compact is not, but gives the most bytes per token (default: llama-bpe)"
     g.add_argument("--pieces", choices=tuple(PIECE_RULES), default="llama-bpe", help=rule)
-    letters = (
-        f"bpe: writing systems of which each letter gets an entry, whatever the sample holds: {', '.join(ALPHABETS)}"
-    )
-    g.add_argument("--alphabets", choices=tuple(ALPHABETS), nargs="+", default=(), metavar="NAME", help=letters)
     g = parser.add_argument_group("what to do (one of these)").add_mutually_exclusive_group(required=True)
     g.add_argument("--out_dir", help="train, and write tokenizer.json and tokenizer_config.json to this folder")
     table = "train nothing; print bytes per token of the tokenizers in these folders on the data, as a markdown table"
@@ -171,7 +164,7 @@ def check_effect(args: argparse.Namespace) -> None:
         unread = TRAINING_FLAGS
         reason = "--compare trains nothing"
     elif args.type == "wordpiece":
-        unread = ("max_token_bytes", "pieces", "alphabets")
+        unread = ("max_token_bytes", "pieces")
         reason = "--type is wordpiece"
     else:
         unread = ("lower_case",)
@@ -207,7 +200,7 @@ def run(args: argparse.Namespace) -> None:
         return
     # A text may be too small for so many entries, and a folder may take no file.
     with user_errors():
-        tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes, args.pieces, args.alphabets)
+        tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes, args.pieces)
         save(tokenizer, Path(args.out_dir))
     announce(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")
 

@@ -1,9 +1,9 @@
 """How many rows an update has and how they are dealt out: from the flags, and from the ranks that are there."""
 
 import copy
+import math
 from typing import Protocol, TypeVar
 
-from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.loader import UpdateSchedule
 from trainer.machine.ranks import Ranks
@@ -31,7 +31,9 @@ def with_accumulation(settings: FlagsT, ranks: Ranks) -> FlagsT:
     if not settings.rows_per_update:
         return settings
     settled = copy.copy(settings)
-    settled.accumulation_steps = ceil_div(settings.rows_per_update, settings.batch_size * ranks.micro_batches_at_once)
+    settled.accumulation_steps = math.ceil(
+        settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once)
+    )
     return settled
 
 
@@ -50,7 +52,7 @@ def rows_of_warmup(settings: RowFlags, warmup_iters: int, ranks: Ranks) -> int:
 
 def epochs_of_updates(n_updates: int, settings: RowFlags, ranks: Ranks, n_rows: int) -> int:
     """How many epochs of n_rows rows so many updates take, the last one in part."""
-    return ceil_div(n_updates, schedule_of(settings, ranks, n_rows).n_updates)
+    return math.ceil(n_updates / schedule_of(settings, ranks, n_rows).n_updates)
 
 
 def rows_of_run(settings: RowFlags, ranks: Ranks, n_rows: int, epochs: int, max_updates: float) -> float:

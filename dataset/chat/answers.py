@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dataset.loader import IGNORE, Batch
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints
 
 # Tokens that are looked at together, of whole documents.
 TOKENS_AT_ONCE = 1 << 22

@@ -17,9 +17,9 @@ from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
-from dataset.reading.json_lines import ANY_TEXT
+from dataset.reading.json_files import ANY_TEXT
 from dataset.shares import Source
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints
 
 
 class ChatCorpus(Corpus):

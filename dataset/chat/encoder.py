@@ -68,7 +68,7 @@ class ChatEncoder(DocumentEncoder):
         self.answers = Answers(
             start=self.special[BOS],
             end=self.special[EOS],
-            header=tuple(self._encode_bodies([ANSWER_BEGINS.removeprefix(BOS)])[0]),
+            header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS))),
         )
         # 2: answers that are not to be trained are marked.
         self.fingerprint = hashlib.sha256(f"chat 2 {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
@@ -78,13 +78,9 @@ class ChatEncoder(DocumentEncoder):
         """None: the template writes all."""
         return 0
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each conversation. dataset/chat/answers.py tells how answers that are not to be trained begin."""
-        return self._ids_of([list(self._pieces(text)) for text in texts])
-
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one conversation. A template needs the whole of it."""
-        yield from self.encode([text])
+        """The ids of one conversation. dataset/chat/answers.py tells how answers that are not to be trained begin."""
+        yield self._ids_of(text)
 
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of a user's message, up to where the assistant answers."""
@@ -93,25 +89,21 @@ class ChatEncoder(DocumentEncoder):
     def turns_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The ids of the turns so far, up to where the assistant answers. tools: the functions that it may call."""
         text = json.dumps({"messages": list(messages), "tools": list(tools)}, ensure_ascii=False)
-        (ids,) = self._ids_of([list(self._pieces(text, is_asked=True))])
+        return self._ids_of(text, is_asked=True)
+
+    def _ids_of(self, text: str, is_asked: bool = False) -> list[int]:
+        """The ids of a conversation. is_asked: an answer comes next."""
+        ids: list[int] = []
+        for piece in self._pieces(text, is_asked):
+            if isinstance(piece, str):
+                for of_part in self._body_in_parts(piece):
+                    ids += of_part
+            else:
+                ids.append(piece)
         return ids
 
-    def _ids_of(self, conversations: list[list[str | int]]) -> list[list[int]]:
-        """The ids of pieces, in which an id stands for itself. All texts go to the tokenizer in one call."""
-        texts: list[str] = []
-        for pieces in conversations:
-            texts += [piece for piece in pieces if isinstance(piece, str)]
-        ids_of_texts = iter(self._encode_bodies(texts))
-        encoded = []
-        for pieces in conversations:
-            ids: list[int] = []
-            for piece in pieces:
-                ids += next(ids_of_texts) if isinstance(piece, str) else [piece]
-            encoded.append(ids)
-        return encoded
-
-    def _pieces(self, text: str, is_asked: bool = False) -> Iterator[str | int]:
-        """The texts of a conversation and the ids of the special tokens between them. is_asked: an answer comes next."""
+    def _pieces(self, text: str, is_asked: bool) -> Iterator[str | int]:
+        """The texts of a conversation and the ids of the special tokens between them."""
         # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
         marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
         conversation = json.loads(marked)

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.arrays import Array
 from common.errors import DataError
 from dataset.loader import IGNORE, pinned, to_device
 from dataset.packing import chunks, permutation
-from dataset.store.interface import Column, HasTokens, HasTokensAndOffsets, Ints
+from dataset.store.format import Column, Documents, Ints
 
 # Positions of an example: two segments and their special tokens.
 SHORTEST = 5
@@ -48,7 +47,7 @@ class Examples:
 
     def __init__(
         self,
-        store: HasTokensAndOffsets,
+        store: Documents,
         max_seq_len: int,
         sep_id: int,
         seed: int,
@@ -152,7 +151,7 @@ def _positions(tokens: Column, value: int) -> Ints:
     return np.concatenate(parts)
 
 
-def _uniform(bits: np.random.PCG64, n: int) -> Array:
+def _uniform(bits: np.random.PCG64, n: int) -> np.ndarray:
     """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
     return unit_interval(np.asarray(bits.random_raw(n)))
 
@@ -233,7 +232,7 @@ class ElectraAssembler:
 
     def __init__(
         self,
-        store: HasTokens,
+        store: Documents,
         tokenizer: PreTrainedTokenizerBase,
         max_seq_len: int,
         share: float,
@@ -290,13 +289,13 @@ class ElectraAssembler:
 # ------------------------------------------------------------------------------------- choosing and masking tokens
 
 
-def mask_count(lengths: Array | int, share: float) -> Array:
+def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
     """Positions to mask in examples of the given lengths (CLS and SEP included): max(1, round(share · length))."""
-    counts: Array = np.maximum(1, np.rint(share * np.asarray(lengths)))
+    counts: np.ndarray = np.maximum(1, np.rint(share * np.asarray(lengths)))
     return counts.astype(np.int64)
 
 
-def unit_interval(bits: Array) -> Array:
+def unit_interval(bits: np.ndarray) -> np.ndarray:
     """Random bits, uint64, as numbers in [0, 1), float64: the upper 53 bits, as many as a float64 holds."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -305,20 +304,20 @@ class Masked(NamedTuple):
     """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that
     stood there [R, K]; places that are not used have position 0 and label -100."""
 
-    ids: Array
-    positions: Array
-    labels: Array
+    ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
 
 
 def mask_tokens(
-    ids: Array,
-    lengths: Array,
-    candidates: Array,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    candidates: np.ndarray,
     share: float,
     style: str,
     mask_id: int,
-    ordinary_ids: Array,
-    random: Array,
+    ordinary_ids: np.ndarray,
+    random: np.ndarray,
     K: int,
 ) -> Masked:
     """Choose and mask tokens; a Masked.

@@ -11,6 +11,7 @@ import codecs
 import contextlib
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +21,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.arithmetic import ceil_div
-from common.arrays import Array
 from common.errors import DataError
 from common.files import atomic_file
 from common.wording import counted
@@ -29,7 +28,7 @@ from dataset.glue.glue_tasks import Task
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 # Characters of a sentence: what a tokenizer holds of one beside its ids is many times as large.
 LONGEST_SENTENCE = 1 << 20
@@ -130,7 +129,7 @@ class Features(NamedTuple):
     begin: Ints
     lengths: Ints
     # int64 classes or float32 scores; [0] for a test file.
-    labels: Array
+    labels: np.ndarray
 
 
 def encode_file(
@@ -278,7 +277,7 @@ class GlueAssembler:
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features
         lengths = f.lengths[numbers]
-        T = min(ceil_div(int(lengths.max()), MULTIPLE) * MULTIPLE, self.max_seq_len)
+        T = min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
         shape = (len(numbers), T)
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         types = np.full(shape, self.pad_type, dtype=np.int64)

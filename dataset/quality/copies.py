@@ -25,9 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.arrays import Array
 from common.packages import optional_package
-from dataset.store.interface import Column, Ints
+from dataset.store.format import Column, Ints
 
 SHINGLE = 5
 # Of a longer text the beginning counts. What is computed of its shingles takes fifty bytes a character.
@@ -65,8 +64,8 @@ class Copies(NamedTuple):
     """
 
     of: Ints
-    similarity: Array
-    is_exact: Array
+    similarity: np.ndarray
+    is_exact: np.ndarray
 
     @property
     def exact(self) -> int:
@@ -169,7 +168,7 @@ def shingles(texts: list[str]) -> tuple[Ints, Ints]:
     return hashes[is_inside[:n_places]], begins.astype(np.uint64)
 
 
-def _batches(texts: Iterable[tuple[int, str]], left_out: Array) -> Iterator[tuple[Ints, list[str]]]:
+def _batches(texts: Iterable[tuple[int, str]], left_out: np.ndarray) -> Iterator[tuple[Ints, list[str]]]:
     """(numbers, texts) of about BATCH_CHARACTERS."""
     numbers: list[int] = []
     batch: list[str] = []
@@ -233,7 +232,7 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
     return Copies(of, similarity, exact.is_exact)
 
 
-def _cut_chains(signatures: Ints, of: Ints, similarity: Array, exact: Copies) -> None:
+def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copies) -> None:
     """Lets each near copy be one of a document that stays: changes `of` and `similarity` where it is not.
 
     The first document of a bucket may turn out, in a later band, to be a copy itself. Those that are near it are
@@ -264,7 +263,7 @@ def _keys(rows: Ints) -> Ints:
     return keys
 
 
-def _similarities(signatures: Ints, first: Ints, second: Ints) -> Array:
+def _similarities(signatures: Ints, first: Ints, second: Ints) -> np.ndarray:
     """float32 [pairs]: the share of equal numbers of two documents' signatures."""
     shares = np.empty(len(first), np.float32)
     for lo in range(0, len(first), PAIRS):

@@ -13,11 +13,10 @@ import math
 
 import numpy as np
 
-from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.quality.copies import HALF, MULTIPLIER
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 
 # A power of two, see `run_hashes`. About fifty letters of English.
 RUN = 16
@@ -53,7 +52,7 @@ def leak_notices(corpus: Corpus) -> list[str]:
     may_be[wanted >> shift] = True
 
     # The chunks of all stores, numbered through, and some of them that are evenly spread.
-    bounds = np.cumsum([0, *(ceil_div(len(store.tokens), CHUNK) for store in corpus.stores)])
+    bounds = np.cumsum([0, *(math.ceil(len(store.tokens) / CHUNK) for store in corpus.stores)])
     documents_before = np.cumsum([0, *(len(store) for store in corpus.stores)])
     total = sum(len(store.tokens) for store in corpus.stores)
     n_chunks = math.ceil(bounds[-1] * min(1.0, LEAK_TOKENS / max(total, 1)))

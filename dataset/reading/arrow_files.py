@@ -9,17 +9,14 @@ from typing import Any
 
 from common.errors import DataError
 from common.packages import optional_package
-from dataset.reading import limits
+from dataset.reading import faults
 from dataset.reading.faults import Item
 
-# pyarrow's Array, DataType, Schema, Scalar, FileMetaData, NativeFile and IpcReadOptions. The package is optional and has no types
-# of its own, so that these names only tell the reader which of its classes is meant.
+# pyarrow is optional and has no types of its own: these names only tell the reader which of its classes is meant.
 ArrowArray = Any
 ArrowType = Any
 ArrowSchema = Any
-ArrowScalar = Any
 ParquetMetadata = Any
-IpcOptions = Any
 
 # A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.
 MOST_ROWS = 1024
@@ -31,11 +28,6 @@ ARROW_FILE_MAGIC = b"ARROW1"
 # What a finished stream ends with: a message of length 0, as Arrow writes it today and as it did before 0.15
 # (https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format).
 END_MARKS = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
-
-# pyarrow's names for the tests of a text column's type. Those of views came with pyarrow 16.
-TEXT_TYPES = (
-    "is_string", "is_large_string", "is_binary", "is_large_binary", "is_string_view", "is_binary_view", "is_null",
-)  # fmt: skip
 
 
 class TableReader:
@@ -55,12 +47,12 @@ class TableReader:
 
         Errors: DataError.
         """
-        batches = self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns()
         row = 0
         try:
-            for column in batches:
-                for value in self._values(column):
+            for column in self._parquet_columns() if self.kind == ".parquet" else self._ipc_columns():
+                for raw in self._values(column):
                     row += 1
+                    value = self._text(raw)
                     if value:
                         yield row, value
         except (self.arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
@@ -92,22 +84,22 @@ class TableReader:
         ipc = optional_package("pyarrow.ipc", "to read .arrow")
         size = max(self.path.stat().st_size, 1)
         with self.arrow.memory_map(str(self.path)) as source:
-            if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
-                # Opened twice, as a .parquet: columns that are not read are not decompressed.
-                schema = ipc.open_file(source).schema
-                self._check_schema(schema)
-                file = ipc.open_file(source, options=self._text_alone(schema))
-                for i in range(file.num_record_batches):
-                    self.done = (i + 1) / file.num_record_batches
-                    yield file.get_batch(i).column(self.text_field)
-                return
+            is_file = source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC
+            open_table = ipc.open_file if is_file else ipc.open_stream
+            # Opened twice, as a .parquet: columns that are not read are not decompressed.
             source.seek(0)
-            schema = ipc.open_stream(source).schema
+            schema = open_table(source).schema
             self._check_schema(schema)
             source.seek(0)
-            stream = ipc.open_stream(source, options=self._text_alone(schema))
+            options = ipc.IpcReadOptions(included_fields=[schema.get_field_index(self.text_field)])
+            table = open_table(source, options=options)
+            if is_file:
+                for i in range(table.num_record_batches):
+                    self.done = (i + 1) / table.num_record_batches
+                    yield table.get_batch(i).column(self.text_field)
+                return
             end_of_batch = source.tell()
-            for batch in stream:
+            for batch in table:
                 end_of_batch = source.tell()
                 self.done = end_of_batch / size
                 yield batch.column(self.text_field)
@@ -116,11 +108,6 @@ class TableReader:
             end = source.tell()
             source.seek(end_of_batch)
             self.cut_off = source.read(end - end_of_batch) not in END_MARKS
-
-    def _text_alone(self, schema: ArrowSchema) -> IpcOptions:
-        """Of an .arrow only the text column is wanted."""
-        ipc = optional_package("pyarrow.ipc", "to read .arrow")
-        return ipc.IpcReadOptions(included_fields=[schema.get_field_index(self.text_field)])
 
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""
@@ -131,66 +118,58 @@ class TableReader:
             raise DataError(
                 f"{self.path}: {what} {self.text_field!r} (its columns: {columns}; --text_field names another one)"
             )
+        types = self.arrow.types
         kind = schema.field(self.text_field).type
-        if not self._is_text(kind):
+        of_values = kind.value_type if types.is_dictionary(kind) else kind
+        if of_values != self.arrow.null() and self._bytes_type(of_values) is None:
             raise DataError(
                 f"{self.path}: column {self.text_field!r} is of type {str(kind)[:80]}, not text "
                 "(--text_field names another one)"
             )
 
-    def _is_text(self, kind: ArrowType) -> bool:
-        """Whether a column of this type holds texts; a dictionary of texts does."""
-        types = self.arrow.types
-        if types.is_dictionary(kind):
-            return self._is_text(kind.value_type)
-        for name in TEXT_TYPES:
-            is_of_type = getattr(types, name, None)
-            if is_of_type is not None and is_of_type(kind):
-                return True
-        return False
+    def _bytes_type(self, kind: ArrowType) -> ArrowType | None:
+        """The type of bytes that a type of texts or bytes can be viewed as; None for other types."""
+        arrow = self.arrow
+        for text, raw in (
+            (arrow.string(), arrow.binary()),
+            (arrow.large_string(), arrow.large_binary()),
+            (arrow.string_view(), arrow.binary_view()),
+        ):
+            if kind in (text, raw):
+                return raw
+        return None
 
     # Two things make a text column dangerous. A dictionary of one long text and a million indices stands for a million
     # times the memory of the file, so a text is made for one row at a time and never for a whole column. And pyarrow
     # believes the offsets and indices that a file gives: a wrong one would be followed out of the memory of the file,
     # which ends the process or reads what is not its own. So both are checked before any value is looked at. UTF-8 is
     # left out of that check (texts are viewed as bytes), for it would refuse the whole file where one row is bad.
-    def _values(self, column: ArrowArray) -> Iterator[str | tuple[str, str]]:
-        """The text or fault of each row of an array."""
-        if self.arrow.types.is_dictionary(column.type):
-            # The indices are checked against the dictionary; the texts in it when they are used.
-            entries = self._as_bytes(column.dictionary)
-            indices = column.indices
-            indices.validate(full=True)
-            # Indices are small: they may be held as Python's numbers, which the texts may not.
-            for index in indices.to_pylist():
-                if index is not None and not 0 <= index < len(entries):
-                    raise self.arrow.ArrowInvalid(f"index {index} into a dictionary of {len(entries)} entries")
-                yield self._text(None if index is None else entries[index])
+    def _values(self, column: ArrowArray) -> Iterator[Any]:
+        """pyarrow's binary scalar of each row of an array; None or an invalid one for a null."""
+        is_dictionary = self.arrow.types.is_dictionary(column.type)
+        values = column.dictionary if is_dictionary else column
+        if values.type != self.arrow.null():
+            values = values.view(self._bytes_type(values.type))
+        values.validate(full=True)
+        if not is_dictionary:
+            for i in range(len(values)):
+                yield values[i]
             return
-        values = self._as_bytes(column)
-        for i in range(len(values)):
-            yield self._text(values[i])
+        column.indices.validate(full=True)
+        # Indices are small: they may be held as Python's numbers, which the texts may not.
+        for index in column.indices.to_pylist():
+            if index is not None and not 0 <= index < len(values):
+                raise self.arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
+            yield None if index is None else values[index]
 
-    def _as_bytes(self, array: ArrowArray) -> ArrowArray:
-        """The array with its texts as bytes, its offsets checked: pyarrow follows wrong ones out of its memory."""
-        types = self.arrow.types
-        if types.is_string(array.type):
-            array = array.view(self.arrow.binary())
-        elif types.is_large_string(array.type):
-            array = array.view(self.arrow.large_binary())
-        elif hasattr(types, "is_string_view") and types.is_string_view(array.type):
-            array = array.view(self.arrow.binary_view())
-        array.validate(full=True)
-        return array
-
-    def _text(self, scalar: ArrowScalar | None) -> str | tuple[str, str]:
-        """The text of one row, or (kind, reason) of its fault; None: a null."""
+    def _text(self, scalar: Any) -> str | tuple[str, str]:
+        """The text of one row, or (kind, reason) of its fault."""
         if scalar is None or not scalar.is_valid:
             return "text is null", f"{self.text_field!r} is a null, not a string"
         # A buffer points into the batch. The bytes are copied only once their number is known to be bounded.
         buffer = scalar.as_buffer()
-        if buffer.size > limits.MAX_DOCUMENT_BYTES:
-            return limits.too_long("value")
+        if buffer.size > faults.MAX_DOCUMENT_BYTES:
+            return faults.too_long("value")
         raw: bytes = buffer.to_pybytes()
         try:
             return raw.decode("utf-8")

@@ -37,19 +37,18 @@ def text_of_conversation(record: Record) -> str:
 
     Errors: BadLine.
     """
-    messages = _messages(record)
     tools = _listed(record.get("tools"), "tools")
     conversation: Record = {"messages": []}
-    for number, message in enumerate(messages, 1):
+    for number, message in enumerate(_messages(record), 1):
         checked = _checked_message(message, number)
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
             tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
-    answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
-    if not answers:
-        raise BadLine("no answer", "no message of the assistant, so there is nothing to learn")
-    if not any(is_trained(answer) for answer in answers):
-        raise BadLine("no answer", "each answer is empty or has the weight 0, so there is nothing to learn")
+    if not any(message["role"] == "assistant" and is_trained(message) for message in conversation["messages"]):
+        raise BadLine(
+            "no answer",
+            "no message of the assistant that says something and has not the weight 0: there is nothing to learn",
+        )
     if tools:
         conversation["tools"] = tools
     return json.dumps(conversation, ensure_ascii=False)
@@ -76,22 +75,22 @@ def said_in(text: str) -> str:
 def _messages(record: Record) -> list[Any]:
     """The list of messages, which is not checked yet."""
     # Merged data sets have both, and null or an empty list in the one that a line does not use.
-    there = [name for name in FIELDS if record.get(name) is not None]
-    for name in there:
-        if not isinstance(record[name], list):
-            raise BadLine("no conversation", f"{name!r} is no list of messages")
-    used = [name for name in there if record[name]]
+    there = {name: record[name] for name in FIELDS if record.get(name) is not None}
     if not there:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
         raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
+    for name, messages in there.items():
+        if not isinstance(messages, list):
+            raise BadLine("no conversation", f"{name!r} is no list of messages")
+    used = [messages for messages in there.values() if messages]
     if not used:
-        raise BadLine("no conversation", f"{there[0]!r} is an empty list: messages with role and content are wanted")
-    if len(used) > 1 and record[used[0]] != record[used[1]]:
+        name = next(iter(there))
+        raise BadLine("no conversation", f"{name!r} is an empty list: messages with role and content are wanted")
+    if used[0] != used[-1]:
         raise BadLine(
             "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
         )
-    messages: list[Any] = record[used[0]]
-    return messages
+    return used[0]
 
 
 def _checked_message(message: Any, number: int) -> Record:
@@ -105,50 +104,34 @@ def _checked_message(message: Any, number: int) -> Record:
         raise BadLine(
             "unknown role", f"message {number} has {stands_there} where one of {', '.join(ROLES)} is wanted{hint}"
         )
-    checked = {"role": role, "content": _content(message.get("content"), number)}
+    # A list of parts, as many tools write it, or null where there are calls alone
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [""] if content is None else [content]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise BadLine("content is no text", f"message {number}: its content is neither a text nor parts of text")
+    checked = {"role": role, "content": "".join(texts)}
     if role != "assistant":
         return checked
     thoughts = message.get("reasoning_content") or ""
     if not isinstance(thoughts, str):
         raise BadLine("bad message", f"message {number}: reasoning_content is no text")
-    if not thoughts:
-        found = THOUGHTS.match(checked["content"])
-        if found is not None:
-            thoughts = found.group(1)
-            checked["content"] = checked["content"][found.end() :]
+    found = THOUGHTS.match(checked["content"])
+    if found is not None and not thoughts:
+        thoughts = found.group(1)
+        checked["content"] = checked["content"][found.end() :]
     if thoughts:
         checked["reasoning_content"] = thoughts
     calls = _listed(message.get("tool_calls"), f"message {number}: tool_calls")
     if calls:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
+    weight = message.get("weight", 1)
+    if weight not in (0, 1, None):
+        raise BadLine("bad message", f"message {number}: its weight is {as_written(weight)} where 0 or 1 is wanted")
     says_something = checked["content"].strip() or thoughts.strip() or calls
-    if not _weight(message.get("weight"), number) or not says_something:
+    if weight == 0 or not says_something:
         checked["weight"] = 0
     return checked
-
-
-def _weight(weight: Any, number: int) -> bool:
-    """Whether an answer is trained."""
-    if weight is None:
-        return True
-    if weight not in (0, 1):
-        raise BadLine("bad message", f"message {number}: its weight is {as_written(weight)} where 0 or 1 is wanted")
-    return bool(weight)
-
-
-def _content(content: Any, number: int) -> str:
-    """The text of a message: many tools write a list of parts, and null where there are calls alone."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise BadLine("content is no text", f"message {number}: its content is neither a text nor parts of text")
-        texts.append(text)
-    return "".join(texts)
 
 
 def _checked_call(call: Record, number: int) -> Record:
@@ -157,55 +140,34 @@ def _checked_call(call: Record, number: int) -> Record:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadLine("bad tool call", f"message {number}: a call has no name")
     arguments = function.get("arguments") or {}
-    # A text goes into the call as it is.
-    if not _is_json(arguments):
+    try:
+        # A text goes into the call as it is. Python alone takes NaN and Infinity for JSON.
+        json.dumps(json.loads(arguments) if isinstance(arguments, str) else arguments, allow_nan=False)
+    except (ValueError, RecursionError):
         raise BadLine(
             "bad tool call", f"message {number}: the arguments of a call of {function['name']!r:.80} are no JSON"
-        )
+        ) from None
     return {"name": function["name"], "arguments": arguments}
-
-
-def _is_json(value: Any) -> bool:
-    """Whether a value, or what it spells if it is a text, is JSON to others than Python, which takes NaN and Infinity for it."""
-    try:
-        read = json.loads(value) if isinstance(value, str) else value
-        json.dumps(read, allow_nan=False)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _listed(value: Any, what: str) -> list[Record]:
     """A list of objects that may stand there as JSON in a text; empty where there is none."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise BadLine("bad tools", f"{what}: neither a list nor JSON of one") from None
-    is_blank = isinstance(value, str) and not value.strip()
-    if not value or is_blank:
+    try:
+        if isinstance(value, str):
+            value = json.loads(value) if value.strip() else None
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise BadLine("bad tools", f"{what}: neither a list nor JSON of one; NaN and Infinity are no JSON") from None
+    if not value:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise BadLine("bad tools", f"{what}: no list of objects")
-    if _levels(value) > MOST_LEVELS:
+    if _is_deeper(value, MOST_LEVELS):
         raise BadLine("bad tools", f"{what}: more than {MOST_LEVELS} levels of brackets")
-    if not _is_json(value):
-        raise BadLine("bad tools", f"{what}: NaN and Infinity are no JSON")
     return value
 
 
-def _levels(value: Any) -> int:
-    """How deep a JSON value is nested; one level beyond MOST_LEVELS stands for all that follow."""
-    levels = 0
-    layer = [value]
-    # Level by level, since a recursion would end where this is to look.
-    while layer and levels <= MOST_LEVELS:
-        inner: list[Any] = []
-        for entry in layer:
-            if isinstance(entry, dict):
-                inner += entry.values()
-            elif isinstance(entry, list):
-                inner += entry
-        layer = inner
-        levels += 1
-    return levels
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a JSON value is nested deeper than so many levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_is_deeper(entry, levels - 1) for entry in inner)

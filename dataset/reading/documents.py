@@ -3,7 +3,7 @@
 Every fault of a line is named with file and line. What cannot change a document is harmless and loads as if it were
 not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a long
 line. An empty text has nothing to learn from and is passed over like a blank line. Memory is bounded by a block of 4 MB
-or the longest document, whichever is larger; limits.py says how long one may be.
+or the longest document, whichever is larger; faults.py says how long one may be.
 """
 
 import io
@@ -15,21 +15,19 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from common.errors import DataError
-from dataset.reading import limits
+from dataset.reading import faults
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
-from dataset.reading.decompress import compression_of, open_stream
-from dataset.reading.faults import BadLines, Fault, Item, not_utf8, nul_in_text, pass_over, refuse_utf16
+from dataset.reading.faults import BadLine, BadLines, Fault, Item, not_utf8, pass_over, refuse_utf16
 from dataset.reading.file_kinds import UNCOMPRESSED, find_files, kind_of
-from dataset.reading.json_files import read_json
-from dataset.reading.json_lines import BOM, item_of, parse_line, text_of_line
-from dataset.reading.line_reader import LineReader, Stream
+from dataset.reading.json_files import item_of, read_json, text_of_line
+from dataset.reading.streams import BOM, LineReader, Stream, compression_of, open_stream
 
 # A block is held in memory by the process that reads it and by the one that encodes it.
 BLOCK_BYTES = 4 << 20
 BLOCK_ROWS = 1024
 
-__all__ = ["BOM", "BadLines", "DataError", "Fault", "find_files", "parse_line", "read_documents"]
+__all__ = ["BadLines", "DataError", "Fault", "find_files", "read_documents"]
 
 
 def read_documents(
@@ -55,7 +53,7 @@ class Block:
     path: Path
     # whole lines of a .jsonl, or the text of a file
     raw: bytes = b""
-    # What follows these, and of other files all: documents and faults that are read already. Lines count from the first of `raw`.
+    # documents and faults that are read already: those behind `raw`, of files without lines all. Lines count from the first of `raw`.
     items: list[Item] = field(default_factory=list)
     # of the file, before the block
     lines_before: int = 0
@@ -88,9 +86,9 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
         if kind.suffix == ".jsonl":
             yield from _line_blocks(path, stream, file, block_bytes)
         elif kind.is_text and not split_text:
-            raw = stream.read(limits.MAX_DOCUMENT_BYTES + 1)
-            is_too_long = len(raw) > limits.MAX_DOCUMENT_BYTES
-            fault: list[Item] = [(1, limits.too_long("text file"))] if is_too_long else []
+            raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
+            is_too_long = len(raw) > faults.MAX_DOCUMENT_BYTES
+            fault: list[Item] = [(1, faults.too_long("text file"))] if is_too_long else []
             yield Block(path, b"" if is_too_long else raw, fault, source_bytes=size)
         else:
             items = _paragraphs(stream) if kind.is_text else TABLE_READERS[kind.suffix](stream, str(path), text_field)
@@ -115,7 +113,7 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
     for number, line in chain(LineReader(stream).lines(), [(0, b"")]):
         if line is None or line.removeprefix(BOM).strip():
             first = first or number
-            is_too_long = is_too_long or line is None or len(text) + len(line) > limits.MAX_DOCUMENT_BYTES
+            is_too_long = is_too_long or line is None or len(text) + len(line) > faults.MAX_DOCUMENT_BYTES
             if is_too_long:
                 text.clear()
             else:
@@ -123,7 +121,7 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
         elif first:
             item = item_of(first, bytes(text), _text_of_file, "")
             if is_too_long:
-                item = (first, limits.too_long("text between blank lines"))
+                item = (first, faults.too_long("text between blank lines"))
             if item is not None:
                 yield item
             text.clear()
@@ -134,7 +132,7 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
 def _text_of_file(raw: bytes, text_field: str) -> str:
     """A whole text file, its line ends made \\n whatever system wrote it."""
     if b"\0" in raw:
-        raise nul_in_text()
+        raise BadLine(*faults.NUL_IN_TEXT)
     try:
         return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -179,14 +177,14 @@ def _line_blocks(path: Path, stream: Stream, file: BinaryIO, block_bytes: int) -
         # Bytes of a line that the block has begun and the next bytes of the stream go on with. Both parts together may
         # be as long as a document.
         begun = len(raw) - (raw.rfind(b"\n") + 1)
-        rest = stream.readline(limits.MAX_DOCUMENT_BYTES + 1 - begun)
+        rest = stream.readline(faults.MAX_DOCUMENT_BYTES + 1 - begun)
         fault: list[Item] = []
-        if begun + len(rest) <= limits.MAX_DOCUMENT_BYTES:
+        if begun + len(rest) <= faults.MAX_DOCUMENT_BYTES:
             raw += rest
         else:
             # The lines before it are good; the long one is told in the place where it stands, after them.
             raw = raw[: len(raw) - begun]
-            fault = [(raw.count(b"\n") + 1, limits.too_long("line"))]
+            fault = [(raw.count(b"\n") + 1, faults.too_long("line"))]
             if not rest.endswith(b"\n"):
                 LineReader(stream).skip_rest_of_line()
         if fault or not raw.isspace():

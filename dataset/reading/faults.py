@@ -1,13 +1,26 @@
-"""What can be wrong with data, and how it is told."""
+"""How large a document may be, what can be wrong with data, and how it is told."""
 
 import contextlib
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from common.errors import DataError
 from common.wording import counted
+
+# Bytes of a line after decompression, of a text file, of a value in a table. A reader holds a few copies of one.
+MAX_DOCUMENT_BYTES = 256 << 20
+# Python's csv module takes four bytes for each character of a row, and up to sixty for each of its fields.
+MAX_CSV_ROW_BYTES = 32 << 20
+# Python's objects for the values of a JSON line may take twenty times its bytes, so long lines must hold few of them.
+MANY_VALUES_BYTES = 16 << 20
+MAX_JSON_VALUES = 4_000_000
+# The template and its pieces hold a conversation several times over: 27 bytes for each of its own.
+MAX_CONVERSATION_BYTES = 16 << 20
+
+# places kept of each kind of fault
+PLACES = 3
 
 # (line or row from 1, text of a document or (kind, reason) of a fault): what every reader gives, one after the other.
 # A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
@@ -18,14 +31,17 @@ class BadLine(Exception):
     """What a reader raises on a line that is no document. Arguments: kind, reason."""
 
 
-def nul_in_text() -> BadLine:
-    """The fault of a plain text with NUL bytes in it."""
-    return BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
+def too_long(what: str, most: int | None = None) -> tuple[str, str]:
+    """(kind, reason) of the fault of a line, row or file of more than `most` bytes (default: of a document)."""
+    megabytes = (MAX_DOCUMENT_BYTES if most is None else most) >> 20
+    return "too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents"
 
+
+NUL_IN_TEXT = ("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
 
 # A command that converts a file; the new one has its ending, by which its kind is known.
 CONVERT = "python -c \"import sys; open('converted{}', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
-# The fault of what is text in the usual encoding of Chinese Windows.
+# the kind of fault of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
 
@@ -49,10 +65,9 @@ def refuse_utf16(beginning: bytes, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a line is no document."""
+    """Why a line is no document. line: from 1; a row of a parquet or Arrow file likewise."""
 
     path: str
-    # From 1; a row of a parquet or Arrow file likewise.
     line: int
     kind: str
     reason: str
@@ -72,35 +87,28 @@ def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
     bad_lines.add(fault)
 
 
-# What a run may keep of its faults is small whatever the data: a count for each of about twenty kinds and three places
-# for each. A corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
+# Small whatever the data: a corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
 #
 # Blocks are read by several processes, and each has a collector of its own, whose lines count from the block's first.
-# Those of one file are merged in the order of its blocks, moved on by the lines before; then the first three places
-# that are kept are the first three of the file, however many processes there were.
+# Those of one file are merged in the order of its blocks, so the places that are kept are the first of the file.
+@dataclass
 class BadLines:
-    """Counts faults by kind and keeps the first few places of each; those of several blocks merge in order."""
+    """Faults counted by kind, and the first PLACES of each."""
 
-    def __init__(self, keep: int = 3) -> None:
-        self.keep = keep
-        self.counts: dict[str, int] = {}
-        self.places: dict[str, list[Fault]] = {}
+    counts: dict[str, int] = field(default_factory=dict)
+    places: dict[str, list[Fault]] = field(default_factory=dict)
 
     def add(self, fault: Fault) -> None:
-        """Count a fault, and keep it if it is one of the first of its kind."""
-        self._add(fault.kind, 1, [fault])
+        """Count a fault of a later line."""
+        self.merge(BadLines({fault.kind: 1}, {fault.kind: [fault]}))
 
     def merge(self, other: "BadLines", lines_before: int = 0) -> None:
-        """Adds what `other` collected, its line numbers moved on by `lines_before`."""
+        """Adds what `other` collected of later lines, its line numbers moved on by `lines_before`."""
         for kind, count in other.counts.items():
-            moved = [replace(fault, line=fault.line + lines_before) for fault in other.places[kind]]
-            self._add(kind, count, moved)
-
-    def _add(self, kind: str, count: int, faults: list[Fault]) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + count
-        # All that is known of the earlier lines has been added before: the first ones are kept, later ones dropped.
-        kept = self.places.setdefault(kind, [])
-        kept.extend(faults[: self.keep - len(kept)])
+            self.counts[kind] = self.counts.get(kind, 0) + count
+            kept = self.places.setdefault(kind, [])
+            for fault in other.places[kind][: PLACES - len(kept)]:
+                kept.append(replace(fault, line=fault.line + lines_before))
 
     def first(self) -> Fault:
         """The fault of the first line that was collected."""
@@ -118,23 +126,16 @@ class BadLines:
         lines = [f"skipped {counted(self.total, 'bad line')}:"]
         # the most frequent first
         for kind in sorted(self.counts, key=lambda kind: (-self.counts[kind], kind)):
-            count = self.counts[kind]
-            lines.append(f"  {kind}: {count:,}")
+            lines.append(f"  {kind}: {self.counts[kind]:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
         return lines
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` takes, to be written as JSON."""
-        places = {}
-        for kind in sorted(self.places):
-            places[kind] = [asdict(fault) for fault in self.places[kind]]
-        return {"counts": dict(sorted(self.counts.items())), "places": places}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "BadLines":
         """What `to_dict` gave."""
-        bad = cls()
-        bad.counts = dict(data["counts"])
-        for kind, faults in data["places"].items():
-            bad.places[kind] = [Fault(**fault) for fault in faults]
-        return bad
+        places = {kind: [Fault(**fault) for fault in faults] for kind, faults in data["places"].items()}
+        return cls(data["counts"], places)

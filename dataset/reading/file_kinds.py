@@ -1,22 +1,28 @@
-"""Which files are data, and of what kind: by the end of their names alone."""
+"""Which files are data, and of what kind: by the end of their names alone. What lies behind an address is fetched here."""
 
 import argparse
 import glob
+import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path, PurePath
-from typing import NamedTuple, TypeVar
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from common.errors import DataError
-from common.paths import similar_file
-from dataset.reading.decompress import COMPRESSIONS
-from dataset.reading.remote import ADDRESS, fetched, is_address, listed
+from common.files import file_lock
+from common.packages import optional_package
+from common.paths import similar_file, user_cache
+from common.wording import announce
+from dataset.reading.streams import COMPRESSIONS
 
 # of this machine, or of a server
 AnyPath = TypeVar("AnyPath", bound=PurePath)
+# fsspec's AbstractFileSystem, which has no types
+FileSystem = Any
 
 # Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
 # .json and text files are rather descriptions (README.md, dataset_info.json), and in a folder of source code .json and
@@ -38,6 +44,14 @@ TEXT_SUFFIXES = (
 )  # fmt: skip
 # They compress by themselves.
 UNCOMPRESSED = (".parquet", ".arrow")
+
+ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+# the package that fsspec needs for each scheme
+SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
+# A web server that sends nothing for so long has failed. A whole file may take as long as it takes.
+SILENCE_S = 60
+# A larger file is told before it is fetched.
+TOLD_BYTES = 100_000_000
 
 # Folders at the top of a disk that only the system may read
 KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
@@ -84,17 +98,20 @@ def text_suffix(value: str) -> str:
     return suffix
 
 
+def is_address(path: str) -> bool:
+    """Whether a path of --data_path is read through fsspec."""
+    found = ADDRESS.match(path)
+    return found is not None and found.group(1).lower() in SCHEMES
+
+
 def refuse_address(path: str) -> None:
     """Errors: DataError for the address of something that is not on this machine."""
     found = ADDRESS.match(path)
     if not found:
         return
-    scheme, place = found.group(1).lower(), path[found.end() :]
-    if scheme == "file":
-        raise DataError(f"{path}: name the file by its path alone, /{place.lstrip('/')}")
     command = ""
-    if scheme == "hf":
-        name = "/".join(place.removeprefix("datasets/").split("/")[:2])
+    if found.group(1) == "hf":
+        name = "/".join(path[found.end() :].removeprefix("datasets/").split("/")[:2])
         command = f" (hf download {name} --repo-type dataset --local-dir data)"
     raise DataError(f"{path}: it is not on this machine; download it first{command} and name the copy")
 
@@ -122,14 +139,89 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
-        is_file, remote = listed(data_path, is_own_output)
-        read, left_out = _chosen(data_path, [*remote], is_file, text_suffixes)
-        return Choice([fetched(path, remote[path], cache_dir) for path in read], left_out)
+        return _choose_remote(data_path, text_suffixes, cache_dir)
     refuse_address(data_path)
     path = expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
     is_file = os.path.isfile(path)
     return Choice(*_chosen(str(path), [path] if is_file else _files_of(path), is_file, text_suffixes))
+
+
+def _choose_remote(address: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
+    """The same of what lies behind an address: the files that are read are fetched. Errors: DataError."""
+    scheme = address.partition("://")[0].lower()
+    system = _file_system(scheme)
+    # {path: (address, what the server tells of the file)}
+    found: dict[PurePosixPath, tuple[str, dict[str, Any]]] = {}
+    try:
+        system.invalidate_cache()
+        # A web server lists no files, and a question mark is no pattern there.
+        is_file = SCHEMES[scheme] == "aiohttp" or system.isfile(address)
+        if is_file:
+            found[PurePosixPath(urlsplit(address).path)] = (address, system.info(address))
+        else:
+            # A name is a folder, and what holds one of these is a pattern.
+            fixed = re.split(r"[*?\[]", address)[0]
+            is_folder = fixed == address
+            listing = system.find(address, detail=True) if is_folder else system.glob(address, detail=True)
+            top = system._strip_protocol(fixed).rstrip("/")
+            files = {PurePosixPath(path.removeprefix(top).removeprefix("/")) for path in listing}
+            for path, info in listing.items():
+                below = path.removeprefix(top)
+                if info.get("type") != "file" or not info.get("size") or "/." in below:
+                    continue
+                # On the disk too a pattern names each file that it matches.
+                if not (is_folder and is_own_output(PurePosixPath(below.removeprefix("/")), files)):
+                    found[PurePosixPath(path)] = (f"{scheme}://{path}", info)
+            if not found:
+                raise FileNotFoundError(address)
+        read, left_out = _chosen(address, [*found], is_file, text_suffixes)
+        return Choice([_fetched(system, path.name, *found[path], cache_dir) for path in read], left_out)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{address}: no such file or folder") from None
+    except Exception as error:
+        # botocore and aiohttp have errors of their own.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{address}: cannot be read ({reason})") from None
+
+
+def _file_system(scheme: str) -> FileSystem:
+    """What reads such addresses. Errors: DataError where a package is missing, which the line names."""
+    package = SCHEMES[scheme]
+    optional_package(package, f"to read {scheme}:// addresses")
+    options: dict[str, Any] = {}
+    if package == "aiohttp":
+        from aiohttp import ClientTimeout
+
+        # The bytes of the file as they are; and by itself it would give a whole file five minutes.
+        timeout = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
+    # Not by the address as a whole: fsspec would follow what it calls a chain of addresses.
+    return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme, **options)
+
+
+# A file is fetched whole before it is read, and stays. fsspec's own cache takes a changed file behind http:// for the old one.
+def _fetched(system: FileSystem, name: str, address: str, info: dict[str, Any], cache_dir: str | None) -> Path:
+    """The copy of a file on this machine, in `downloads/` of the cache folder, fetched now if this version is not there."""
+    tags = [str(info[tag]) for tag in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(tag)]
+    key = hashlib.sha256(json.dumps([address, info.get("size"), tags[:1]]).encode()).hexdigest()[:16]
+    copy = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key / name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    # Of ranks that start together one fetches.
+    with file_lock(copy.parent / ".lock"):
+        if not (tags and copy.exists()):
+            # None: the server does not tell.
+            size: int | None = info.get("size")
+            if size is not None and size > TOLD_BYTES:
+                announce(f"fetching {address} ({size / 1e6:,.0f} MB)")
+            part = copy.with_name(f".{name}.part")
+            system.get_file(address, str(part))
+            if size not in (None, part.stat().st_size):
+                raise OSError(f"{part.stat().st_size:,} bytes came where {size:,} were told")
+            os.replace(part, copy)
+    return copy
 
 
 def _chosen(
@@ -182,19 +274,23 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _refuse_what_is_no_file(path)
     if not matches:
-        if not glob.has_magic(str(path)):
-            _refuse_what_cannot_be_read(path)
-        # A pattern is not the name of a file that was meant.
-        similar = "" if glob.has_magic(path.name) else similar_file(path)
-        raise DataError(
-            f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
-        )
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            # A pattern is not the name of a file that was meant. ValueError: a NUL character, which is in the name of no file.
+            similar = "" if glob.has_magic(path.name) else similar_file(path)
+            raise DataError(
+                f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
+            ) from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}
     for match in matches:
         if not match.is_dir():
             found[match] = None
             continue
+        below: list[Path] = []
         seen = set()
         # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks. A folder that is met
         # twice, by a link to itself or to one above, is read once.
@@ -202,27 +298,12 @@ def _files_of(path: Path) -> list[Path]:
             real = os.path.realpath(place)
             # In place: os.walk goes on with what is left in the list.
             folders[:] = [name for name in folders if not name.startswith(".") and real not in seen]
-            for name in names if real not in seen else []:
-                file = Path(place, name)
-                if not name.startswith(".") and not is_own_output(file.relative_to(match), partial(_is_file_in, match)):
-                    found[file] = None
+            if real not in seen:
+                below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
             seen.add(real)
+        there = set(below)
+        found |= {match / file: None for file in below if not is_own_output(file, there)}
     return list(found)
-
-
-def _is_file_in(folder: Path, below: PurePath) -> bool:
-    return (folder / below).is_file()
-
-
-def _refuse_what_cannot_be_read(path: Path) -> None:
-    """Errors: DataError for a path of which the system does not say whether there is something."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        # ValueError: a NUL character, which is in the name of no file.
-        return
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _refuse_folder(error: OSError) -> None:
@@ -261,10 +342,10 @@ def _refuse_what_is_no_file(path: Path) -> None:
     raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
 
 
-def is_own_output(below: PurePath, is_there: Callable[[PurePath], bool]) -> bool:
+def is_own_output(below: PurePath, there: Collection[PurePath]) -> bool:
     """Whether a run, a token store or a model has left the file where data lies too.
 
-    below: its path from the folder that was named. is_there: whether there is a file of such a path.
+    below: its path from the folder that was named. there: those of all files of the folder.
     """
     if (
         below.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml"))
@@ -272,13 +353,11 @@ def is_own_output(below: PurePath, is_there: Callable[[PurePath], bool]) -> bool
     ):
         return True
     # The settings of a model stand beside its weights.
-    if below.suffix == ".json" and is_there(below.with_suffix(".pth")):
+    if below.suffix == ".json" and below.with_suffix(".pth") in there:
         return True
     # Below the folder that was named alone: whatever that one is called, the user wants what is in it.
     if any(re.search(r"_resume(_old\d+)?$", folder) for folder in below.parts[:-1]):
         return True
-    beside = below.parent
-    is_store = is_there(beside / "meta.json") and is_there(beside / "tokens.bin")
-    is_model = is_there(beside / "config.json") and is_there(beside / "model.safetensors")
-    is_tokenizer = is_there(beside / "tokenizer_config.json")
-    return is_store or is_model or is_tokenizer
+    # files that tell a token store, a model, a tokenizer
+    marks = (("meta.json", "tokens.bin"), ("config.json", "model.safetensors"), ("tokenizer_config.json",))
+    return any(all(below.with_name(name) in there for name in names) for names in marks)

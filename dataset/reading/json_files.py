@@ -1,25 +1,122 @@
-"""A `.json` file: an array of objects, or objects one after the other (a single one, or lines that are jsonl in truth).
+"""A line of `.jsonl` to its text, with a reason for each kind of line that is no document; and `.json` files: an array of
+objects, or objects one after the other (a single one, or lines that are jsonl in truth).
 
-The file is never held whole. Brackets outside strings are counted to find where each value ends, and json decodes the values
-one by one: what is wrong inside of one is a fault of that one alone, and the next one is read as if nothing had been.
+`text_field` names the field of the text; CONVERSATION in its place makes a text of the line's conversation, and ANY_TEXT
+gives the object as it stands there.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from common.errors import DataError
-from dataset.reading import limits
-from dataset.reading.faults import Item
-from dataset.reading.json_lines import BOM, item_of, text_of_line
-from dataset.reading.line_reader import Stream
+from dataset.reading import faults
+from dataset.reading.conversations import CONVERSATION, text_of_conversation
+from dataset.reading.faults import BadLine, Item, not_utf8
+from dataset.reading.streams import BOM, WHITE_SPACE, Stream
+
+# What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
+ANY_TEXT = "any text"
 
 CHUNK_BYTES = 1 << 18
 NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
-# A whole string, a bracket, or the quote of a string whose end is not there yet. What is possessive (++) keeps the memory of a
-# match bounded. All are ASCII, and no byte of a longer UTF-8 character is.
+# All marks are ASCII, and no byte of a longer UTF-8 character is. What is possessive (++) keeps the memory of a match bounded.
+# A string, or a mark that comes before most values.
+VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
+# A whole string, a bracket, or the quote of a string whose end is not there yet.
 STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 # behind a number, true, false, null, or a word that is none of these
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
+
+JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
+
+
+def item_of(line: int, raw: bytes, convert: Callable[[bytes, str], str | None], text_field: str) -> Item | None:
+    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; None for an empty text."""
+    try:
+        text = convert(raw, text_field)
+    except BadLine as bad:
+        return line, bad.args
+    return (line, text) if text else None
+
+
+def text_of_line(raw: bytes, text_field: str) -> str | None:
+    """The text of a jsonl line, None for a blank one. Errors: BadLine."""
+    # A mark may stand before any line, where files were joined.
+    raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
+    if not raw:
+        return None
+    if text_field == CONVERSATION and len(raw) > faults.MAX_CONVERSATION_BYTES:
+        raise BadLine(*faults.too_long("conversation", faults.MAX_CONVERSATION_BYTES))
+    record = record_of_line(raw)
+    if not isinstance(record, dict):
+        raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
+    if text_field == ANY_TEXT:
+        # It was decoded already, so it is UTF-8.
+        return raw.decode("utf-8")
+    if text_field == CONVERSATION:
+        text = text_of_conversation(record)
+    elif text_field not in record:
+        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+        advice = "--text_field names another one"
+        if {"conversations", "messages"} & set(record):
+            advice = "these are conversations, which train_sft.py reads"
+        raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
+    else:
+        text = record[text_field]
+    if not isinstance(text, str):
+        kind = "text is null" if text is None else "text is not a string"
+        raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
+    # Only an escape can spell half a surrogate pair.
+    if b"\\u" in raw:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"half a surrogate pair (\\u{ord(text[error.start]):04x}) at character {error.start + 1}"
+            raise BadLine("lone surrogate", half) from None
+    return text
+
+
+def record_of_line(raw: bytes) -> object:
+    """The JSON value of a line without its byte-order mark. Errors: BadLine."""
+    # Before json sees it, which cannot be stopped half way: a few hundred megabytes of `[],[],[]` would become gigabytes of
+    # Python objects.
+    if len(raw) > faults.MANY_VALUES_BYTES:
+        for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
+            if count > faults.MAX_JSON_VALUES:
+                raise BadLine("too many values", f"more than {faults.MAX_JSON_VALUES:,} JSON values on a line")
+    try:
+        return json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        # The bytes at the end begin a character that is not there: the writer was stopped, the encoding is right.
+        if error.reason == "unexpected end of data":
+            raise BadLine("cut line", "the line ends in the middle of a character") from None
+        raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}") from None
+    except json.JSONDecodeError as error:
+        raise _explain(error, raw) from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, brackets nested thousands deep.
+        raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
+
+
+def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
+    """The kind and words for a line that is not JSON."""
+    # The order matters: NULs where a disk was full also look like a control character, or like a line that is cut.
+    at = f"at column {error.pos + 1}"
+    if error.msg.startswith("Extra data"):
+        return BadLine("two values on a line", f"something follows the object {at}; one object a line")
+    if b"\0" in raw:
+        return BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}")
+    if error.msg.startswith("Invalid control character"):
+        return BadLine("raw control character", f"a raw control character {at}; JSON wants it escaped")
+    if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
+        return BadLine("cut line", "the line ends before its JSON object does")
+    return BadLine("not JSON", f"not JSON: {error.msg} {at}")
+
+
+def json_type(value: object) -> str:
+    """What JSON calls a value of this type."""
+    return JSON_TYPES.get(type(value), "number")
 
 
 def end_of_value(data: bytes, at: int) -> int | None:
@@ -42,8 +139,10 @@ def end_of_value(data: bytes, at: int) -> int | None:
     return None
 
 
+# The file is never held whole. Brackets outside strings are counted to find where each value ends, and json decodes the values
+# one by one: what is wrong inside of one is a fault of that one alone, and the next one is read as if nothing had been.
 def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
-    """(line where it begins, text or (kind, reason) of a fault) of each value; empty texts are left out.
+    """(line where it begins, text or (kind, reason) of a fault) of each value of a `.json`; empty texts are left out.
 
     Errors: DataError for a value that is too long to be held.
     """
@@ -81,10 +180,10 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
                 yield line, ("not JSON", "no comma between two values of the array")
             while (end_of := end_of_value(data, at)) is None:
                 size = len(data) - at
-                if size > limits.MAX_DOCUMENT_BYTES:
-                    raise DataError(f"{path}:{line}: {limits.too_long('JSON value')[1]}")
+                if size > faults.MAX_DOCUMENT_BYTES:
+                    raise DataError(f"{path}:{line}: {faults.too_long('JSON value')[1]}")
                 # As much again: what is there is looked at once more, so all of it about twice.
-                more = stream.read(min(max(size, CHUNK_BYTES), limits.MAX_DOCUMENT_BYTES + 1))
+                more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1))
                 if not more:
                     end_of = len(data)
                     break

@@ -18,27 +18,21 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.notices import announce
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.documents import BadLines, read_documents
 from dataset.reading.settings import EXACT, NEAR, OFF
-from dataset.store.check import DigestCheck
-from dataset.store.encode_worker import EncodedBlock, measure
-from dataset.store.format import TokenStore
-from dataset.store.interface import Ints
+from dataset.store.encode_worker import EncodedBlock, hash_of_text
+from dataset.store.format import DigestCheck, Ints, TokenStore
 from dataset.store.token_store import (
     StoreOptions,
     StoreWriter,
     files_of,
-    find_store,
     first_writable,
-    lock,
     open_or_build,
-    open_store,
+    open_or_make,
     places_of,
-    store_error,
 )
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -116,16 +110,7 @@ class Sources:
         version = version_of_near() if self.method == NEAR else []
         key = hashlib.sha256(json.dumps([VERSION, self.method, version, keys]).encode()).hexdigest()
         name = f"{self.whole[i].source_name}-{self.method}-{key[:16]}"
-        store = find_store(self.places[i], name, key)
-        if store is not None:
-            return store
-        folder = first_writable(self.places[i]) / name
-        try:
-            with lock(folder, self.shown):
-                # Another process may have made it while this one waited.
-                return open_store(folder, key, tell=True) or self._build(i, key, folder)
-        except OSError as error:
-            raise store_error(error, folder) from error
+        return open_or_make(self.places[i], name, key, lambda folder: self._build(i, key, folder), progress=self.shown)
 
     def _build(self, i: int, key: str, folder: Path) -> TokenStore:
         whole = self.whole[i]
@@ -217,7 +202,7 @@ def stored_texts(
     for file, path in enumerate(files):
         # What is wrong with a line was told when the store was made, or was to be skipped.
         for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
-            if number < len(store) and measure(encoder.body(text)).digest == store.doc_hash[number]:
+            if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
                 yield StoredText(number, file, line, text)
                 number += 1
     if number != len(store):

@@ -1,4 +1,4 @@
-"""The files of a token store and how they are read.
+"""The files of a token store and how they are read: one store, several as one, and whether the files are what was written.
 
 What the digests are for: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut
 documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split. None of them would
@@ -6,20 +6,25 @@ raise an error. So meta.json has the SHA-256 of each file, and its own; a store 
 anew out of the data.
 """
 
+import contextlib
 import hashlib
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.files import read_small
+from common.errors import DataError
+from common.files import file_digest
 from dataset.reading.faults import BadLines
-from dataset.store.interface import Ints
+
+# An array of whole numbers, of any width.
+Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 # Bytes of tokens whose SHA-256 takes a few hundredths of a second.
 CHECKED_AT_ONCE = 64 << 20
-MOST_META_BYTES = 16 << 20
 # The files of a store, beside meta.json.
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
@@ -37,27 +42,23 @@ class TokenStore:
     doc_hash   uint64 [documents]: hash of the text, for splits by content
 
     Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
-    large store are left to `DigestCheck` (check.py), which reads them beside the training.
+    large store are left to `DigestCheck`, which reads them beside the training: minutes of hashing would come before the
+    first update.
     Errors: DamagedStore.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        meta = _read_meta(self.folder)
-        self.meta = meta
-        self.tokens = self._map("tokens.bin", np.dtype(meta["dtype"]), meta["tokens"])
-        self.offsets = self._map("offsets.bin", np.dtype("int64"), meta["documents"] + 1)
-        self.text_bytes = self._map("text_bytes.bin", np.dtype("uint32"), meta["documents"])
-        self.doc_hash = self._map("doc_hash.bin", np.dtype("uint64"), meta["documents"])
-        # These are small beside the tokens, so they are compared at every start. The tokens of a large store are not: minutes
-        # of hashing would come before the first update. A thread does it then, see check.py.
-        arrays = {"offsets.bin": self.offsets, "text_bytes.bin": self.text_bytes, "doc_hash.bin": self.doc_hash}
-        if self.tokens.nbytes <= CHECKED_AT_ONCE:
-            arrays["tokens.bin"] = self.tokens
-        for name, array in arrays.items():
-            if hashlib.sha256(array.data).hexdigest() != meta["sha256"].get(name):
-                raise DamagedStore(f"the content of {name} is not what was written")
+        meta = read_json(self.folder / "meta.json")
+        if not isinstance(meta, dict) or meta.pop("meta_sha256", None) != digest_of_json(meta):
+            raise DamagedStore("meta.json is missing or damaged")
+        self.meta: dict[str, Any] = meta
+        self.tokens = self._map("tokens.bin", meta["dtype"], meta["tokens"])
+        self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
+        self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
+        self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
         self.max_token_id: int = meta["max_token_id"]
+        # Of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
@@ -69,10 +70,6 @@ class TokenStore:
         """The ids of document i."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
-    def lengths(self) -> Ints:
-        """int64 [documents]: tokens of each."""
-        return np.diff(self.offsets)
-
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process maps the files itself.
         return TokenStore, (self.folder,)
@@ -82,30 +79,146 @@ class TokenStore:
         """UTF-8 bytes of all texts."""
         return int(self.text_bytes.sum(dtype=np.int64))
 
-    def _map(self, name: str, dtype: np.dtype[Any], count: int) -> Ints:
-        """The numbers of a file, in memory as far as they are read. Errors: DamagedStore for a file of another size."""
+    def _map(self, name: str, dtype: str, count: int) -> Ints:
+        """The numbers of a file, in memory as far as they are read. Errors: DamagedStore."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
-        if size != count * dtype.itemsize or not size:
-            raise DamagedStore(f"{name} has {size:,} bytes where {count * dtype.itemsize:,} belong")
+        if size != count * np.dtype(dtype).itemsize or not size:
+            raise DamagedStore(f"{name} has {size:,} bytes where {count * np.dtype(dtype).itemsize:,} belong")
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
-        return np.memmap(path, dtype, "r").view(np.ndarray)
+        numbers = np.memmap(path, dtype, "r").view(np.ndarray)
+        is_left_for_later = name == "tokens.bin" and size > CHECKED_AT_ONCE
+        if not is_left_for_later and hashlib.sha256(numbers.data).hexdigest() != self.meta["sha256"].get(name):
+            raise DamagedStore(f"the content of {name} is not what was written")
+        return numbers
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    """The content of meta.json, of which its own digest says that it is what was written."""
-    meta = read_small_json(folder / "meta.json", MOST_META_BYTES)
-    if not isinstance(meta, dict):
-        raise DamagedStore("meta.json is missing or damaged")
-    if meta.pop("meta_sha256", None) != digest_of_json(meta):
-        raise DamagedStore("meta.json is damaged")
-    return meta
+class Joined:
+    """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
+
+    shifts: what is added to the numbers of each part, default 0. Stores are mapped files of many gigabytes, so they cannot be
+    copied into one array. Each number of an index is looked up in its own part instead.
+    """
+
+    def __init__(self, parts: Sequence[Ints], shifts: Sequence[int] | None = None) -> None:
+        self.parts = parts
+        self.shifts = shifts or [0] * len(parts)
+        self.bounds = np.cumsum([0] + [len(part) for part in parts])
+        self.dtype = np.result_type(*(part.dtype for part in parts))
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
+        return np.asarray(self[:], dtype=dtype)
+
+    def __getitem__(self, index: slice | int | Ints) -> Any:
+        if isinstance(index, slice):
+            begin, end, step = index.indices(len(self))
+            pieces = []
+            for part, shift, before in zip(self.parts, self.shifts, self.bounds.tolist(), strict=False):
+                # A piece of the stretch that the slice is cut from; none of the others.
+                piece = part[max(begin - before, 0) : max(end - before, 0)]
+                if len(piece):
+                    pieces.append(self._shifted(piece, shift))
+            if not pieces:
+                return np.empty(0, self.dtype)
+            # A stretch within one part is not copied.
+            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[::step]
+        at = np.asarray(index, dtype=np.int64)
+        # As in numpy, -1 is the last one.
+        at = np.where(at < 0, at + len(self), at)
+        part_of = np.searchsorted(self.bounds, at, side="right") - 1
+        out = np.empty(at.shape, dtype=self.dtype)
+        for i in np.unique(part_of).tolist():
+            here = part_of == i
+            out[here] = self._shifted(self.parts[i][at[here] - self.bounds[i]], self.shifts[i])
+        # [()] makes a number of what has no dimension, as numpy does for a single index.
+        return out[()]
+
+    def _shifted(self, numbers: Ints, shift: int) -> Ints:
+        return np.asarray(numbers, dtype=self.dtype) + np.asarray(shift, dtype=self.dtype) if shift else numbers
 
 
-def read_small_json(path: Path, most_bytes: int) -> object:
-    """What a JSON file of our own holds; None where it is missing, larger than such a file can be, or no JSON."""
+class ConcatStore:
+    """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        self.stores = stores
+        # documents before each store, and in all
+        self.bounds = np.cumsum([0] + [len(store) for store in stores])
+        tokens_before = np.cumsum([0] + [len(store.tokens) for store in stores])
+        self.tokens = Joined([store.tokens for store in stores])
+        # The last offset of a store is the first one of the next: only the last store gives all of its own.
+        offsets = [*(store.offsets[:-1] for store in stores[:-1]), stores[-1].offsets]
+        self.offsets = Joined(offsets, tokens_before[:-1].tolist())
+        self.text_bytes = Joined([store.text_bytes for store in stores])
+        self.doc_hash = Joined([store.doc_hash for store in stores])
+        self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def total_text_bytes(self) -> int:
+        """UTF-8 bytes of all texts."""
+        return sum(store.total_text_bytes for store in self.stores)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A store knows how it gets to a worker process without its arrays.
+        return ConcatStore, (self.stores,)
+
+
+# Tokenised documents, numbered from 0, and a 1-d array of theirs
+Documents = TokenStore | ConcatStore
+Column = Ints | Joined
+
+
+class DigestCheck:
+    """Compares the SHA-256 of each large store's tokens.bin with the one in its meta.json, in a thread of its own.
+
+    The thread starts with the first question, so that processes which are forked before have no part in it. Hashing leaves
+    the interpreter to the training.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore]) -> None:
+        self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
+        # The folder of a damaged store.
+        self.damaged: Path | None = None
+        self._thread: threading.Thread | None = None
+
+    def raise_if_damaged(self, wait_s: float = 0.0) -> None:
+        """Ask what is known by now; wait for at most `wait_s` seconds until all is.
+
+        Errors: DataError once a store has turned out damaged; the next start will make it anew.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="digest check", daemon=True)
+            self._thread.start()
+        self._thread.join(wait_s)
+        if self.damaged is not None:
+            raise DataError(
+                f"{self.damaged / 'tokens.bin'} is damaged: its content is not what was written. Nothing more is saved, and the "
+                "next start tokenises the data again; what this run has saved since it started may have learned from damaged "
+                "text"
+            )
+
+    def _look(self) -> None:
+        """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
+        # A disk that fails now fails the training itself, which says so.
+        with contextlib.suppress(OSError):
+            for store in self.stores:
+                if file_digest(store.folder / "tokens.bin") != store.meta["sha256"]["tokens.bin"]:
+                    # The next start finds no store there.
+                    (store.folder / "meta.json").unlink(missing_ok=True)
+                    self.damaged = store.folder
+                    return
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file of our own holds; None where it is missing or no JSON."""
     try:
-        return json.loads(read_small(path, most_bytes))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
 

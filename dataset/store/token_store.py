@@ -19,45 +19,38 @@ import hashlib
 import json
 import os
 import re
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, Unpack
+from typing import Any, BinaryIO, Self, TypedDict, Unpack
 
 import numpy as np
 from filelock import Timeout
 from numpy.typing import ArrayLike
-from tqdm import tqdm
 
 from common.errors import DataError
-from common.files import atomic_file, file_digest, remove, sync_folder
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_digest, file_lock, remove, sync_folder
 from common.paths import user_cache
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import expanded, find_files, kind_of
-from dataset.reading.remote import is_address
+from dataset.reading.file_kinds import expanded, find_files, is_address, kind_of
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
-from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_small_json
+from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that no old one is taken for it.
 FORMAT = 1
 # beyond the coarsest time stamps that a file system gives (2 s)
 SETTLED_S = 3.0
-# what the entries of a million files take
-MOST_HASHES_BYTES = 256 << 20
 # Less text than this does not pay for a process.
-BYTES_PER_PROCESS = 4 << 20
+BYTES_PER_PROCESS = 16 << 20
 # The name of a store ends in 16 digits of its key.
 TEMPORARY_NAME = re.compile(r"\.tmp-.*-[0-9a-f]{16}", re.DOTALL)
-# of a build, between two lines on how far it is
-LINE_EVERY_S = 60
+# seconds of a build between two lines on how far it is
+LINE_EVERY_S = 15
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
 Stats = tuple[str, int, int, int, int]
 
@@ -113,27 +106,40 @@ def open_or_build(
         "skip_bad_lines": skip_bad_lines,
         "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
     }
-    name = f"{meta['source_name']}-{key[:16]}"
-    store = find_store(places, name, key)
-    if store is None:
-        folder = first_writable(places) / name
-        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
-        try:
-            with lock(folder, progress):
-                # Another process may have made it while this one waited for the lock.
-                store = open_store(folder, key, tell=True)
-                if store is None:
-                    store = build(folder, meta, files, stats, encode, options.get("num_procs"), progress)
-        except OSError as error:
-            raise store_error(error, folder) from error
+    encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+
+    def make(folder: Path) -> TokenStore:
+        return build(folder, meta, files, stats, encode, options.get("num_procs"), progress)
+
+    store = open_or_make(places, f"{meta['source_name']}-{key[:16]}", key, make, progress)
     if unknown:
         remember_hashes({stat: known[stat] for stat in stats}, store.folder.parent, hashed_at)
     return store
 
 
+def open_or_make(
+    places: list[Path], name: str, key: str, make: Callable[[Path], TokenStore], progress: bool
+) -> TokenStore:
+    """The store of this name and key where it is complete in one of the places, else what `make` puts into the first of them
+    that takes files. Errors: DataError where it cannot be written."""
+    for place in places:
+        store = open_store(place / name, key)
+        if store is not None:
+            return store
+    folder = first_writable(places) / name
+    try:
+        with lock(folder, progress):
+            # Another process may have made it while this one waited for the lock.
+            return open_store(folder, key, tell=True) or make(folder)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or folder.parent}: {error.strerror or error}; --cache_dir names another folder for the token store"
+        ) from error
+
+
 def read_hashes(place: Path) -> list[list[Any]]:
     """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
-    content = read_small_json(place / "hashes.json", MOST_HASHES_BYTES)
+    content = read_json(place / "hashes.json")
     if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
         return []
     entries: list[list[Any]] = content["files"]
@@ -157,27 +163,12 @@ def remember_hashes(digests: dict[Stats, str], place: Path, hashed_at: float) ->
             file.write(content.encode())
 
 
-def store_error(error: OSError, folder: Path) -> DataError:
-    """What keeps a store from being written, with what helps."""
-    where = error.filename or folder.parent
-    return DataError(f"{where}: {error.strerror or error}; --cache_dir names another folder for the token store")
-
-
 def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
     """The files of some paths, in the order of the store that they make; see `find_files`. Errors: DataError."""
     files: list[Path] = []
     for path in paths:
         files += find_files(path, text_suffixes, cache_dir)
     return files
-
-
-def find_store(places: Sequence[Path], name: str, key: str) -> TokenStore | None:
-    """The store where it is complete in one of the places."""
-    for place in places:
-        store = open_store(place / name, key)
-        if store is not None:
-            return store
-    return None
 
 
 def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
@@ -228,15 +219,17 @@ def build(
     name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
     source_bytes = sum(size for _, size, *_ in stats)
     num_procs = num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
-    # The other processes could not load the class of this tokenizer.
-    if not encode.encoder.portable:
-        num_procs = 1
 
     def blocks() -> Iterator[Block]:
         for file in files:
             yield from split_into_blocks(file, encode.text_field, BLOCK_BYTES, encode.encoder.blank_line_ends_document)
 
-    with StoreWriter(folder) as writer, closing(Progress(name, source_bytes, num_procs, progress)) as bar:
+    if progress:
+        announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
+    begin = last_line = time.monotonic()
+    done = 0
+    state = ""
+    with StoreWriter(folder) as writer:
         with closing(encode_blocks(blocks(), encode, num_procs)) as results:
             for block, encoded in results:
                 if encoded.bad.total:
@@ -245,7 +238,16 @@ def build(
                     if not encode.skip_bad_lines:
                         raise writer.bad_lines.first().error()
                 writer.add(encoded)
-                bar.advance(block.source_bytes, writer.documents, writer.tokens)
+                done += block.source_bytes
+                now = time.monotonic()
+                rate = done / max(now - begin, 1e-9)
+                state = (
+                    f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}, {rate / 1e6:.1f} MB/s"
+                )
+                if progress and now - last_line > LINE_EVERY_S:
+                    last_line = now
+                    minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
+                    announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
         # The name of the store carries the digest of what the files held before. A file that was written to since then may
         # have given other documents.
         # A chmod or a new link leaves the first three alone.
@@ -256,51 +258,9 @@ def build(
             skipped = f"all {bad:,} lines are bad" if bad else "the files are empty"
             raise DataError(f"{files[0]}: no document in there; {skipped}")
         store = writer.commit(meta)
-        bar.complete = True
+    if progress:
+        announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
     return store
-
-
-class Progress:
-    """A bar on a terminal, otherwise one plain line a minute and one at the end."""
-
-    def __init__(self, name: str, total: int, num_procs: int, shown: bool) -> None:
-        """name: of the data. total: bytes of source to tokenise. shown: False: say nothing."""
-        self.name = name
-        self.total = total
-        self.shown = shown
-        self.start = time.monotonic()
-        self.last_line = self.start
-        self.done = 0
-        self.state = ""
-        # Set when the store is there: a build that ends before that says nothing at its end.
-        self.complete = False
-        self.bar: tqdm[Any] | None = None
-        if shown and sys.stderr.isatty():
-            self.bar = tqdm(total=total, unit="B", unit_scale=True, desc=f"tokenising {name}", dynamic_ncols=True)
-        elif shown:
-            announce(f"tokenising {name}: {total / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
-
-    def advance(self, source_bytes: int, documents: int, tokens: int) -> None:
-        """So many more bytes of source are done, and so many documents and tokens in all."""
-        self.done += source_bytes
-        now = time.monotonic()
-        seconds = max(now - self.start, 1e-9)
-        counts = f"{counted(documents, 'document')}, {counted(tokens, 'token')}"
-        self.state = f"{counts}, {self.done / 1e6 / seconds:.1f} MB/s"
-        if self.bar is not None:
-            self.bar.update(source_bytes)
-            self.bar.set_postfix_str(counts, refresh=False)
-        elif self.shown and now - self.last_line > LINE_EVERY_S:
-            self.last_line = now
-            seconds_left = seconds * max(self.total - self.done, 0) / max(self.done, 1)
-            announce(f"tokenising {self.name}: {self.state}, {seconds_left / 60:.0f} min left")
-
-    def close(self) -> None:
-        """End the bar, and say what was done where it was."""
-        if self.bar is not None:
-            self.bar.close()
-        if self.shown and self.complete:
-            announce(f"tokenised {self.name}: {self.state}, {time.monotonic() - self.start:.1f} s")
 
 
 class StoreWriter:
@@ -371,7 +331,7 @@ class StoreWriter:
         sync_folder(self.folder.parent)
         return TokenStore(self.folder)
 
-    def __enter__(self) -> "StoreWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,15 +3,13 @@
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from common.files import atomic_file
-from dataset.tokenizing.alphabets import letters_of, with_letters
-from dataset.tokenizing.piece_rules import PIECE_RULES
 from dataset.tokenizing.tokenizer_files import bos_template
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
@@ -26,8 +24,48 @@ CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
+# The rules by which tokenizers cut text into pieces before they merge, by the names of llama.cpp. The first alternative that
+# fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
+# and have their rules built in. So a model can go there only if its rule is one of those.
+
+# Of Llama 3. Word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
+LLAMA_BPE = (
+    # The English contractions: 's, 't, 're, ...
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    # Three digits at most, so that a long number takes no entry of its own.
+    r"|\p{N}{1,3}"
+    # Punctuation with the line breaks after it.
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    # Line breaks with the white space before them.
+    r"|\s*[\r\n]+"
+    # Other white space; the last character is left to the word that follows.
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+# Of Qwen 2 and Qwen 3: that of Llama 3, but each digit is a piece by itself.
+QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Our own. No other program has it built in, but it gives the most bytes per token.
+COMPACT = (
+    # A number, four digits at most: a year is one piece.
+    r" ?\p{N}{1,4}"
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+    # Punctuation with the line break and the indentation after it, as in ":\n       ".
+    r"| ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?"
+    # White space; the last character is left to the word that follows.
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+
+# What train_tokenizer.py --pieces takes.
+PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2, "compact": COMPACT}
+
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
-# 1. The text is cut into pieces, by a rule of piece_rules.py. Merges never cross a border between two.
+# 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between two.
 # 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table gives each of the 256 a
 #    visible character that stands for it (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
 # 3. Training counts which two entries stand side by side in the pieces of the sample, makes one entry of the commonest
@@ -35,7 +73,6 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 #    their order, is the result.
 # 4. Encoding goes through the same merges: in each piece, the two neighbours that come first in the list are merged,
 #    again and again, until no two neighbours are in it.
-# The last step is written out in `after_merges` of alphabets.py.
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
 # closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on
@@ -94,25 +131,24 @@ WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CH
 OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
-def train_bpe(
-    texts: Iterable[str],
-    vocab_size: int,
-    max_token_bytes: int = 32,
-    pieces: str = "llama-bpe",
-    alphabets: Sequence[str] = (),
-) -> Tokenizer:
-    """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
-
-    pieces: a name in PIECE_RULES. alphabets: names in ALPHABETS; each of their letters becomes one entry, in place of
-    the rarest merges. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in the order
-    of their ids. Errors: ValueError where the texts hold too few different pairs, or the letters too many.
-    """
+def untrained_bpe(pieces: str) -> Tokenizer:
+    """How texts are cut and merged, before anything is learned. pieces: a name in PIECE_RULES."""
     # A piece that is an entry becomes it at once, as in Llama 3. llama.cpp and tiktoken do so; said here, all agree.
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     # "isolated": what no pattern matches would be a piece as well. The rules leave nothing over.
     split = pre_tokenizers.Split(Regex(PIECE_RULES[pieces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+    return tokenizer
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
+    """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
+
+    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
+    the order of their ids. Errors: ValueError where the texts hold too few different pairs.
+    """
+    tokenizer = untrained_bpe(pieces)
     tokenizer.decoder = decoders.ByteLevel()
     # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
     tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
@@ -130,9 +166,6 @@ def train_bpe(
     got = tokenizer.get_vocab_size()
     if got != vocab_size:
         raise ValueError(f"the sample gives {got} entries, not {vocab_size}: give more text or a smaller --vocab_size")
-    if alphabets:
-        tokenizer = with_letters(tokenizer, letters_of(alphabets))
-        assert tokenizer.get_vocab_size() == vocab_size
     return tokenizer
 
 

@@ -2,16 +2,19 @@
 
 import hashlib
 import json
+import re
 import tempfile
+import unicodedata
 from collections.abc import Iterator
-from itertools import islice
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from common.packages import loader_reason
-from dataset.tokenizing import fast_bpe
+from dataset.tokenizing.byte_level_bpe import LLAMA_BPE, bytes_of_characters
 from dataset.tokenizing.long_texts import LONGEST_WHOLE, PART_CHARACTERS, TooLongToEncode, can_be_cut, parts_of
 from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
 from dataset.tokenizing.vocabulary import check_files
@@ -84,10 +87,7 @@ class DocumentEncoder:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, BOS and EOS included."""
-        head = [] if self.bos_id is None else [self.bos_id]
-        tail = [] if self.eos_id is None else [self.eos_id]
-        bodies = [self.body(text) for text in texts]
-        return [[*head, *ids, *tail] for ids in self._encode_bodies(bodies)]
+        return [list(chain.from_iterable(self.encode_in_parts(text))) for text in texts]
 
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of the beginning of a document: BOS and the text, as in training, without EOS."""
@@ -121,50 +121,33 @@ class DocumentEncoder:
     def use_fast_bpe(self) -> None:
         """From now on texts are encoded by tiktoken, in half the time, where it gives the same ids."""
         if self._backend is not None and not self.parse_special_tokens:
-            self._fast = fast_bpe.fast_bpe(self._backend.to_str())
-
-    def _encode_bodies(self, bodies: list[str]) -> list[list[int]]:
-        """The ids of texts without BOS and EOS."""
-        if all(len(body) <= PART_CHARACTERS for body in bodies):
-            return self._encode_short(bodies)
-        encoded = []
-        for body in bodies:
-            ids: list[int] = []
-            for part in self._body_in_parts(body):
-                ids.extend(part)
-            encoded.append(ids)
-        return encoded
-
-    def _encode_short(self, bodies: list[str]) -> list[list[int]]:
-        """As `_encode_bodies`, of texts that are encoded whole. What tiktoken does not take goes to the library."""
-        if self._fast is None:
-            return self._encode_with_library(bodies)
-        encoded = [fast_bpe.encode(self._fast, body) for body in bodies]
-        left = [i for i, ids in enumerate(encoded) if ids is None]
-        of_library = iter(self._encode_with_library([bodies[i] for i in left]) if left else [])
-        return [next(of_library) if ids is None else ids for ids in encoded]
-
-    def _encode_with_library(self, bodies: list[str]) -> list[list[int]]:
-        """As `_encode_short`, by Hugging Face's own code, which is the reference."""
-        if self._slow is not None:
-            split = not self.parse_special_tokens
-            return [self._slow.encode(body, add_special_tokens=False, split_special_tokens=split) for body in bodies]
-        assert self._backend is not None
-        if len(bodies) == 1:
-            # This call never starts the tokenizer's threads, which a later fork would have to warn about.
-            return [self._backend.encode(bodies[0], add_special_tokens=False).ids]
-        return [encoding.ids for encoding in self._backend.encode_batch_fast(bodies, add_special_tokens=False)]
+            self._fast = fast_bpe(self._backend.to_str())
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
         """The ids of a text without BOS and EOS, cut where no token can cross."""
-        parts = parts_of(body, PART_CHARACTERS) if self._cuts_long_texts else iter([body])
+        parts = parts_of(body, PART_CHARACTERS) if self._cuts_long_texts else [body]
         for part in parts:
             if len(part) > LONGEST_WHOLE:
                 raise TooLongToEncode(
                     f"{len(part):,} characters in which this tokenizer allows no cut; "
                     f"at most {LONGEST_WHOLE:,} can be encoded at once"
                 )
-            yield from self._encode_short([part])
+            yield self._encode_whole(part)
+
+    def _encode_whole(self, text: str) -> list[int]:
+        """The ids of a text without BOS and EOS. What tiktoken does not take goes to Hugging Face's own code, the reference."""
+        if self._fast is not None and len(text) <= PART_CHARACTERS and not _doubtful().search(text):
+            try:
+                return self._fast.encode_ordinary(text)
+            except BaseException as error:
+                # A fault in tiktoken's Rust code, such as a limit of its regular expressions, is no Exception.
+                if type(error).__name__ != "PanicException":
+                    raise
+        if self._slow is not None:
+            return self._slow.encode(text, add_special_tokens=False, split_special_tokens=not self.parse_special_tokens)
+        assert self._backend is not None
+        # This call never starts the tokenizer's threads, which a later fork would have to warn about.
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def _own_backend(self, content: str) -> Tokenizer:
         """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
@@ -226,60 +209,16 @@ class LineEncoder(DocumentEncoder):
         """SEP marks the end of a line."""
         return token_id == self.sep_id
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text's lines, each line with SEP after it."""
-        # All lines of all texts go to the tokenizer in one call, so that it can share them out among its threads. Then each
-        # text takes its own back, in the same order.
-        lines_of_texts = [text.split("\n") for text in texts]
-        all_lines: list[str] = []
-        for lines in lines_of_texts:
-            all_lines.extend(lines)
-        ids_of_lines = iter(self._encode_bodies(all_lines) if all_lines else [])
-        encoded = []
-        for lines in lines_of_texts:
-            ids: list[int] = []
-            for line_ids in islice(ids_of_lines, len(lines)):
-                if line_ids:
-                    ids += [*line_ids, self.sep_id]
-            encoded.append(ids)
-        return encoded
-
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one text's lines in lists that follow each other."""
-        for lines in _groups_of_lines(text):
-            # A group of several lines is small. A line alone may be a long one, and goes through in parts: then SEP can
-            # only come when all of them are through.
-            if len(lines) > 1:
-                yield self.encode(["\n".join(lines)])[0]
-                continue
+        """The ids of one text's lines, each line with SEP after it."""
+        for line in text.split("\n"):
             has_tokens = False
-            for ids in self._body_in_parts(lines[0]):
+            # SEP can only come when all parts of a long line are through.
+            for ids in self._body_in_parts(line):
                 has_tokens = has_tokens or bool(ids)
                 yield ids
             if has_tokens:
                 yield [self.sep_id]
-
-
-def _groups_of_lines(text: str) -> Iterator[list[str]]:
-    """The lines of a text in groups of about PART_CHARACTERS; a longer line is a group of its own."""
-    lines: list[str] = []
-    characters = 0
-    begin = 0
-    while begin <= len(text):
-        end = text.find("\n", begin)
-        if end < 0:
-            end = len(text)
-        # The line's end counts too, so that a text of many blank lines is grouped as well.
-        size = end - begin + 1
-        if lines and characters + size > PART_CHARACTERS:
-            yield lines
-            lines = []
-            characters = 0
-        lines.append(text[begin:end])
-        characters += size
-        begin = end + 1
-    if lines:
-        yield lines
 
 
 def _rust_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> str | None:
@@ -310,3 +249,56 @@ def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> bytes:
         for file in sorted(files):
             digest.update(Path(file).read_bytes())
     return digest.digest()
+
+
+def fast_bpe(content: str) -> "Encoding | None":
+    """tiktoken's encoder for a tokenizer.json; None where it is not the same, or tiktoken is not installed.
+
+    It is for the piece rule of the shipped tokenizers. Both merge two neighbours of a piece at a time: the library takes the
+    pair that stands first in its list of merges, tiktoken the one whose token has the smallest id. That is the same pair
+    where the ids rise in the order of the merges and merging makes each of the tokens out of its bytes.
+    """
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    spec = json.loads(content)
+    model = spec["model"]
+    split = {"type": "Split", "pattern": {"Regex": LLAMA_BPE}, "behavior": "Isolated", "invert": False}
+    steps = (spec["pre_tokenizer"] or {}).get("pretokenizers", [{}])
+    to_bytes = steps[-1].get("type") == "ByteLevel" and not steps[-1]["add_prefix_space"] and not steps[-1]["use_regex"]
+    if spec["normalizer"] is not None or model["type"] != "BPE" or steps[:-1] != [split] or not to_bytes:
+        return None
+    if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")):
+        return None
+    # These are taken out of a text before it is cut into pieces.
+    if not all(token["special"] for token in spec["added_tokens"]):
+        return None
+    byte_of = bytes_of_characters()
+    results = [left + right for left, right in model["merges"]]
+    # What is an entry, and neither a byte nor made by merging, must not be a piece: here it is a special token.
+    entries = {*results, *byte_of, *(token["content"] for token in spec["added_tokens"])}
+    ids = [model["vocab"][result] for result in results]
+    if not model["vocab"].keys() <= entries or not byte_of.keys() <= model["vocab"].keys() or ids != sorted(set(ids)):
+        return None
+    # By merging alone, and not because a piece that is an entry becomes it at once.
+    merging = Tokenizer.from_str(json.dumps(spec | {"model": model | {"ignore_merges": False}})).model
+    if any(len(merging.tokenize(result)) != 1 for result in results):
+        return None
+    ranks = {}
+    for token in [*byte_of, *results]:
+        ranks[bytes(byte_of[character] for character in token)] = model["vocab"][token]
+    return tiktoken.Encoding("pieces", pat_str=LLAMA_BPE, mergeable_ranks=ranks, special_tokens={})
+
+
+@cache
+def _doubtful() -> re.Pattern[str]:
+    """Any character that may be a letter, a digit or white space for one of the two engines of regular expressions only."""
+    # What was the same in the tables of 2002 and is today is so in all between; later signs and marks are neither.
+    settled = []
+    for code in range(0x10000):
+        old, new = (table.category(chr(code)) for table in (unicodedata.ucd_3_2_0, unicodedata))
+        if new not in ("Cs", "Cn") and (old == new or (old == "Cn" and new[0] in "PSM")):
+            settled.append(re.escape(chr(code)))
+    # Emoji, and Han characters beyond the basic plane.
+    return re.compile(f"[^{''.join(settled)}\U0001f000-\U0001faff\U00020000-\U0002a6d6]")

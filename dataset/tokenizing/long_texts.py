@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from dataset.tokenizing.piece_rules import COMPACT, GPT2, LLAMA_BPE, QWEN2
+from dataset.tokenizing.byte_level_bpe import COMPACT, GPT2, LLAMA_BPE, QWEN2
 
 # A longer text is encoded in parts of at most so many characters.
 PART_CHARACTERS = 1 << 18

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from common.errors import DataError
-from common.notices import announce
+from common.wording import announce
 from dataset.reading.documents import find_files, read_documents
 from dataset.reading.faults import BadLines
 

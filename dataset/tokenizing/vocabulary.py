@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.store.interface import Column, Documents
+from dataset.store.format import Column, Documents
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -21,7 +21,6 @@ from transformers.masking_utils import sdpa_mask
 
 from common.errors import UserError
 from common.packages import loader_reason, refuse_foreign_attention
-from model.config_bounds import CONFIG, read_checked, refuse_oversize
 
 # The name under which transformers knows `attention`.
 QUICK_ON_CPU = "quick_on_cpu"
@@ -142,11 +141,7 @@ def compile_layers(network: Any) -> None:
 def load_config(what: str, folder: Path) -> Any:
     """The config of a folder. `what` names it in errors: UserError."""
     try:
-        if (folder / CONFIG).exists():
-            read_checked(folder)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UserError:
-        raise
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
@@ -159,7 +154,6 @@ def load_network(what: str, folder: Path, kind: Any, config: Any) -> tuple[Any, 
 
     kind: an Auto class of transformers. config: of load_config, perhaps changed. Errors: UserError.
     """
-    refuse_oversize(folder, lambda: kind.from_config(config, trust_remote_code=False))
     try:
         network, faults = kind.from_pretrained(
             folder,

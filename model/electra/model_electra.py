@@ -14,16 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    ElectraConfig,
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-)
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from common.errors import UserError
-from model.checkpointing import recompute_layers
 from model.electra.encoders import compile_layers, load_config, load_network, quicken_attention, ready_mask
 
 # The two networks; each is saved in a folder of this name.
@@ -172,7 +165,7 @@ class ElectraPretrainer(torch.nn.Module):
         Errors: UserError, which `what` begins, where a folder does not hold all of a network, or they do not fit each other.
         """
         networks = []
-        for name, kind in zip(NETWORKS, (AutoModelForMaskedLM, AutoModelForPreTraining), strict=True):
+        for name, kind in zip(NETWORKS, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
             place = f"{what}: {folder / name}"
             config = load_config(place, folder / name)
             if config.model_type != "electra":
@@ -184,7 +177,7 @@ class ElectraPretrainer(torch.nn.Module):
             if missing:
                 # A fine-tuned encoder has lost the head of its pretraining.
                 raise UserError(
-                    f"{place}: {len(missing)} weights of an {type(network).__name__} are not in there, {min(missing)}"
+                    f"{place}: {len(missing)} weights of an {kind.__name__} are not in there, {min(missing)}"
                 )
             networks.append(network)
         return cls(*networks, **options)
@@ -240,7 +233,7 @@ class ElectraPretrainer(torch.nn.Module):
     def gradient_checkpointing_enable(self) -> None:
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
         for network in self.networks():
-            recompute_layers(network)
+            network.activation_checkpointing_enable({"use_reentrant": False})
 
     def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,

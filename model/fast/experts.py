@@ -301,7 +301,22 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (place,) = ctx.saved_tensors
-        return grad[place].float().sum(dim=1).to(grad.dtype), None, None
+        return _token_gradients(grad, place), None, None
+
+
+# An operator of its own, on which the numbers of a GPU depend. The compiler would put this look-up into the kernel of the
+# norm's backward pass, and because of the look-up that kernel would loop over a row twice: it stores its sums in the
+# first loop and reads them in the second, without a barrier (https://github.com/pytorch/pytorch/pull/190519). Some
+# threads then read what was there before, and gradients are wrong, each time others.
+@torch.library.custom_op("minimind::token_gradients", mutates_args=())
+def _token_gradients(grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """grad [M, H] of the rows, place [N, K] -> the sum over each token's rows, [N, H]."""
+    return grad[place].sum(dim=1, dtype=torch.float32).to(grad.dtype)
+
+
+@_token_gradients.register_fake
+def _(grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    return grad.new_empty(len(place), grad.shape[1])
 
 
 class _Combine(torch.autograd.Function):

@@ -55,6 +55,7 @@ def test_the_end_of_a_run_is_read_from_its_metrics(tmp_path):
     assert read.val_loss == losses[-1] != losses[0]
 
 
+@pytest.mark.slow
 def test_the_flags_are_those_of_the_plan_that_the_trainer_tells(capsys, tmp_path):
     """Reference: what --dry_run prints, and the trainer's own reading of flags."""
     text = write_corpus(tmp_path / "text.jsonl", n_documents=60)

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import DataError
 from common.settings import SettingsParser
-from dataset import tokenize_arguments
+from dataset import tokenize_corpus
 from dataset.reading.file_kinds import find_files
 from trainer import train_tokenizer
 from trainer.electra import settings as electra_settings
@@ -18,7 +18,7 @@ COMMANDS = {
     "train_electra.py": (electra_settings.parser, []),
     "train_glue.py": (glue_settings.parser, ["--task", "cola", "--data_dir", "glue"]),
     "train_tokenizer.py": (train_tokenizer.build_parser, ["--data_path", "data.txt", "--out_dir", "out"]),
-    "tokenize_corpus.py": (tokenize_arguments.parser, ["--data_path", "data.txt"]),
+    "tokenize_corpus.py": (tokenize_corpus.parser, ["--data_path", "data.txt"]),
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
 # The model begins by itself; run.py's, which are passed over.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from common.notices import announce
+from common.wording import announce
 from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_weights
 

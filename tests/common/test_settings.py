@@ -9,8 +9,8 @@ from hypothesis import given as drawn
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from common.settings_files import write_settings
-from dataset import tokenize_arguments
+from common.settings import write_settings
+from dataset import tokenize_corpus
 from tests.helpers import ROOT
 from trainer.electra import settings as electra
 from trainer.glue import settings as glue
@@ -225,7 +225,7 @@ def test_a_file_that_cannot_be_read_is_one_line(words, tmp_path, monkeypatch, ca
 def test_a_tokenisation_takes_its_settings_from_a_file_too(tmp_path):
     path = tmp_path / "tokens.yaml"
     path.write_text("data_path: [a.jsonl, b.jsonl]\nnum_procs: 3\nskip_bad_lines: yes\n")
-    settings = tokenize_arguments.parse_args(["--config", str(path), "--text_field", "body"])
+    settings = tokenize_corpus.parse_args(["--config", str(path), "--text_field", "body"])
     assert (settings.data_path, settings.num_procs, settings.skip_bad_lines) == (["a.jsonl", "b.jsonl"], 3, True)
     assert settings.text_field == "body"
     assert settings.tokenizer_path == str(ROOT / "model")

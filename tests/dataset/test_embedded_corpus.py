@@ -1,4 +1,4 @@
-"""The embedded corpus. Reference: the docstrings of the modules that this process has imported."""
+"""The embedded corpus and questions. Reference: the docstrings of the modules that this process has imported."""
 
 import json
 import textwrap
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dataset import embedded_corpus
-from dataset.embedded_corpus import build_embedded_corpus, documents
+from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedded_questions, documents, first_sentence
+from dataset.reading.conversations import text_of_conversation
 from dataset.reading.documents import read_documents
 
 
@@ -52,3 +53,31 @@ def test_of_two_that_start_together_one_builds(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         inodes = list(pool.map(lambda _: build_embedded_corpus(tmp_path / "docs.jsonl").stat().st_ino, range(2)))
     assert len(built) == 1 and inodes[0] == inodes[1]
+
+
+@pytest.mark.slow
+def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_each_phrasing(tmp_path, monkeypatch):
+    found = answers()
+    monkeypatch.setattr(embedded_corpus, "answers", lambda: found)
+    assert 1000 < len(found) < 4000
+    assert found["str.join"] == str.join.__doc__.split("\n\n")[0]
+    assert found["len"] == "Return the number of items in a container."
+    assert textwrap.fill.__doc__.startswith(found["textwrap.fill"])
+    assert all(answer[0].isupper() and "\n" not in answer for answer in found.values())
+    assert not any("._" in name for name in found)
+    turns = []
+    for line in build_embedded_questions(tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines():
+        assert text_of_conversation(json.loads(line))
+        turns.append([message["content"] for message in json.loads(line)["conversations"]])
+    phrasings = embedded_corpus.PHRASINGS
+    assert turns == [[phrasing.format(name), text] for name, text in found.items() for phrasing in phrasings]
+
+
+def test_first_sentences():
+    for text, first in (
+        ("One. Two.", "One."),
+        ("\nSee e.g. the file\n   a.txt for it.  Then go on\n\nMore.", "See e.g. the file a.txt for it."),
+        ("No full stop\n\nMore.", "No full stop"),
+        ("", ""),
+    ):
+        assert first_sentence(text) == first

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dataset.held_out import split_by_hash
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, make_loader
 from dataset.packing import EpochPlan
-from dataset.store.joined import ConcatStore
+from dataset.store.format import ConcatStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.test_packing import make_store, random_lengths

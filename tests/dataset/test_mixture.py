@@ -13,7 +13,7 @@ from dataset import packing
 from dataset.mixture import MIXTURE_STREAM, ONE_PASS, ROOM, Mixture, Move, RunLength
 from dataset.packing import EpochPlan
 from dataset.shares import Point, Source, group_sources
-from dataset.store.joined import ConcatStore
+from dataset.store.format import ConcatStore
 from tests.dataset.test_packing import make_store
 
 T = 32

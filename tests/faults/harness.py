@@ -16,7 +16,6 @@ import torch
 
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, verified
-from trainer.saving.parts import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -195,13 +194,13 @@ class Lab:
         return Checkpoints(f"{self.stem(name)}_resume").paths()
 
     def state(self, name):
-        return whole_state(self.checkpoints(name)[0])
+        return load_checkpoint(self.checkpoints(name)[0])
 
     def result(self, name):
         """What two runs must have in common to the last bit: final model and optimiser, half-precision file, metrics."""
         newest = self.checkpoints(name)[0]
         assert verified(newest)
-        state = whole_state(newest)
+        state = load_checkpoint(newest)
         return {
             "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
@@ -280,12 +279,6 @@ def rank_environments(world_size):
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **common} for rank in range(world_size)]
-
-
-def whole_state(path):
-    """The state in a checkpoint, which is a file or a folder of parts."""
-    state = load_checkpoint(path)
-    return filled(state, path) if path.is_dir() else state
 
 
 def start_torchrun(lab, name, hooks, *launcher, **changes):

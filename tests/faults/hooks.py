@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -247,7 +248,7 @@ def full_disk(at_save, offset):
 
     def start(self, file):
         nonlocal count
-        is_checkpoint = ".pt." in str(file.name) or str(file.name).endswith(".distcp")
+        is_checkpoint = re.search(r"\.(pt|part)\.", str(file.name)) is not None
         count += is_checkpoint
         enter(self, FullFile(file, offset) if is_checkpoint and count == at_save else file)
 

@@ -55,6 +55,7 @@ def test_a_resume_may_have_another_number_of_processes(lab):
     ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_with_two_processes_ends_bitwise_alike(lab):
     """Either of the two is killed in the middle of an update."""
     lab.run("whole", **TWO)

@@ -121,6 +121,7 @@ def test_ranks_with_other_data_are_told(lab):
     assert "rank 1 on " in processes[0].err and " has data " in processes[0].err
 
 
+@pytest.mark.slow
 def test_ranks_that_see_other_folders_are_told(lab):
     """As on machines without a shared disk, where one would begin afresh while the other goes on."""
     processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, shard="full", from_resume=1)

@@ -1,7 +1,6 @@
-"""Runs whose ranks have parts of the model, which save folders of parts: killed, damaged, gone on with by other ranks."""
+"""Runs whose ranks have parts of the model, each of which saves its own: killed, damaged, gone on with by other ranks."""
 
 import hashlib
-import os
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from tests.faults.harness import Lab, digest, rising
 from tests.faults.test_damage import malicious
 from trainer.saving.checkpoint import verified
-from trainer.saving.parts import PARTS, RUN, SUMS
 
 # Micro-batches of 2 rows on 2 ranks: 5 updates an epoch, a save after every third.
 SETTINGS = {"shard": "full", "epochs": 3}
@@ -24,6 +22,10 @@ def sharded(scratch, server, tokenizer, corpus):
     lab = Lab(folder, server, tokenizer, corpus, **SETTINGS)
     lab.run_ranks("whole")
     return lab
+
+
+def parts_of(checkpoint):
+    return sorted(checkpoint.parent.glob(f"{checkpoint.stem}.*.part"))
 
 
 def what_moves_on(state):
@@ -48,7 +50,7 @@ def test_weights_moments_and_progress_move_on_bit_for_bit(lab, optimizer):
         processes = lab.run_ranks("run", world_size, hooks={"save_again": {}}, from_resume=1, shard=shard)
         assert "resumed from" in processes[0].out
         assert what_moves_on(lab.state("run")) == before, (world_size, shard)
-        assert lab.checkpoints("run")[0].is_dir() == (world_size > 1 and shard != "none")
+        assert bool(parts_of(lab.checkpoints("run")[0])) == (world_size > 1 and shard != "none")
 
 
 def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
@@ -63,14 +65,14 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
     for name, tensor in torch.load(f"{lab.stem('run')}.pth", weights_only=True).items():
         assert torch.equal(tensor, weights[name].half())
     process = lab.run("run", from_resume=1, shard="none")
-    assert f"resumed from {path}" in process.out and not lab.checkpoints("run")[0].is_dir()
+    assert f"resumed from {path}" in process.out and not parts_of(lab.checkpoints("run")[0])
     assert lab.best("run") == best
 
 
 # ------------------------------------------------------------------------------------------------ kill -9
 
 
-@pytest.mark.parametrize(("rank", "at"), [(0, 5), (0, 30), (1, 5)])
+@pytest.mark.parametrize(("rank", "at"), [(0, 5), pytest.param(1, 30, marks=pytest.mark.slow)])
 def test_kill_9_in_a_sharded_save(lab, sharded, rank, at):
     """The other rank notices and ends; resumed, both are where they would have been."""
     lab.settings.update(SETTINGS)
@@ -92,47 +94,47 @@ def flipped(path):
     path.write_bytes(content)
 
 
-def renew_digests(folder):
-    names = sorted(set(os.listdir(folder)) - {SUMS})
-    lines = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-    (folder / SUMS).write_text("".join(lines))
-
-
 DAMAGE = {
-    "flipped bit": lambda folder, ran: flipped(folder / "__1_0.distcp"),
-    "missing": lambda folder, ran: (folder / "__1_0.distcp").unlink(),
-    "payload among the metadata": lambda folder, ran: (folder / PARTS).write_bytes(malicious(ran, as_zip=True)),
-    "payload in the rest": lambda folder, ran: (folder / RUN).write_bytes(malicious(ran, as_zip=False)),
+    "flipped bit": lambda path: flipped(parts_of(path)[1]),
+    "missing": lambda path: parts_of(path)[1].unlink(),
+    "of the other": lambda path: shutil.copy(*parts_of(path)),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_falls_back_and_ends_where_nothing_is_intact(lab, sharded, kind):
     """By one process, or for each second kind by two ranks, which have to agree."""
     shutil.copytree(sharded.folder / "whole", lab.folder / "run")
     lab.settings.update(SETTINGS)
     world_size = 1 + list(DAMAGE).index(kind) % 2
-    ran = lab.folder / "ran"
     newest, before = lab.checkpoints("run")
+    DAMAGE[kind](newest)
+    processes = lab.run_ranks("run", world_size, hooks={"save_again": {}}, from_resume=1)
+    assert f"{newest}: " in processes[0].out and "passed over" in processes[0].out
+    assert f"resumed from {before}" in processes[0].out
+    shutil.rmtree(lab.folder / "run")
+    shutil.copytree(sharded.folder / "whole", lab.folder / "run")
     for path in (newest, before):
-        DAMAGE[kind](path, ran)
-        if "payload" in kind:
-            renew_digests(path)
-        if path == newest:
-            processes = lab.run_ranks("run", world_size, hooks={"save_again": {}}, from_resume=1)
-            assert f"{newest}: " in processes[0].out and "passed over" in processes[0].out
-            assert f"resumed from {before}" in processes[0].out
-            # What was saved again takes the place of the one that was good.
-            for saved in lab.checkpoints("run"):
-                if saved not in (newest, before):
-                    saved.unlink()
-            assert lab.checkpoints("run")[-1] == before
-    for path in lab.checkpoints("run"):
-        assert path in (newest, before)
+        DAMAGE[kind](path)
     processes = lab.run_ranks("run", world_size, expect=2, from_resume=1)
     assert processes[0].err.count("\n") == 1 and "checkpoints is intact" in processes[0].err
     assert all(process.err == "" for process in processes[1:])
-    assert not ran.exists()
+
+
+@pytest.mark.parametrize("in_part", [False, True])
+def test_a_payload_is_never_run(lab, sharded, in_part):
+    """With digests that hold."""
+    shutil.copytree(sharded.folder / "whole", lab.folder / "run")
+    lab.settings.update(SETTINGS)
+    ran, path = lab.folder / "ran", lab.checkpoints("run")[0]
+    bad = parts_of(path)[0] if in_part else path
+    bad.write_bytes(malicious(ran, as_zip=True))
+    files = [path, *parts_of(path)]
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    path.with_name(f"{path.name}.sha256").write_text("".join(lines))
+    process = lab.run("run", expect=2, from_resume=1)
+    assert process.err.count("\n") == 1 and str(bad) in process.err and not ran.exists()
 
 
 def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, sharded):
@@ -140,7 +142,7 @@ def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, sharded):
     lab.settings.update(SETTINGS)
     hooks_of_rank = {1: {"full_disk": {"at_save": 2, "offset": 5_000}}}
     processes = lab.run_ranks("run", hooks_of_rank=hooks_of_rank)
-    assert "the save before this one failed" in processes[0].out and "__1_0.distcp" in processes[0].out
+    assert "the save before this one failed" in processes[0].out and ".1.part" in processes[0].out
     assert "no space left" in processes[0].out.lower() and processes[1].out == ""
     assert lab.leftovers("run") == [] and all(map(verified, lab.checkpoints("run")))
     assert lab.result("run") == sharded.result("whole")

@@ -76,6 +76,7 @@ def test_a_stop_signal_during_start_up(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["in the middle", "at the end"])
 def test_a_stop_signal_during_an_evaluation(lab, moment):
     """It is broken off, and done by the next run: the metrics lack no line and have none twice."""

@@ -55,14 +55,7 @@ def test_moe_fields_go_by_both_names():
         ({"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok=3 exceeds num_experts=2"),
         ({"scoring_func": "sigmoid"}, "scoring_func='sigmoid'"),
         ({"head_dim": 15}, "head_dim=15 is not even"),
-        ({"hidden_size": 0}, "hidden_size=0"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no'"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling="),
-        ({"rope_scaling": {"beta_fast": 1, "beta_slow": 32}}, "yarn_beta_fast=1 is below yarn_beta_slow=32"),
-        ({"rope_scaling": {"factor": 0.5}}, "yarn_factor=0.5 is not 1 or more"),
-        ({"eos_token_id": [2, "3"]}, 'eos_token_id is "3", no token id'),
-        ({"eos_token_id": -7}, "eos_token_id is -7, no token id"),
     ],
 )
 def test_config_errors_are_one_line_and_name_the_fields(fields, message):

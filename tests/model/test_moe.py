@@ -5,6 +5,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model import moe
@@ -68,6 +70,20 @@ def test_blocked_products_in_half_precision(dtype, K):
     for found, reference in [(ours, out), *((our_grads[name], grads[name]) for name in grads)]:
         assert found.dtype == torch.float32
         assert (found - reference).norm() < (0.03 if dtype is torch.bfloat16 else 0.005) * reference.norm()
+
+
+def test_no_compiled_kernel_looks_up_the_gradients_of_tokens():
+    """One that also sums over a row is wrong on a GPU: see `_token_gradients`."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(layer(), backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    run(compiled, torch.randn(3, 11, 32), "blocked")
+    backward = graphs[-1]
+    assert "minimind.token_gradients" in backward
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 
 from dataset.loader import Batch
 from dataset.packing import Totals
-from model import chunks
 from model import loss as loss_module
 from model.loss import chunked_cross_entropy
 from tests.helpers import tiny_model
@@ -138,7 +137,7 @@ def test_training_losses_are_the_forward_pass_and_plain_cross_entropy(kind):
 
 def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     """Value and gradients against F.cross_entropy, with a ragged last chunk and ignored targets."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 7)
     torch.manual_seed(0)
     hidden, weight = torch.randn(23, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(0, 11, (23,))
@@ -153,8 +152,8 @@ def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
 
 def test_in_float16_the_gradient_of_a_gpus_chunk_is_finite(monkeypatch):
     """Its rows all add to one number, which a float16 does not hold. Reference: the loss in float32, where one chunk is too."""
-    monkeypatch.setattr(loss_module, "chunk_rows", lambda *what: chunks.CHUNK_ROWS_OF_GPU)
-    n = chunks.CHUNK_ROWS_OF_GPU
+    monkeypatch.setattr(loss_module, "chunk_rows", lambda *what: loss_module.CHUNK_ROWS_OF_GPU)
+    n = loss_module.CHUNK_ROWS_OF_GPU
     hidden = torch.full((n, 4), 8.0)
     targets = torch.zeros(n, dtype=torch.long)
     gradients = []
@@ -169,7 +168,7 @@ def test_in_float16_the_gradient_of_a_gpus_chunk_is_finite(monkeypatch):
 
 def test_no_whole_block_of_fp32_logits(monkeypatch):
     """The largest tensor that training_losses allocates has `chunk_rows` rows of the vocabulary, not B*T."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(loss_module, "CHUNK_ROWS", 16)
     net = tiny(vocab_size=1009)
     ids = torch.randint(0, 1009, (8, 64))
     with Operators() as operators:

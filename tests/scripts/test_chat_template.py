@@ -64,6 +64,7 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, fol
     assert not played(place).chat
 
 
+@pytest.mark.slow
 def test_a_template_in_a_file_of_its_own_is_taken(weight, folder):
     place = folder(None)
     (place / "chat_template.jinja").write_text(FOREIGN)

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts import export_gguf, export_hf
-from scripts.common import ModelChoice, load
+from scripts.common import load
 from scripts.generate import Sampling, generate, turns_encoder
 from tests import llama_cpp_reader
 from tests.chats import train, turn
@@ -39,7 +39,7 @@ def weight(tmp_path_factory):
 
 
 def answer_of_generate(weight, asked):
-    model, tokenizer, _ = load(ModelChoice(str(weight), device="cpu"))
+    model, tokenizer, _ = load(str(weight), device="cpu")
     ids = turns_encoder(tokenizer)([turn("user", asked)])
     return tokenizer.decode(generate(model, tokenizer, ids, GREEDY)[0, len(ids) :], skip_special_tokens=True)
 
@@ -65,6 +65,7 @@ def test_transformers_answer_as_generate_does(tmp_path, weight):
             assert answer_of_transformers(tmp_path / "hf", asked, words) == said, words
 
 
+@pytest.mark.slow
 def test_thoughts_are_opened_where_some_were_trained(tmp_path):
     weight = learned(tmp_path, thoughts="Hm.")
     assert answer_of_generate(weight, "Who are you?") == "\nHm.\n\n\nI am a tiny model."

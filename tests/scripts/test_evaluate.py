@@ -21,6 +21,7 @@ from tests.chats import train, turn
 from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_weights
 
+PAIR = '{"sentence_good": "a b", "sentence_bad": "b"}\n'
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground.")]
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 
@@ -71,16 +72,17 @@ def test_pairs_equal_brute_force(weight, encoder, tmp_path):
     for i in range(40):
         words = sentence(generator).split()
         bad = sorted(words) if i % 2 else words[:-1]  # one sentence may begin with the other
-        pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(bad) + "x", "UID": f"kind{i % 3}"})
-    data = jsonl(tmp_path / "pairs.jsonl", pairs)
-    result, values = run("pairs", weight, data, tmp_path / "r", "--batch_tokens", "64", "--group_by", "UID")
+        pairs.append({"sentence_good": " ".join(words), "sentence_bad": " ".join(bad) + "x"})
+    for i in range(3):
+        jsonl(tmp_path / f"kind{i}.jsonl", pairs[i::3])
+    result, values = run("pairs", weight, str(tmp_path), tmp_path / "r", "--batch_tokens", "64")
     model, right = load_model(weight), []
     for pair in pairs:
         good, bad = (brute_force(model, encoder.encode([pair[f"sentence_{x}"]])[0][:-1]) for x in ("good", "bad"))
         right.append(good > bad)
     assert 0 < sum(right) < 40 and values["accuracy"] == sum(right) / 40
     assert values["accuracy/kind1"] == sum(right[1::3]) / len(right[1::3])
-    assert result["counts"] == {"pairs": 40} and result["metrics"]["accuracy"]["interval"] == "Wilson"
+    assert result["counts"] == {"pairs": 40}
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 8), (16, 16), (16, 5), (512, 256)])
@@ -168,9 +170,9 @@ def test_intervals():
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        ("pairs", '{"sentence_good": "a b"}', r"d.jsonl:1: an object with the fields sentence_good, sentence_bad"),
-        ("pairs", "{", r"d.jsonl:1: not JSON"),
-        ("pairs", '{"sentence_good": "", "sentence_bad": "a"}', r"d.jsonl:1: sentence_good has 0 tokens"),
+        ("pairs", '{"sentence_good": "a b"}', "d.jsonl:1: no 'sentence_bad'"),
+        ("pairs", "{", "d.jsonl:1: the line ends before its JSON object does"),
+        ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: a sentence has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
         ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
     ],
@@ -223,10 +225,8 @@ def test_lm_evaluation_harness_agrees_on_the_export(weight, encoder, tmp_path):
 @pytest.mark.parametrize(
     "task, flags",
     [
-        ("perplexity", ("--group_by", "UID")),
         ("perplexity", ("--questions", "3")),
         ("pairs", ("--stride", "4")),
-        ("pairs", ("--skip_bad_lines",)),
     ],
 )
 def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):

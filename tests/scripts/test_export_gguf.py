@@ -1,11 +1,8 @@
 """scripts/export_gguf.py. References: brute force over the .pth's tensors, the tables of the package gguf, and llama.cpp."""
 
 import json
-import os
-import subprocess
 import sys
 from itertools import islice
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -15,13 +12,12 @@ import torch
 from common.errors import DataError, UserError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
+from dataset.tokenizing.byte_level_bpe import COMPACT, QWEN2
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.piece_rules import COMPACT, GPT2, LLAMA_BPE, QWEN2
 from model.config import ARCHITECTURE, MiniMindConfig
-from scripts import export_gguf, export_hf, gguf_file, gguf_format
+from scripts import export_gguf, export_hf, gguf_format
 from scripts.common import load_model
-from scripts.gguf_format import check_yarn
-from scripts.gguf_tokenizer import chat_template, llama_cpp_rule
+from scripts.gguf_format import architecture_of, piece_rule, plain_template
 from tests import llama_cpp_reader
 from tests.helpers import ROOT, SHARED, tiny_model
 from tests.scripts.test_export import KINDS as HF_KINDS
@@ -195,19 +191,9 @@ def test_the_settings_are_those_of_the_model(tmp_path, tokens):
     assert fields["bailingmoe.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
 
 
-def quantised(values):
-    """Q8_0 by the book: 32 numbers are whole multiples of one number, a float16."""
-    out = []
-    for block in values.reshape(-1, 32):
-        step = np.float32(np.abs(block).max()) / np.float32(127)
-        multiples = [int(np.floor(abs(x / step) + 0.5) * np.sign(x)) if step else 0 for x in block]
-        out.append([float(np.float16(step)) * multiple for multiple in multiples])
-    return np.array(out).reshape(values.shape)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_types_round_as_they_should(dtype, tmp_path, tokens, capsys):
-    """References: torch's rounding, and Q8_0 by hand. A row of 48 is no multiple of 32 and stays in float16."""
+    """Reference: torch's rounding."""
     weight = tmp_path / "source"
     model = tiny_model(vocab_size=VOCABULARY, num_key_value_heads=2)
     for parameter in model.parameters():
@@ -217,18 +203,13 @@ def test_types_round_as_they_should(dtype, tmp_path, tokens, capsys):
     change = export_gguf.export(weight, path, str(tokens), dtype)
     shown = capsys.readouterr().out
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    name = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]
-    gate, down = found["blk.0.ffn_gate.weight"], found["blk.1.ffn_down.weight"]
+    name = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
+    gate = found["blk.0.ffn_gate.weight"]
     assert gate.tensor_type.name == found["token_embd.weight"].tensor_type.name == name
-    assert down.tensor_type.name == ("F16" if dtype == "q8_0" else name)
     assert found["blk.0.attn_norm.weight"].tensor_type.name == "F32"
     source = model.model.layers[0].mlp.gate_proj.weight.detach()
     read = gguf.dequantize(gate.data, gate.tensor_type).reshape(source.shape)
-    if dtype == "q8_0":
-        np.testing.assert_allclose(read, quantised(source.numpy()), rtol=1e-6)
-        assert "2 matrices are in float16" in shown and "blk.0.ffn_down.weight" in shown
-    else:
-        assert np.array_equal(read, source.to(getattr(torch, dtype)).float().numpy())
+    assert np.array_equal(read, source.to(getattr(torch, dtype)).float().numpy())
     assert (change == 0) == (dtype == "float32")
     assert ("no weight was changed" in shown) == (dtype == "float32")
 
@@ -244,12 +225,12 @@ def test_auto_is_the_smallest_exact_type(tmp_path, tokens):
     assert types == {"F32", "BF16"}
 
 
-@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16"), (1e8, "q8_0")])
+@pytest.mark.parametrize("value, dtype", [(float("nan"), "auto"), (1e5, "float16")])
 def test_what_a_type_cannot_hold_is_no_infinity(value, dtype, tmp_path, tokens):
     model = tiny_model(vocab_size=VOCABULARY).eval()
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
     model.save_pretrained(tmp_path / "source")
-    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+0[58]), which"):
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight reaches (nan|1e\+05), which"):
         export_gguf.export(tmp_path / "source", tmp_path / "model.gguf", str(tokens), dtype)
     assert not list(tmp_path.glob("model*"))
 
@@ -271,17 +252,18 @@ def test_models_that_llama_cpp_computes_otherwise_are_refused(fields, message, t
 
 def test_a_field_of_the_config_that_is_not_handed_on_is_refused(monkeypatch):
     """As one that somebody adds to model/config.py: the tensors would be the same, and the logits others."""
-    assert set(ARCHITECTURE) == gguf_format.HANDED_ON
     monkeypatch.setattr(gguf_format, "ARCHITECTURE", (*ARCHITECTURE, "embedding_scale"))
-    with pytest.raises(UserError, match="does not tell llama.cpp of embedding_scale"):
+    with pytest.raises(AssertionError, match="embedding_scale"):
         gguf_format.architecture_of(MiniMindConfig())
 
 
 def test_yarn_of_the_default_models_is_that_of_llama_cpp():
     for generation in ("minimind2", "minimind3"):
         for original in (512, 2048, 32768):
-            model = tiny_model(generation=generation, head_dim=64, yarn_original_positions=original)
-            check_yarn(model.config)
+            model = tiny_model(
+                generation=generation, head_dim=64, inference_rope_scaling=True, yarn_original_positions=original
+            )
+            architecture_of(model.config)
 
 
 # ----------------------------------------------------------------------------------------- tokenizer
@@ -323,18 +305,14 @@ def test_bos_comes_first_in_llama_cpp_where_it_does_here(tmp_path, tokens):
     assert adds_bos == [True, True, True, False]
 
 
-def content_of(folder):
-    return json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
-
-
-@pytest.mark.parametrize("rule, name", [(LLAMA_BPE, "llama-bpe"), (QWEN2, "qwen2"), (GPT2, "gpt-2")])
-def test_a_rule_goes_by_its_name_in_llama_cpp(rule, name, tmp_path, tokens):
-    folder = changed(tokens, tmp_path / "other", lambda content: set_rule(content, rule))
-    assert llama_cpp_rule(content_of(folder)) == name
-
-
 def set_rule(content, rule):
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": rule}
+
+
+def as_minimind(content):
+    """The public tokenizers' way to cut texts."""
+    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    content["model"]["ignore_merges"] = False
 
 
 def put_normalizer(content):
@@ -353,29 +331,31 @@ def fall_back_to_bytes(content):
     content["model"]["byte_fallback"] = True
 
 
-def cut_digits_too(content):
-    digits = {"type": "Digits", "individual_digits": True}
-    content["pre_tokenizer"]["pretokenizers"].insert(0, digits)
-
-
 @pytest.mark.parametrize(
-    "change, message",
+    "change, rule",
     [
-        (lambda content: set_rule(content, COMPACT), "--pieces llama-bpe"),
+        (lambda content: None, "llama-bpe"),
+        (lambda content: set_rule(content, QWEN2), "qwen2"),
+        (as_minimind, "gpt-2"),
+        (lambda content: set_rule(content, COMPACT), None),
         # llama.cpp has a rule of this name that is only like it.
-        (lambda content: set_rule(content, GPT4O), "--pieces llama-bpe"),
-        (add_prefix_space, "--pieces llama-bpe"),
-        (cut_digits_too, "--pieces llama-bpe"),
-        (put_normalizer, "Lowercase"),
-        (fall_back_to_bytes, "knows none with byte_fallback"),
-        (strip_left, "white space"),
+        (lambda content: set_rule(content, GPT4O), None),
+        (put_normalizer, None),
+        (add_prefix_space, None),
+        (fall_back_to_bytes, None),
+        (strip_left, None),
     ],
-    ids=["compact", "gpt-4o", "prefix", "digits", "normalizer", "bytes", "lstrip"],
 )
-def test_tokenizers_that_llama_cpp_follows_only_roughly_are_refused(change, message, tmp_path, tokens):
-    weight = write(tmp_path, vocab_size=VOCABULARY)
+def test_a_rule_goes_by_its_name_in_llama_cpp(change, rule, tmp_path, tokens):
+    """None: llama.cpp would follow such a tokenizer only roughly."""
     folder = changed(tokens, tmp_path / "other", change)
-    with pytest.raises(UserError, match=message):
+    assert piece_rule(json.loads(load_tokenizer(folder).backend_tokenizer.to_str())) == rule
+
+
+def test_a_tokenizer_that_llama_cpp_does_not_follow_is_refused(tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY)
+    folder = changed(tokens, tmp_path / "other", put_normalizer)
+    with pytest.raises(UserError, match="--pieces llama-bpe"):
         export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
     assert not list(tmp_path.glob("model*"))
 
@@ -385,7 +365,7 @@ def test_tokenizers_that_llama_cpp_follows_only_roughly_are_refused(change, mess
 def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(chat, thinking):
     """Reference: the template as it is. The marks of generation are gone, which programs but transformers do not know."""
     tokenizer = load_tokenizer(ROOT / "model")
-    plain = chat_template(tokenizer)
+    plain = plain_template(tokenizer.chat_template)
     assert "generation" in tokenizer.chat_template.replace("add_generation_prompt", "")
     assert "generation" not in plain.replace("add_generation_prompt", "")
     words = {} if thinking is None else {"enable_thinking": thinking}
@@ -401,32 +381,6 @@ def test_the_chat_template_writes_the_same_without_the_marks_of_transformers(cha
 def rename(request):
     """transformers calls the messages a conversation."""
     return {"conversation" if name == "messages" else name: value for name, value in request.items()}
-
-
-# -------------------------------------------------------------------------------------- the command
-
-
-def run(*arguments, **options):
-    """The command in a process of its own."""
-    command = [sys.executable, str(ROOT / "scripts" / "export_gguf.py"), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, **options)
-
-
-@pytest.mark.parametrize("fault", ["tensor", "field"])
-def test_a_file_that_reads_otherwise_gets_no_name(fault, tmp_path, tokens, monkeypatch):
-    def wrong(file, architecture, metadata, tensors, types, right=gguf_file.write):
-        right(file, architecture, metadata, tensors, types)
-        file.flush()
-        content = Path(file.name).read_bytes()
-        at = content.index(b"llama.block_count") + 21 if fault == "field" else len(content) - 100
-        file.seek(at)
-        file.write(bytes([content[at] ^ 0x40]))
-
-    monkeypatch.setattr(gguf_file, "write", wrong)
-    with pytest.raises(ValueError, match="not what was written"):
-        export(tmp_path, tokens)
-    assert not list(tmp_path.glob("model*"))
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, tokens, monkeypatch):
@@ -458,7 +412,7 @@ def test_the_folder_of_an_export_becomes_the_same_file(kind, tmp_path, tokens):
 # ----------------------------------------------------------------------------------------- llama.cpp
 
 LANGUAGES = ("en_wiki", "zh_wiki", "code_python")
-DOCUMENTS = 300
+DOCUMENTS = 100
 HARD_TEXTS = (
     "I'M sure HE'LL, we'Ve, they'd; 'S 's ''s '\u017f \u212a's",
     "1234567890 1,234.5 x1y22z333 \uff11\uff12\uff13\uff14 \u0663\u0664\u0665\u0666 \u2167 \u00bd",
@@ -497,7 +451,7 @@ def documents(language, corpus):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "gpt-2", "ours"])
 def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_cpp):
-    """Reference: the ids of training. 300 documents of each language, and texts of what is hard to cut."""
+    """Reference: the ids of training. 100 documents of each language, and texts of what is hard to cut."""
     texts = list(HARD_TEXTS)
     for language in LANGUAGES:
         texts += documents(language, corpus)
@@ -506,7 +460,7 @@ def test_llama_cpp_makes_the_same_tokens_of_texts(name, tmp_path, corpus, llama_
         pieces = "llama-bpe" if name == "gpt-2" else name
         folder = train(pieces, tmp_path / "tokens", texts, vocab_size=2000)
     if name == "gpt-2":
-        folder = changed(folder, tmp_path / "gpt-2", lambda content: set_rule(content, GPT2))
+        folder = changed(folder, tmp_path / "gpt-2", as_minimind)
     weight = write(tmp_path, vocab_size=6400 if name == "ours" else 2000)
     export_gguf.export(weight, tmp_path / "model.gguf", str(folder))
     found = fields_of(tmp_path / "model.gguf")["tokenizer.ggml.pre"]
@@ -555,7 +509,7 @@ def test_llama_cpp_reads_the_smaller_types(tmp_path, tokens, llama_cpp):
     weight = write(tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96)
     ids = list(range(3, 103))
     # Of the logits' norm. llama.cpp also rounds what it multiplies the weights with, and random weights are steep.
-    most = {"float16": 0.005, "bfloat16": 0.04, "q8_0": 0.15}
+    most = {"float16": 0.005, "bfloat16": 0.04}
     requests = []
     for dtype in most:
         path = tmp_path / f"{dtype}.gguf"

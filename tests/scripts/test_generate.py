@@ -221,6 +221,7 @@ def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation
     assert "this prompt is not part of the conversation" in shown.err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
 def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):
     """Reference: the exit code of a shell for it."""

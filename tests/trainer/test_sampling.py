@@ -30,6 +30,7 @@ def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
     assert texts[0] == texts[1] and texts[0].startswith("The cat") and model.training
 
 
+@pytest.mark.slow
 def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokenizer):
     """Reference: those of a run in float32. Nor do they touch its random state."""
     encoder = DocumentEncoder(tokenizer)

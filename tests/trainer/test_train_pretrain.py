@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from common.errors import DataError, UserError
-from dataset.store import check as store_check
 from dataset.store import format as store_format
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
@@ -320,7 +319,6 @@ def test_gradient_checkpointing_recomputes(data, tmp_path, monkeypatch, recwarn)
 def test_damaged_tokens_end_a_run_before_anything_is_saved_and_the_next_start_mends_them(tmp_path, monkeypatch):
     """As for a large store, whose tokens are looked at beside the training. Reference: the run on undamaged data."""
     monkeypatch.setattr(store_format, "CHECKED_AT_ONCE", 0)
-    monkeypatch.setattr(store_check, "CHECKED_AT_ONCE", 0)
     data = write_corpus(tmp_path / "corpus.jsonl", 40)
     undamaged = losses(train(data_path=data, out_dir=tmp_path / "undamaged"))
     (tokens,) = (tmp_path / ".token_store").glob("*/tokens.bin")

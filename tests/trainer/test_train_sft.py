@@ -187,6 +187,7 @@ def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     assert "skipped 1 bad line" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"dry_run": 1}, {}])
 def test_a_budget_plans_the_updates_and_the_rate(tmp_path, chats, capsys, more):
     pretrain(data_path=write_corpus(tmp_path / "text.jsonl", 20), out_dir=tmp_path)
@@ -210,6 +211,7 @@ def six_conversations(path):
     return path
 
 
+@pytest.mark.slow
 def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     """Six conversations, which MiniMind's two updates at 1e-5 would leave as they were."""
     chats = six_conversations(tmp_path / "chats.jsonl")

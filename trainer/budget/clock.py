@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Protocol
 
-from common.command_clock import seconds_since_start
+from common.processes import seconds_since_start
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from trainer.budget import laws
 from trainer.budget.settings import seconds_of

@@ -19,7 +19,6 @@ import torch
 
 from dataset.loader import Batch
 from dataset.packing import Totals
-from model.checkpointing import recompute_layers
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
@@ -324,7 +323,7 @@ def measured_seconds(
     batch = batch.to(machine.device)
     model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
     if gradient_checkpointing:
-        recompute_layers(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     without_graphs = why_without_graphs(
         machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
     )

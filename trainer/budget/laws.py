@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataset.corpus import Corpus
-from dataset.store.interface import HasTokens
+from dataset.store.format import Documents
 
 
 class LossLaw(NamedTuple):
@@ -297,7 +297,7 @@ def parts_of(corpus: Corpus) -> tuple[Part, ...]:
     return tuple(Part(share, targets, name) for name, (share, targets) in named)
 
 
-def text_scale(store: HasTokens, tokenizer: Any, bytes_per_token: float) -> float:
+def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:
     """How many nats a token of this text takes, relative to the text of WIKI.
 
     xz sees how much of a text repeats. What it makes of a byte goes along with what a model makes of it, over texts as

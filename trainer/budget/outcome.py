@@ -1,19 +1,30 @@
-"""What a plan leads to: the settings of the run, and the lines that tell a person of it."""
+"""What a plan leads to: the settings of the run, the lines that tell a person of it, and the file in which a resume finds it.
 
+A resume must know the plan before it knows how wide the model is. It lies among the files of its run, as
+`out/pretrain_384.plan.yaml` beside `out/pretrain_384.pth`, so a later run of the same name sets both aside together.
+"""
+
+import dataclasses
+import glob
 import math
+import re
+import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from common.command_clock import seconds_since_start
+from common.errors import UserError, user_errors
+from common.processes import seconds_since_start
 from common.settings import default_of
 from common.wording import counted
 from trainer.budget import laws
 from trainer.budget.costs import RunCosts
 from trainer.budget.data import FEWEST_DOCUMENTS
-from trainer.budget.kept_plan import PLANNED, explicit_command
 from trainer.budget.plan import Plan
-from trainer.pretrain.settings import PretrainSettings
+from trainer.budget.settings import BUDGETS, said_ends
+from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings, weight_name
+from trainer.saving.checkpoint import Checkpoints
 
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
@@ -21,23 +32,20 @@ LIKE_THE_MEASURED_TEXT = 0.05
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
 DAY_S = 24 * 3600
-# Settings that the law of the loss was not measured with other values of: all that decide how a run learns, but for its size.
-MEASURED_AS_PLANNED = {"generation", "grad_clip", "long_documents", "pack", *PLANNED} - {
-    "hidden_size",
-    "optimizer",
-    "max_updates",
-    "val_fraction",
-    "eval_interval",
-    "log_interval",
-    "save_interval",
-    "dtype",
-    "use_compile",
-}
 # A plan that uses less of its budget leaves something over.
 USED = 0.9
 # Saves of a run; where so few would be further apart than the seconds below, there are more.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
+# The law of the loss was measured with one value of each, but for those taken away here.
+UNMEASURED = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
+UNMEASURED |= {"long_documents", "max_seq_len", "pack"}
+UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
+# Not repeated by the command of a plan. With the first ones it would plan again; the others say how processes share a run, which
+# changes no update, and another machine may have none to share it.
+NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
+# They count micro-batches of one rank.
+IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
 
 def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict[str, Any]:
@@ -45,7 +53,6 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     config = plan.config
     steps = plan.cut.accumulation_steps
     micro_batches = plan.updates * steps
-    updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
     chosen: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_hidden_layers,
@@ -72,6 +79,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
         # A run on CUDA saves by minutes, see trainer/due.py.
+        updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
         evaluations = costs.evaluations(config, plan.cut, plan.seconds)
@@ -89,8 +97,34 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
-    assert set(chosen) <= set(PLANNED), "a resume reads no other settings from the plan that was kept"
     return {name: value for name, value in chosen.items() if name not in given}
+
+
+# ------------------------------------------------------------------------------------------- what is said of a plan
+
+
+def quantity(value: float) -> str:
+    """Three digits and K, M, G or T, as in 7.28 M."""
+    # Rounded first: 999,936 is 1 M.
+    rounded = float(f"{value:.3g}")
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if rounded >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return f"{rounded:.3g}"
+
+
+def clock_text(seconds: float) -> str:
+    """As 1 h 05 min, 12 min 30 s or 45 s."""
+    minutes, left = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {left:02d} s" if minutes else f"{left} s"
+
+
+def shape_text(plan: Plan) -> str:
+    """As 1.57 M parameters, 4 layers of width 128."""
+    layers = counted(plan.config.num_hidden_layers, "layer")
+    return f"{quantity(plan.parameters)} parameters, {layers} of width {plan.config.hidden_size}"
 
 
 def plan_lines(
@@ -106,6 +140,14 @@ def plan_lines(
     others: {"half of it": the plan for that}. chosen: the settings with the plan. given: names of those that the user has said;
     decided: of those that the plan has said.
     """
+    T, cut = costs.data.T, plan.cut
+    budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
+    if chosen.budget_tokens is not None:
+        budget = f"{quantity(chosen.budget_tokens)} tokens"
+    passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
+    micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
+    if cut.at_once > 1:
+        micro_batches += f" on each of {cut.at_once} ranks"
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
         of_embeddings = chosen.embed_lr or chosen.learning_rate
@@ -113,75 +155,60 @@ def plan_lines(
             f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
+    error = loss_error(plan, costs, chosen, given)
+    is_known = error is not None and not laws.is_repeated_too_often(plan.passes)
+    loss = "not known for such a run"
+    if error is not None:
+        bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
+        loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
+        if not is_known:
+            loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
     left = plan.other_seconds + plan.seconds
     total_seconds = seconds_since_start() + left
-    table = plan_table(
-        plan,
-        others,
-        rates,
-        error=loss_error(plan, costs, chosen, given),
-        bytes_per_token=costs.data.bytes_per_token,
-        total_seconds=total_seconds,
-        # Nothing ends a run on time whose budget is no time.
-        until=time.time() + left if costs.seconds is not None else None,
-        T=costs.data.T,
-    )
-    budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
-    if chosen.budget_tokens is not None:
-        budget = f"{quantity(chosen.budget_tokens)} tokens"
-    return [
-        f"plan for {budget}:",
-        *table,
-        *notes(plan, costs, given, total_seconds),
-        "the same by flags:",
-        f"  {explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)}",
-    ]
+    rows = {
+        "model": shape_text(plan),
+        "tokens": f"{quantity(plan.tokens)}, {passes}",
+        "update": f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})",
+        "updates": f"{plan.updates:,}, about {plan.update_seconds:.2g} s each",
+        "rates": rates,
+        "expected validation loss": loss,
+        "memory": f"about {plan.memory / 1e9:.1f} GB",
+        "time": f"{clock_text(total_seconds)} in all, {clock_text(plan.seconds)} of it training",
+    }
+    if costs.seconds is not None:
+        pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
+        rows["ends at"] = time.strftime(pattern, time.localtime(time.time() + left))
+    for name, other in others.items():
+        if other is not None:
+            loss_is_known = error is not None and not laws.is_repeated_too_often(other.passes)
+            of_other = f": loss {other.loss:.3f}" if loss_is_known else ""
+            rows[f"{name} would give"] = f"{shape_text(other)}, {quantity(other.tokens)} tokens{of_other}"
+    if is_known and beyond_measurement(plan):
+        rows["note"] = "such a size or length was not measured: the expected loss is a guess by the same formula"
+    width = max(map(len, rows))
+    lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]
 
-
-def notes(plan: Plan, costs: RunCosts, given: Collection[str], total_seconds: float) -> list[str]:
-    """What the table does not say. given: names of the settings that the user has said; total_seconds: of the whole command."""
-    found = []
-    used, budget = total_seconds, costs.seconds
-    if budget is None:
-        used, budget = plan.flops, costs.settings.budget_flops
-    if budget is not None and used < USED * budget:
-        found.append(
-            f"the text is small for this budget: the run ends after {laws.most_passes(costs.settings.from_weight)} passes over it, "
+    used, limit = total_seconds, costs.seconds
+    if limit is None:
+        used, limit = plan.flops, chosen.budget_flops
+    if limit is not None and used < USED * limit:
+        lines.append(
+            f"the text is small for this budget: the run ends after {laws.most_passes(chosen.from_weight)} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
         )
-    if costs.settings.from_weight == "none":
-        found += sources_read_too_often(costs.data.parts, plan.tokens)
+    for part in costs.data.parts if chosen.from_weight == "none" else ():
+        if laws.is_repeated_too_often(part.passes(plan.tokens)):
+            lines.append(
+                f"warning: {part.name} is read {part.passes(plan.tokens):.0f} times, and a model learns by heart what it reads so "
+                f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
+            )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(given):
-        found.append(
+        lines.append(
             f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of "
             "its own with --val_path, or a share with --val_fraction"
         )
-    return found
-
-
-def sources_read_too_often(parts: Sequence[laws.Part], tokens: float) -> list[str]:
-    """A line for each source of a mixture that is read more often than helps, with what to do."""
-    lines = []
-    for part in parts:
-        others = [other for other in parts if other is not part]
-        passes = part.passes(tokens)
-        if not others or not laws.is_repeated_too_often(passes):
-            continue
-        text_of_others = max(laws.different_tokens(others), 1.0)
-        passes_of_others = sum(other.share for other in others) * tokens / text_of_others
-        share = laws.MOST_PASSES * part.unique / tokens
-        advice = (
-            f"give it at most {share:.1%} of all shares (now {part.share:.1%}; path:share of --data_path, or the --mixture file), or add "
-            "more text of its kind"
-        )
-        if laws.is_repeated_too_often((1 - share) * tokens / text_of_others):
-            # What it would read less, the others would have to read too often.
-            advice = "give a smaller budget, or add more text"
-        lines.append(
-            f"warning: {part.name} is read {passes:.0f} times, and the other text {passes_of_others:.2g} times: a model learns by heart what "
-            f"it reads so often; {advice}"
-        )
-    return lines
+    command = explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)
+    return [*lines, "the same by flags:", f"  {command}"]
 
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Collection[str]) -> float | None:
@@ -192,98 +219,11 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Col
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
     # There is one run of a model with more than two layers and a single head in each.
     is_such_shape = plan.config.num_hidden_layers == 2 or plan.config.num_attention_heads > 1
-    is_as_planned = chosen.optimizer == "muon" and not MEASURED_AS_PLANNED & set(given)
-    was_measured = is_such_text and is_such_vocabulary and is_such_shape and is_as_planned
-    if was_measured and not beyond_measurement(plan):
+    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(given)
+    if is_such_text and is_such_vocabulary and is_such_shape and is_as_planned and not beyond_measurement(plan):
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
-
-
-# ------------------------------------------------------------------------------------------------ the table
-
-
-def quantity(value: float) -> str:
-    """Three digits and K, M, G or T, as in 7.28 M."""
-    # Rounded first: 999,936 is 1 M.
-    rounded = float(f"{value:.3g}")
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
-        if rounded >= size:
-            return f"{rounded / size:.3g} {unit}"
-    return f"{rounded:.3g}"
-
-
-def clock(seconds: float) -> str:
-    """As 1 h 05 min, 12 min 30 s or 45 s."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    if minutes:
-        return f"{minutes} min {left:02d} s"
-    return f"{left} s"
-
-
-def shape_text(plan: Plan) -> str:
-    """As 1.57 M parameters, 4 layers of width 128."""
-    config = plan.config
-    layers = counted(config.num_hidden_layers, "layer")
-    return f"{quantity(plan.parameters)} parameters, {layers} of width {config.hidden_size}"
-
-
-def plan_table(
-    plan: Plan,
-    others: Mapping[str, Plan | None],
-    rates: str,
-    *,
-    error: float | None,
-    bytes_per_token: float,
-    total_seconds: float,
-    until: float | None,
-    T: int,
-) -> list[str]:
-    """The lines of the table.
-
-    others: {"half of it": its plan}, None: it cannot be planned. rates: the learning rates as text. error: relative
-    range of the loss, None: nothing is known of it. total_seconds: of the whole command; until: when it ends, in seconds
-    since 1970, None: no clock ends it.
-    """
-    passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
-    loss = "not known for such a run"
-    if error is not None and laws.is_repeated_too_often(plan.passes):
-        loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
-    elif error is not None:
-        bits_per_byte = plan.loss / math.log(2) / bytes_per_token
-        loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
-    cut = plan.cut
-    micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
-    if cut.at_once > 1:
-        micro_batches += f" on each of {cut.at_once} ranks"
-    rows = [
-        ("model", shape_text(plan)),
-        ("tokens", f"{quantity(plan.tokens)}, {passes}"),
-        ("update", f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})"),
-        ("updates", f"{plan.updates:,}, about {plan.update_seconds:.2g} s each"),
-        ("rates", rates),
-        ("expected validation loss", loss),
-        ("memory", f"about {plan.memory / 1e9:.1f} GB"),
-        ("time", f"{clock(total_seconds)} in all, {clock(plan.seconds)} of it training"),
-    ]
-    if until is not None:
-        pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
-        rows.append(("ends at", time.strftime(pattern, time.localtime(until))))
-    for name, other in others.items():
-        if other is not None:
-            is_known = error is not None and not laws.is_repeated_too_often(other.passes)
-            told = f": loss {other.loss:.3f}" if is_known else ""
-            rows.append((f"{name} would give", f"{shape_text(other)}, {quantity(other.tokens)} tokens{told}"))
-    if error is not None and beyond_measurement(plan) and not laws.is_repeated_too_often(plan.passes):
-        rows.append(
-            ("note", "such a size or length was not measured: the expected loss is a guess by the same formula")
-        )
-    width = max(len(name) for name, _ in rows)
-    return [f"  {name:{width}}  {text}" for name, text in rows]
 
 
 def beyond_measurement(plan: Plan) -> bool:
@@ -291,3 +231,96 @@ def beyond_measurement(plan: Plan) -> bool:
     smallest, largest = laws.MEASURED_PARAMETERS
     fewest, most = laws.MEASURED_TOKENS
     return not (smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most)
+
+
+def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
+    """What a user types to train the plan again in one process.
+
+    said: names of the settings that the user or the plan says. at_once: micro-batches that the ranks compute side by side.
+    """
+    words = ["python", f"trainer/{settings.prog}"]
+    for field in dataclasses.fields(settings):
+        name = field.name
+        value = getattr(settings, name)
+        if name in NOT_REPEATED or value is None or name not in said:
+            continue
+        if name in IN_MICRO_BATCHES:
+            value *= at_once
+        items = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *map(text_of, items)]
+    return shlex.join(words)
+
+
+def text_of(value: object) -> str:
+    """A value as a flag takes it."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+# ----------------------------------------------------------------------------------------- the plan beside its run
+
+
+def plan_path(stem: Path) -> Path:
+    """Where the plan of a run is. stem: the path of the run's files without their endings."""
+    return stem.with_name(f"{stem.name}.plan.yaml")
+
+
+def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple[Path, PretrainSettings]]:
+    """(file, settings) of the planned runs with this --save_weight that a resume may go on with, the newest first.
+
+    Those with a checkpoint, and with the model that the flags name. given: names of the settings that the user has said.
+    """
+    prefix = Path(settings.out_dir) / settings.save_weight
+    found = []
+    for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
+        stem = folder.with_name(folder.name.removesuffix("_resume"))
+        # A run whose folder was renamed back has its files among its checkpoints until the resume begins.
+        places = [folder / plan_path(stem).name, plan_path(stem)]
+        is_of_this_name = re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII)
+        path = next(filter(Path.is_file, places), None)
+        if path is None or not is_of_this_name or not Checkpoints(folder).paths():
+            continue
+        before = type(settings).read(path)
+        if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
+            found.append((path, before))
+    return sorted(found, key=lambda plan: plan[0].stat().st_mtime, reverse=True)
+
+
+def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
+    """(file, settings) of the plan that a resume goes on with, what the user has said included; None: there is none.
+
+    Errors: UserError for another budget, and for flags that do not go with the plan.
+    """
+    plans = kept_plans(settings, given)
+    for path, before in plans:
+        if budget_flag(before) == budget_flag(settings):
+            with user_errors():
+                return path, dataclasses.replace(before, **{name: getattr(settings, name) for name in given})
+    if plans:
+        path, before = plans[0]
+        raise UserError(
+            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same, or start without --from_resume"
+        )
+    return None
+
+
+def budget_flag(settings: PretrainSettings) -> str:
+    """As --budget 10m."""
+    return " ".join(f"--{name} {text_of(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
+
+
+def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
+    """For a resume without a budget. Errors: UserError where the run was a planned one, which would end elsewhere, or where a run
+    of the default width would begin beside it."""
+    # The width of a folder of weights is that folder's. The flags that a plan prints say where the run ends, and need no clock.
+    if settings.hidden_size is None or said_ends(settings, given):
+        return
+    own = weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
+    if Checkpoints(Path(settings.out_dir) / f"{own}_resume").paths():
+        given = {*given, "hidden_size", "use_moe"}
+    for path, before in kept_plans(settings, given):
+        raise UserError(
+            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say where this "
+            "one ends by --max_updates"
+        )

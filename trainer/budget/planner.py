@@ -17,17 +17,15 @@ import math
 from collections.abc import Collection
 from functools import partial
 
-from common.command_clock import seconds_since_start
 from common.errors import UserError, user_errors
-from common.notices import announce
-from common.wording import counted
+from common.processes import seconds_since_start
+from common.wording import announce, counted
 from model.config import MiniMindConfig
-from model.hf_folder import read_config
+from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import COMPILE_S, COMPILING_PART, Machine, RunCosts, share_of_product_rate
 from trainer.budget.data import Data, look_at_data
-from trainer.budget.kept_plan import earlier_plan, explicit_command
-from trainer.budget.outcome import chosen_settings, plan_lines, quantity, shape_text
+from trainer.budget.outcome import chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.plan import (
     FEWEST_UPDATES,
     Demands,
@@ -78,16 +76,13 @@ def plan_run(
     Errors: UserError, DataError.
     """
     ranks, device = surroundings.ranks, surroundings.device
+    refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
+    kept = on_main(ranks, lambda: kept_plan(settings, given)) if settings.from_resume else None
+    if kept is not None:
+        path, resumed = kept
+        on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
+        return None if settings.dry_run else resumed
     given = {*given, *settings.fixed_in_plans}
-    refuse_contradictions(settings, given)
-    earlier = on_main(ranks, lambda: earlier_plan(settings, given)) if settings.from_resume else None
-    if earlier is not None:
-        resumed = dataclasses.replace(settings, **earlier)
-        if not settings.dry_run:
-            return resumed
-        command = explicit_command(resumed, {*given, *earlier}, ranks.micro_batches_at_once)
-        on_main(ranks, lambda: announce(f"its updates by flags:\n  {command}"))
-        return None
     on_main(ranks, lambda: announce("planning: this machine is measured and the text is counted"))
     with user_errors():
         config = None

@@ -4,7 +4,6 @@ import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,13 @@ import torch
 from transformers import ElectraConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from common.arithmetic import ceil_div
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
-from common.notices import announce
 from common.packages import loader_reason
 from common.paths import ROOT
-from common.settings_files import read_plain
-from common.wording import counted
+from common.settings import read_plain
+from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
@@ -34,12 +31,12 @@ from dataset.tokenizing.vocabulary import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
-from trainer.electra.settings import ElectraSettings, ElectraTraining, batch_size_of, warmup_of
+from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
 from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.collectives import compare_precision, first_rank_first, on_main, until_all_are_ready
+from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype
 from trainer.machine.random_state import seed_everything
@@ -89,8 +86,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         *SPEED,
         SKIPPED,
     )
-    # What a resume may change, unless the identity below says otherwise
-    MAY_CHANGE = tuple(one.name for one in fields(ElectraTraining) if one.name != "from_resume")
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -104,7 +99,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
-        compare_precision(self.ranks, self.dtype)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -158,7 +152,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE, self.ONLY_AT_START)
+        self.identity = Identity(entries, self.MENDED_BY, self.ONLY_AT_START)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -270,7 +264,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             return sums
 
         with undisturbed(engine):
-            n_batches = ceil_div(plan.n_rows, size)
+            n_batches = math.ceil(plan.n_rows / size)
             sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
         values, _ = metrics(sums)
         return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal

@@ -7,7 +7,6 @@ The classifier is an encoder of transformers with its own head for sentences. N:
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,21 +17,19 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from common.arrays import Array
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
-from dataset.store.interface import Ints
+from dataset.store.format import Ints
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
-from model.checkpointing import recompute_layers
 from model.electra.encoders import load_config, load_network, quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
 from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
-from trainer.glue.settings import FineTuningSettings, GlueSettings
+from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.machine.compiling import set_up_device
 from trainer.machine.devices import pick_dtype
@@ -81,8 +78,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    # What a resume may change, unless the identity below says otherwise
-    MAY_CHANGE = ("dropout", *(one.name for one in fields(FineTuningSettings) if one.name != "from_resume"))
     MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
         "tokenizer": "--model_path",
@@ -110,7 +105,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
         if settings.gradient_checkpointing:
-            recompute_layers(self.model)
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
@@ -121,7 +116,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.MAY_CHANGE)
+        self.identity = Identity(entries, self.MENDED_BY)
         group_size = group_size_of(settings.shard, self.ranks)
         shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
@@ -430,13 +425,13 @@ def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def predicted(task: Task, logits: torch.Tensor) -> Array:
+def predicted(task: Task, logits: torch.Tensor) -> np.ndarray:
     """Class numbers, or scores, of logits [N, n]."""
-    chosen: Array = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
+    chosen: np.ndarray = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
     return chosen
 
 
-def metrics_of(task: Task, logits: torch.Tensor, labels: Array) -> dict[str, float]:
+def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
     """{metric: value} of logits [N, n] and the labels of a file."""
     # Here, since a command that does not evaluate needs neither.
     from scipy import stats

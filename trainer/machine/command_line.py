@@ -13,8 +13,7 @@ import torch.distributed as dist
 from common.errors import DataError, ProcessLostError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
-from common.terminal import nowhere
-from common.wording import one_line
+from common.wording import nowhere, one_line
 from dataset.loader_workers import LoaderError
 from trainer.machine.collectives import loss_of_a_rank
 from trainer.machine.out_of_memory import what_the_machine_lacks

@@ -34,11 +34,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.arithmetic import ceil_div
 from common.errors import ProcessLostError, SaidByAnotherRank, UserError
-from common.notices import announce
 from common.processes import end_with
-from common.wording import counted
+from common.wording import announce, counted
 from trainer.machine.collectives import on_main
 from trainer.machine.command_line import line_of
 from trainer.machine.devices import pick_device
@@ -400,7 +398,7 @@ class SharedReducer:
         n = ranks.world_size
         sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
         # numbers of a slice: whole lines of the cache
-        length = ceil_div(ceil_div(sum(sizes), n), LINE) * LINE
+        length = math.ceil(math.ceil(sum(sizes) / n) / LINE) * LINE
         self.memory = SharedMemory(torch.float32.itemsize * (n + 1) * n * length, ranks)
         regions = self.memory.data.view(torch.float32).view(n + 1, n * length)
         shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from common.errors import UserError
-from common.notices import announce
 from common.processes import environment, watch_parent
+from common.wording import announce
 from trainer.machine.devices import pick_device
 
 

@@ -1,8 +1,7 @@
 """Parameter groups and the optimisers of `--optimizer`."""
 
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,21 +15,6 @@ from trainer.sharding import Shards
 Groups = list[dict[str, Any]]
 
 
-class Options(NamedTuple):
-    """What the flags say about an optimiser."""
-
-    learning_rate: float
-    weight_decay: float
-    muon_lr: float
-    # 0: learning_rate
-    embed_lr: float
-    # The ranks that train the same model, and how they have sharded it; None: each has the whole.
-    ranks: Ranks
-    shards: Shards | None
-    # Further options of build_adamw
-    adam: dict[str, Any]
-
-
 def build_optimizer(
     model: nn.Module,
     lr: float,
@@ -42,80 +26,35 @@ def build_optimizer(
     shards: Shards | None = None,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
-    """The optimiser of `--optimizer`, one of BUILDERS. adam_options: see build_adamw.
+    """The optimiser of `--optimizer`. embed_lr: 0: as lr. adam_options: see build_adamw.
 
     ranks: those that all call it at this moment, and may share its work. shards: how they have sharded the model.
     """
     groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    options = Options(lr, weight_decay, muon_lr, embed_lr, ranks, shards, adam_options)
-    return BUILDERS[kind](model, groups, options)
-
-
-class OptimizerFlags(Protocol):
-    """The settings that an optimiser is built by."""
-
-    learning_rate: float
-    weight_decay: float
-    optimizer: str
-    muon_lr: float
-    embed_lr: float
-
-
-def optimizer_of(
-    settings: OptimizerFlags, model: nn.Module, ranks: Ranks, shards: Shards | None, **adam_options: Any
-) -> torch.optim.Optimizer:
-    """The optimiser that the settings of a trainer name. All else as in `build_optimizer`."""
-    return build_optimizer(
-        model,
-        settings.learning_rate,
-        settings.weight_decay,
-        settings.optimizer,
-        settings.muon_lr,
-        settings.embed_lr,
-        ranks,
-        shards,
-        **adam_options,
-    )
-
-
-def adamw_alone(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
-    """--optimizer adamw"""
-    return build_adamw(groups, options.learning_rate, **options.adam)
-
-
-def muon_and_adamw(model: nn.Module, groups: Groups, options: Options) -> torch.optim.Optimizer:
-    """--optimizer muon: Muon for the matrices inside the blocks, AdamW for the rest.
-
-    A group's `lr_scale` is what the engine multiplies the schedule's rate with, which has --learning_rate in it already: all
-    rates follow the same schedule.
-    """
+    if kind == "adamw":
+        return build_adamw(groups, lr, **adam_options)
+    assert kind == "muon"
+    # Muon for the matrices inside the blocks, AdamW for the rest.
     matrices = hidden_matrices(model)
     # By identity: two parameters may hold equal numbers, and `==` compares numbers.
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-        # What is left of the matrices; vectors are a group of their own.
-        if options.embed_lr and any(p.dim() >= 2 for p in group["params"]):
-            group["lr_scale"] = options.embed_lr / options.learning_rate
-    scale = options.muon_lr / options.learning_rate
-    own_group = {"params": matrices, "weight_decay": options.weight_decay, "lr_scale": scale}
+        # What is left of the matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
+        # schedule's rate with, which has --learning_rate in it already: all rates follow the same schedule.
+        if embed_lr and any(p.dim() >= 2 for p in group["params"]):
+            group["lr_scale"] = embed_lr / lr
+    own_group = {"params": matrices, "weight_decay": weight_decay, "lr_scale": muon_lr / lr}
     how: Orthogonalise = orthogonalise
-    if options.shards is not None:
-        how = ShardedOrthogonalise(options.shards.group)
-    elif options.ranks.sharing > 1:
-        how = SharedOrthogonalise(options.ranks)
-    muon = Muon([own_group], lr=options.muon_lr, orthogonalise=how)
-    adamw = build_adamw(groups, options.learning_rate, **options.adam)
+    if shards is not None:
+        how = ShardedOrthogonalise(shards.group)
+    elif ranks.sharing > 1:
+        how = SharedOrthogonalise(ranks)
+    muon = Muon([own_group], lr=muon_lr, orthogonalise=how)
+    adamw = build_adamw(groups, lr, **adam_options)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
     # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.
     return cast(torch.optim.Optimizer, Together([adamw, muon]))
-
-
-# The values of --optimizer; trainer/optim/settings.py lists their names, since it is read before torch is there.
-BUILDERS: dict[str, Callable[[nn.Module, Groups, Options], torch.optim.Optimizer]] = {
-    "adamw": adamw_alone,
-    "muon": muon_and_adamw,
-}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:

@@ -26,7 +26,7 @@ class UpdateSettings(Settings):
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 
 
-# How each is built stands in trainer/optim/build.py.
+# How each is built: build_optimizer in trainer/optim/build.py
 OPTIMIZERS = ("adamw", "muon")
 
 

@@ -11,13 +11,13 @@ change the last bits.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from common.arithmetic import ceil_div
 from common.errors import UserError
 from common.flags import LARGEST
 from common.wording import counted
@@ -70,7 +70,7 @@ def settle(
     usual = settings.usual_rows()
     rows_of_update = usual * settings.accumulation_steps
     # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
-    most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], ceil_div(rows_of_epoch, ranks.micro_batches_at_once))
+    most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
     choices = row_choices(rows_of_update, max(most, ranks.sharing), ranks.sharing, usual * settings.warmup_iters)
     if why_whole(config):
         choices = [usual]

@@ -3,14 +3,15 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from model.config import MiniMindConfig, parameter_count
-from model.hf_folder import read_config
-from trainer.budget.kept_plan import check_out_dir, kept_plan, refuse_forgotten_budget
+from model.hf_format import read_config
+from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
-from trainer.launch import launch
+from trainer.launch import launch, make_folder
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
 from trainer.machine.cpu_ranks import Divisible, divide
@@ -19,6 +20,7 @@ from trainer.machine.out_of_memory import told_in_a_line
 from trainer.pretrain.auto_batch import why_whole
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+from trainer.saving.places import check_writable
 
 
 def run_command(
@@ -51,7 +53,7 @@ def train(
     if settings.has_budget:
         if not settings.dry_run:
             # A plan takes a while: a folder that cannot be written is told before.
-            on_main(surroundings.ranks, partial(check_out_dir, settings))
+            on_main(surroundings.ranks, partial(check_out_dir, Path(settings.out_dir) / settings.save_weight))
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
         with told_in_a_line(surroundings.device, lambda: ADVICE_ON_MEMORY):
@@ -63,6 +65,12 @@ def train(
         on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
     job = job_kind(settings, surroundings)
     return Trainer(job, surroundings).run()
+
+
+def check_out_dir(stem: Path) -> None:
+    """Errors: UserError where the files of a run cannot be written, as far as that is known before its width is."""
+    make_folder(stem.parent)
+    check_writable(stem)
 
 
 # Entries of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
@@ -86,7 +94,7 @@ def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> D
     is_planned = settings.has_budget and "batch_size" not in given
     plan = kept_plan(settings, given) if is_planned and settings.from_resume else None
     if plan is not None:
-        before = plan.settings
+        _, before = plan
         # A run that goes on: its first start has chosen the batch, and the processes that share it.
         shape = (before.batch_size, before.max_seq_len)
         processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError, UserError
-from common.notices import announce
 from common.paths import ROOT
+from common.wording import announce
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.mixture import Move, RunLength
@@ -138,8 +138,11 @@ def length_of_run(
     validation: ValidationBatches | None,
     layers: int,
     prompts: int,
-) -> Length:
-    """Where a run ends: by its flags or by the clock of a --budget. layers: of the model; prompts: how many samples it draws."""
+) -> "tuple[Length, PlannedEnd | None]":
+    """Where a run ends: by its flags or by the clock of a --budget; what keeps a plan that depends on it in step, None: none does.
+
+    layers: of the model. prompts: how many samples it draws.
+    """
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
     length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
     if settings.max_updates:
@@ -150,7 +153,8 @@ def length_of_run(
     if length.clock is not None or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget, and another number of passes would be another plan from the first row on.
         length.flag = ""
-    return length
+    follows_end = corpus.is_one_plan and settings.max_updates
+    return length, PlannedEnd(settings, ranks, corpus, length.clock) if follows_end else None
 
 
 class PlannedEnd:

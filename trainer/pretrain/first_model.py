@@ -16,9 +16,8 @@ from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
-from model.checkpointing import recompute_layers
 from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
-from model.hf_folder import checked_files, load_folder, read_config
+from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from trainer.machine.out_of_memory import told_in_a_line
@@ -75,7 +74,6 @@ def open_model(
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)
         refuse_too_large(config, device, ranks, group_size)
-        files = checked_files(MiniMindForCausalLM, folder, config)
 
     path = settings.tokenizer_path
     assert path is not None
@@ -90,7 +88,7 @@ def open_model(
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
         check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
-        make = partial(model_of_folder, folder, config, files)
+        make = partial(model_of_folder, folder, config)
     else:
         config = config_from_flags(settings, encoder.vocab_size, tokenizer)
         refuse_too_large(config, device, ranks, group_size)
@@ -107,7 +105,7 @@ def open_model(
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
-        recompute_layers(model)
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
 
 
@@ -253,10 +251,9 @@ def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> lis
     ]
 
 
-def model_of_folder(folder: Path, config: MiniMindConfig, files: list[Path] | None = None) -> MiniMindForCausalLM:
-    """files: as `checked_files` gives them, None: not looked at yet. Errors: UserError where the weights are damaged or those of
-    another model."""
+def model_of_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
+    """Errors: UserError where the weights are damaged or those of another model."""
     try:
-        return load_folder(MiniMindForCausalLM, folder, config, files)
+        return load_folder(MiniMindForCausalLM, folder, config)
     except (ValueError, OSError) as error:
         raise UserError(f"--from_weight: {error}") from error

@@ -8,11 +8,10 @@ import math
 
 import torch
 
-from common.arithmetic import ceil_div
 from common.errors import UserError
 from dataset.packing import RowPlan
-from model.chunks import chunk_rows
 from model.config import MiniMindConfig, parameter_count
+from model.loss import chunk_rows
 from trainer.machine.collectives import least_of_ranks
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.measure import available_memory, total_memory
@@ -122,7 +121,7 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
     if device.type == "cpu":
         total //= ranks.local_world_size
     parameters = parameter_count(config)
-    needed = ranks.sharing * ceil_div(STATE_BYTES * parameters, group_size)
+    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / group_size)
     if needed > total:
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "

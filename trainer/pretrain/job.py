@@ -3,19 +3,19 @@
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from common.errors import user_errors
+from common.settings import write_settings
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
-from trainer.budget.kept_plan import keep_plan, plan_path
+from trainer.budget.outcome import plan_path
 from trainer.cuda_graphs import why_without_graphs
-from trainer.engine import Engine, make_engine
+from trainer.engine import make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
     Identity,
@@ -28,40 +28,20 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.collectives import compare_precision
 from trainer.machine.devices import pick_dtype
 from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.auto_batch import settle_on_rows
-from trainer.pretrain.data import DOCUMENTS, PlannedEnd, TextKind, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.footprint import free_memory
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.outlook import make_fast, pretraining_outlook
-from trainer.pretrain.settings import PretrainSettings, weight_name
+from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts, samples
-from trainer.saving.places import best_stem
 from trainer.saving.weights import save_weights
 from trainer.updates import rows_of_warmup
 
-# These shape how a run goes on from here, and leave alone which document stands in which row.
-MAY_CHANGE = (
-    "epochs",
-    "max_updates",
-    "learning_rate",
-    "muon_lr",
-    "embed_lr",
-    "lr_schedule",
-    "decay_share",
-    "warmup_iters",
-    "batch_size",
-    "accumulation_steps",
-    "rows_per_update",
-    "grad_clip",
-    "weight_decay",
-    "dtype",
-)
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
 
@@ -87,7 +67,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # Lines for the user
         self.notices: list[str] = []
         dtype, precision_notice = pick_dtype(settings.dtype, device)
-        compare_precision(ranks, dtype)
         if precision_notice:
             self.notices.append(precision_notice)
         self.free_memory = free_memory(device, ranks, surroundings.available_memory)
@@ -102,9 +81,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = Path(settings.out_dir) / weight_name(
-                settings.save_weight, self.config.hidden_size, self.config.use_moe
-            )
+            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
             claim(ranks, stem)
 
             # The data, and the loss of a batch
@@ -120,13 +97,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             )
             self.notices += lines
         self.settings = settings
+
+        def keep_plan() -> None:
+            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums.
+            if settings.has_budget:
+                write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
+
         self.files = RunFiles(
             stem,
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            begun={plan_path(stem): lambda: keep_plan(settings, ranks, stem)},
-            replaced=[f"{glob.escape(best_stem(stem).name)}.*"],
+            begun={plan_path(stem): keep_plan},
+            replaced=[f"{glob.escape(stem.name)}.best.*"],
         )
 
         # From here on every rank draws other numbers (dropout).
@@ -147,7 +130,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
             },
-            MAY_CHANGE,
             ONLY_AT_START,
         )
         without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
@@ -172,21 +154,26 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
-        self.validation = self.corpus.validation(self.pad_id)
-        self.looks = Looks(
-            evaluate=self.evaluate if self.validation else None,
-            eval_interval=settings.eval_interval,
-            samples=self.samples if self.prompts else None,
-            save_best=partial(self.write_weights, best_stem(self.files.stem)),
-        )
-        self.length = length_of_run(
-            settings, ranks, self.corpus, self.validation, self.config.num_hidden_layers, len(self.prompts)
+        self.validation = validation = self.corpus.validation(self.pad_id)
+        self.looks = Looks(eval_interval=settings.eval_interval, save_best=self.write_weights)
+        if validation:
+            self.looks.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
+        if self.prompts:
+            self.looks.samples = lambda engine, signals, is_last: samples(
+                engine,
+                self.first_model.tokenizer,
+                encoder,
+                self.prompts,
+                signals,
+                settings.seed,
+                is_last,
+                with_prompt=not self.kind.answers,
+            )
+        self.length, self.planned_end = length_of_run(
+            settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
         )
         if self.length.clock is not None:
             self.extra_state = {"clock": self.length.clock}
-        self.planned_end = None
-        if self.corpus.is_one_plan and settings.max_updates:
-            self.planned_end = PlannedEnd(settings, ranks, self.corpus, self.length.clock)
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
@@ -243,17 +230,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums, self.config.num_experts)
-
-    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """See Looks."""
-        assert self.validation is not None
-        return evaluate(engine, self.validation, signals)
-
-    def samples(self, engine: Engine, signals: StopSignals, is_last: bool) -> tuple[list[tuple[str, str]], int]:
-        """See Looks. An answer is shown without its question."""
-        first, seed = self.first_model, self.settings.seed
-        with_prompt = not self.kind.answers
-        return samples(engine, first.tokenizer, first.encoder, self.prompts, signals, seed, is_last, with_prompt)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         self.write_weights(self.files.stem, weights)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.arithmetic import ceil_div
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.quality.leaks import leak_notices
-from dataset.store.interface import Documents, Ints
+from dataset.store.format import Documents, Ints
 from dataset.tokenizing.vocabulary import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import CurveWatch, Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
@@ -183,7 +182,7 @@ def make_fast(
     rows = ranks.rows_of(settings.batch_size)
     if device.type == "cuda":
         # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
-        rows = min(settings.batch_size, ceil_div(outlook.plan.n_rows, ranks.micro_batches_at_once))
+        rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / ranks.micro_batches_at_once))
     model, shape = first_model.model, (rows, outlook.plan.T)
     width = model.config.hidden_size
     compile_blocks(model, settings.use_compile, device, said.append, shape, outlook.flops, dtype, width=width)
@@ -219,7 +218,7 @@ def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, f
     documents: their numbers. Of a long text every n-th document is taken, so the same text gives the same figures.
     """
     n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64))
-    step = max(1, ceil_div(n_bytes, SAMPLE_BYTES))
+    step = max(1, math.ceil(n_bytes / SAMPLE_BYTES))
     texts = []
     left = SAMPLE_BYTES
     for document in documents[::step].tolist():

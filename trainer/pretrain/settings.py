@@ -287,6 +287,10 @@ class PretrainSettings(
         # 0: the embeddings have the learning rate.
         return [*names, "embed_lr"] if self.embed_lr else names
 
+    def stem(self, hidden_size: int, use_moe: bool) -> Path:
+        """The path of a run's files without their endings. hidden_size, use_moe: of its model, which a folder may tell."""
+        return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
+
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
         return weight_folder(

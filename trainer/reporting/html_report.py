@@ -1,21 +1,21 @@
 """One self-contained HTML page about one or several runs, made from their metrics files, and the loss curve as a picture."""
 
 import io
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-from common.arithmetic import ceil_div
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
-from trainer.reporting.pages import write_page
 from trainer.reporting.records import FIGURES, RunRecords, quality, remarks, trains_answers
 
 # Evaluations before the last one whose samples are shown
@@ -35,7 +35,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
 
     Errors: UserError for a file without metrics; OSError.
     """
-    runs = [RunRecords(path) for path in metrics_paths]
+    runs = [RunRecords.read(path) for path in metrics_paths]
     names = distinct_names(runs)
     # The runs say so themselves; metrics may be of a job that does not.
     fingerprints = {run.noted("data").get("fingerprint") for run in runs} - {None}
@@ -70,6 +70,23 @@ def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
     return names
 
 
+def write_page(path: str | Path, template: str, folder: Path, **content: object) -> None:
+    """Write the page of a template that lies in `folder`: texts are shown and never obeyed. Errors: OSError."""
+    loader = FileSystemLoader([folder, Path(__file__).parent])
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
+    page = environment.get_template(template).render(content)
+    with atomic_file(path) as file:
+        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
+        file.write(page.encode(errors="backslashreplace"))
+
+
+def for_browser(value: object) -> object:
+    """What a template writes: of a text, characters that reorder or hide it are spelt out; drawings are markup already."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
+
+
 # ------------------------------------------------------------------------------------------------ drawings
 
 
@@ -90,9 +107,9 @@ def draw(
     lowest, highest = np.inf, 0.0
     for i, (run, name) in enumerate(zip(runs, names, strict=True)):
         for j, field in enumerate(fields):
-            if field not in run.curves:
+            if field not in run.columns:
                 continue
-            x, y = run.curves[field]
+            x, y = run.curve(field)
             lowest, highest = min(lowest, y.min()), max(highest, y.max())
             # A colour is a run's where there are several, and a field's otherwise.
             colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
@@ -144,9 +161,9 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
     for number, chart in enumerate(dict.fromkeys(chart for run in runs for chart in run.charts)):
         if chart.shows_list and len(runs) > 1:
             continue
-        fields = chart.fields_among(dict.fromkeys(field for run in runs for field in run.curves))
-        values = [run.curves[field][1] for run in runs for field in fields if field in run.curves]
-        if not values or (chart.unless_zero and not any(of_run.any() for of_run in values)):
+        fields = chart.fields_among(dict.fromkeys(field for run in runs for field in run.columns))
+        values = [run.columns[field][1] for run in runs for field in fields if field in run.columns]
+        if not values or (chart.unless_zero and not any(any(of_run) for of_run in values)):
             continue
         drawing = io.StringIO()
         # The salt makes the ids of a drawing its own among those of the page.
@@ -189,7 +206,7 @@ def figures(run: RunRecords) -> dict[str, str]:
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
     updates = sorted({sample["update"] for sample in run.samples}, reverse=True)
-    chosen = updates[:: ceil_div(len(updates), EARLIER + 1)]
+    chosen = updates[:: math.ceil(len(updates) / (EARLIER + 1))]
     found = []
     for sample in sorted(run.samples, key=lambda sample: -sample["update"]):
         if sample["update"] in chosen:

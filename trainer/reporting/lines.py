@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from common.settings_files import write_settings
+from common.settings import write_settings
 from common.wording import counted, one_line
 from trainer.advice import filled
 from trainer.engine import Outcome
@@ -19,8 +19,7 @@ from trainer.machine.collectives import on_main
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import Ranks
 from trainer.reporting.records import RunRecords, risen_validation
-from trainer.reporting.reporter import Reporter, Say
-from trainer.reporting.trackers import open_tracker
+from trainer.reporting.reporter import Reporter, Say, open_tracker
 from trainer.saving.checkpoint import Checkpoints, snapshot
 from trainer.updates import rows_of_update
 
@@ -54,7 +53,7 @@ def open_records(
     if settings.tracker != "none":
         kind = settings.tracker
         reporter.tracker, tracker_ids[kind] = open_tracker(
-            kind, settings.wandb_project, stem, vars(settings), tracker_ids.get(kind), progress.step
+            kind, settings.wandb_project, stem.name, vars(settings), tracker_ids.get(kind)
         )
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
@@ -86,7 +85,7 @@ def open_records(
 def is_finished(metrics: Path) -> bool:
     """Whether a metrics file is of a run that has come to its end."""
     with contextlib.suppress(UserError):
-        return RunRecords(metrics).last("eta") == 0
+        return RunRecords.read(metrics).last("eta") == 0
     return False
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from common.files import refuse_irregular
 from trainer.reporting.charts import COMMON, Chart, Curve
 from trainer.reporting.reporter import flat_numbers
-from trainer.saving.places import best_stem
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
@@ -42,32 +41,46 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= LARGEST
 
 
-class Records:
-    """What lines of a metrics file hold.
+class RunRecords:
+    """What a metrics file holds, as far as it was read.
 
     samples, starts: lists of dicts. trained: what was trained of each source, noted at the end of the run. columns: {field:
     (tokens, values)}, as arrays, since a Python number takes four times their memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name.removesuffix(METRICS_SUFFIX)
+        # Bytes that were read: up to the end of the last whole line
+        self.position = 0
         self.samples: list[dict[str, Any]] = []
         self.starts: list[dict[str, Any]] = []
         self.trained: list[dict[str, Any]] = []
         self.columns: dict[str, tuple[array, array]] = {}
 
-    def read_on(self, path: Path, position: int = 0) -> int:
-        """Take over the lines of a metrics file from a position on; returns the position behind the last whole one. Errors: OSError."""
+    @classmethod
+    def read(cls, path: str | Path) -> "RunRecords":
+        """All that a file holds. Errors: UserError for one that cannot be read, or that has no figures."""
+        run = cls(Path(path))
+        with user_errors():
+            refuse_irregular(run.path)
+            run.read_on()
+        if not run.columns:
+            raise UserError(f"{path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
+        return run
+
+    def read_on(self) -> None:
+        """Take over the lines that were added to the file. Errors: OSError."""
         # As bytes: a full disk may have cut a character, and costs its line alone.
-        with open(path, "rb") as file:
-            file.seek(position)
+        with open(self.path, "rb") as file:
+            file.seek(self.position)
             # A longer line comes in pieces, none of which is a JSON object.
             while piece := file.readline(MOST_LINE_BYTES):
                 if not piece.endswith(b"\n") and len(piece) < MOST_LINE_BYTES:
                     # It is being written.
                     break
                 self.take(piece)
-                position += len(piece)
-        return position
+                self.position += len(piece)
 
     def take(self, line: str | bytes) -> None:
         """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
@@ -88,12 +101,14 @@ class Records:
             for field, value in flat_numbers(record).items():
                 # A loss of 1e38 is as good as none.
                 if is_number(value):
-                    self._add(field, tokens, value)
+                    x, y = self.columns.setdefault(field, (array("d"), array("d")))
+                    x.append(tokens)
+                    y.append(value)
 
-    def _add(self, field: str, tokens: float, value: float) -> None:
-        x, y = self.columns.setdefault(field, (array("d"), array("d")))
-        x.append(tokens)
-        y.append(value)
+    def curve(self, field: str) -> Curve:
+        """(tokens, values) of a field that has some."""
+        x, y = self.columns[field]
+        return np.array(x), np.array(y)
 
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
@@ -114,34 +129,9 @@ class Records:
         return tuple(map(Chart.of_record, declared)) if declared else COMMON
 
 
-def trains_answers(run: Records) -> bool:
+def trains_answers(run: RunRecords) -> bool:
     """Whether the data of a run are conversations, of which the answers alone are trained."""
     return run.noted("data").get("trained") == ANSWERS
-
-
-class RunRecords(Records):
-    """What a metrics file holds. curves: {field: (tokens, values)}.
-
-    Errors: UserError for a file that cannot be read, or that has no figures.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        super().__init__()
-        self.path = Path(path)
-        self.name = self.path.name.removesuffix(METRICS_SUFFIX)
-        try:
-            refuse_irregular(self.path)
-            self.read_on(self.path)
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: no metrics can be read from there ({error.strerror}); name a run's .metrics.jsonl"
-            ) from error
-        if not self.columns:
-            raise UserError(f"{self.path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
-        # Not copied.
-        self.curves: dict[str, Curve] = {
-            field: (np.frombuffer(x), np.frombuffer(y)) for field, (x, y) in self.columns.items()
-        }
 
 
 # ------------------------------------------------------------------------------------------------ how good a model is
@@ -159,7 +149,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     bars = [("this model", bits)]
     expected, loss = run.last("expected_loss"), run.last("val_loss")
     # Text that is read many times has no expectation any more in the end.
-    is_known = expected is not None and run.curves["expected_loss"][0][-1] == run.curves["loss"][0][-1]
+    is_known = expected is not None and run.columns["expected_loss"][0][-1] == run.columns["loss"][0][-1]
     if is_known and expected and loss:
         # From nats a token to bits a byte by the evaluation's own ratio
         bars.append(("expected", expected * bits / loss))
@@ -174,7 +164,7 @@ def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str
     """
     if not lowest < last:
         return None
-    best = Path(f"{best_stem(stem)}.pth")
+    best = Path(f"{stem}.best.pth")
     of_best, of_last = (f" ({best})", f" ({stem}.pth)") if best.is_file() else ("", "")
     line = (
         f"the validation loss was lowest after update {update:,}: {lowest:.3f}{of_best}; that of the last update is "
@@ -188,17 +178,17 @@ def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str
 def remarks(run: RunRecords) -> list[str]:
     """Sentences on how good a run's model is, beside its figures."""
     sentences = []
-    if "val_loss" in run.curves:
-        tokens, values = run.curves["val_loss"]
+    if "val_loss" in run.columns:
+        tokens, values = run.curve("val_loss")
         lowest = int(values.argmin())
         # Every line has its update, and lines with the same number of tokens have the same one.
-        line_tokens, updates = run.curves["update"]
+        line_tokens, updates = run.curve("update")
         update = int(updates[np.searchsorted(line_tokens, tokens[lowest])])
         risen = risen_validation(float(values[lowest]), update, float(values[-1]), run.path.with_name(run.name))
         if risen:
             sentences.append(f"{risen[0].upper()}{risen[1:]}.")
     answers = trains_answers(run)
-    if (answers or "bytes_per_token" in run.noted("data")) and "val_loss" not in run.curves:
+    if (answers or "bytes_per_token" in run.noted("data")) and "val_loss" not in run.columns:
         gives = "the loss on other answers" if answers else "bits per byte, beside those of gzip and xz,"
         sentences.append(
             f"Nothing was held out, so this run does not tell. --val_fraction 0.02 holds out a fiftieth of the "

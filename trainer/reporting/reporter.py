@@ -1,6 +1,7 @@
 """What the user sees: progress bar or log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
+import importlib
 import io
 import json
 import math
@@ -12,8 +13,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from common.errors import UserError
 from common.files import atomic_file
-from common.terminal import for_terminal, nowhere
+from common.wording import for_terminal, nowhere
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
@@ -26,7 +28,7 @@ class Reporter:
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
-        # As trackers.open_tracker gives it
+        # As open_tracker gives it
         self.tracker: Any = None
         self.file: io.FileIO | None = None
         self.bar: tqdm | None = None
@@ -164,6 +166,25 @@ def flat_numbers(record: Record) -> dict[str, float]:
         items = {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
         values.update(items)
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def open_tracker(
+    kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None
+) -> tuple[Any, str]:
+    """Begin a run in Weights & Biases or in SwanLab, which took over its interface, or continue that of `run_id`.
+
+    Returns (an object with `log(numbers, step=...)` and `finish()`, the id by which a resume finds the run).
+    Errors: UserError where the package is not installed or refuses.
+    """
+    try:
+        module = importlib.import_module(kind)
+        return module, module.init(project=project, name=name, id=run_id, resume="allow", config=settings).id
+    except ImportError as error:
+        raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
+    # Each package raises its own kinds of errors.
+    except Exception as error:
+        hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
+        raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
 
 
 class Stopwatch:

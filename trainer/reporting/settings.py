@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from common.flags import AUTO, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, setting, switch
-from trainer.reporting.trackers import TRACKERS
 
 USUAL_SAVE_INTERVAL = 100
 
@@ -60,7 +59,7 @@ class OutputSettings(Settings):
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
     log_interval: int = log_interval()
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
-    tracker: str = setting("none", choices=("none", *TRACKERS), help="log to an experiment tracker too")
+    tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="log to an experiment tracker too")
     use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")
     wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
 

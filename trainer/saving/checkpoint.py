@@ -1,23 +1,27 @@
 """Checkpoints to resume from: written whole or not at all, verified when read.
 
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
-    pretrain_512_resume/update_00000120.pt    everything a resume needs (one `state_dict`)
+    pretrain_512_resume/update_00000120.pt          everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
-    pretrain_512_resume/update_00000120/      in the place of these two, where ranks have sharded the model: see parts.py
+    pretrain_512_resume/update_00000120.1f2e3d4c.0.part, ...   where ranks have sharded the model (trainer/sharding.py): the rows
+        of tensors that rank 0, 1, ... has. The .pt then has the shapes of these tensors alone, and the digest file all digests.
 
 How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
 
 1. The training thread copies the state to the CPU, and goes on training. The rest is done in a thread.
-2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and
-   then renamed. A file with its own name is always whole.
+2. The weights are written (`before`), then the parts, then the checkpoint, each to a file of another name, which is made
+   durable and then renamed. A file with its own name is always whole.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start.
-4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
+   checkpoint, from a kill between the two, is removed by the next start, and so are parts that no digest file names.
+4. Each file is read back and compared with its digest. The system is asked to forget its own copy first, so that
    what is compared comes from the disk. A disk that returns something else ends the save here.
 5. Only then older checkpoints are deleted.
 
-A start goes through the checkpoints from the newest to the oldest, and takes the first one whose digest and content
-hold. Those that it passed over are named, and never count as one of those to keep.
+A start takes the newest checkpoint whose digests hold. Those that it passed over are named, and never count as one of those to
+keep. Any number of ranks can go on: each reads the rows that it needs.
+
+torch.distributed.checkpoint would do as much, but its `load` unpickles `.metadata` without a check, which runs whatever code
+somebody has put there. These files are read by torch's restricted unpickler alone.
 """
 
 import contextlib
@@ -25,18 +29,19 @@ import dataclasses
 import errno
 import glob
 import os
+import pickle
 import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from common.errors import BadContentError, SaidByAnotherRank, UserError
+from common.errors import UserError, user_errors
 from common.files import (
     HashingWriter,
     atomic_file,
@@ -44,41 +49,31 @@ from common.files import (
     forget_cached,
     is_link_of,
     link_or_copy,
-    read_small,
     remove,
     remove_if_possible,
     replace,
 )
 from common.nested import replaced
-from model.weight_files import check_kind
-from trainer.machine.collectives import first_said, on_main
+from model.pth_format import check_kind
+from trainer.machine.collectives import end_all, first_said, on_main, until_all_are_ready
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.saving.parts import (
-    RUN,
-    is_folder_of_parts,
-    remove_folder,
-    remove_replaced,
-    verified_folder,
-    write_checkpoint,
-)
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
-from trainer.sharding import is_sharded, part_of
+from trainer.sharding import TensorPart, is_sharded, part_of, rows_of_ranks
 
-# bytes of a digest file: 64 digits and the name of a file
-MOST_DIGEST_BYTES = 4096
 # The endings of what a run writes beside its stem, the mark of its lock among it
 OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
 LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
-# What the file of a checkpoint is called, or its folder of parts. Whatever else lies beside them is somebody's own.
-CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})(\.pt)?", re.ASCII)
-# What a save, or the attempt to write at a start, leaves half done: with the number of its process, or a random one.
-LEFT_OF_A_SAVE = re.compile(r"update_\d+(\.pt(\.sha256)?)?(\.[0-9a-f]+)?\.tmp", re.ASCII)
+# The file of a checkpoint, and a part of one. Whatever else lies beside them is somebody's own.
+CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
+PART_NAME = re.compile(r"update_\d+\.[0-9a-f]{8}\.\d+\.part", re.ASCII)
+# What a save, or the attempt to write at a start, leaves half done, with the number of its process
+LEFT_OF_A_SAVE = re.compile(r"update_\d+(\..+)?\.tmp", re.ASCII)
 
 
-def remove_temporaries(stem: Path, folder: Path) -> None:
-    """Delete what a killed run of this name left half written: beside `stem` and in its checkpoint folder.
+def remove_temporaries(stem: Path) -> None:
+    """Delete what a killed run of this name left half written beside `stem`.
 
     Other names in the same place are left alone; they may belong to a run that is writing them now, such as one whose name
     begins with this one and a dot. What cannot be deleted stays for the next start: a rank of the killed run that is not gone
@@ -88,28 +83,6 @@ def remove_temporaries(stem: Path, folder: Path) -> None:
         for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
             if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
                 remove_if_possible(path)
-    for path in folder.glob("update_*.tmp"):
-        if LEFT_OF_A_SAVE.fullmatch(path.name):
-            with contextlib.suppress(OSError):
-                remove_checkpoint(path)
-    # Killed while a folder of parts took the place of one of the same update, see parts.py.
-    for before in folder.glob("update_*.before"):
-        path = before.with_suffix("")
-        if update_of(path) < 0:
-            continue
-        if path.exists():
-            with contextlib.suppress(OSError):
-                remove_replaced(before, path)
-        else:
-            os.replace(before, path)
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Delete the file of a checkpoint, or a folder of parts."""
-    if is_folder_of_parts(path):
-        remove_folder(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def snapshot(value: Any) -> Any:
@@ -165,38 +138,101 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu")
 
 
-def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
-    """Whether a checkpoint's bytes are those that its digest file was made from, or its digests, if it is a folder of parts.
+# ------------------------------------------------------------------------------------------------ files
 
-    Of a folder, rank `rank` of world_size reads its share of the files: such a folder may be too large for one rank.
+
+def write_file(content: Any, path: Path, parts: Mapping[str, str] | None = None) -> str:
+    """Write a file of a checkpoint, and read it back. Returns its SHA-256. Errors: OSError that names it.
+
+    parts: {name: SHA-256} of the parts that belong to the checkpoint; None: the file is a part itself, and has no digest file.
+    """
+    with atomic_file(path) as file:
+        writer = HashingWriter(file)
+        write_tensors(content, writer)
+        digest = writer.digest.hexdigest()
+        if parts is not None:
+            # The digests first: a checkpoint is never seen without them.
+            with atomic_file(f"{path}.sha256") as digest_file:
+                for name, of_file in {path.name: digest, **parts}.items():
+                    digest_file.write(f"{of_file}  {name}\n".encode())
+    forget_cached(path)
+    if file_digest(path) != digest:
+        raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
+    return digest
+
+
+def digests_of(checkpoint: Path) -> dict[Path, str]:
+    """{file: SHA-256} of a checkpoint and its parts. Errors: OSError, ValueError where the digest file is damaged."""
+    digests = {}
+    for line in Path(f"{checkpoint}.sha256").read_bytes().decode("ascii").split("\n"):
+        digest, _, name = line.partition("  ")
+        if line:
+            digests[checkpoint.with_name(name)] = digest
+    return digests
+
+
+def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
+    """Whether a checkpoint's bytes are those that its digests were made from.
+
+    Rank `rank` of world_size reads its share of the parts, which together may be too large for one rank.
     """
     try:
-        if is_folder_of_parts(path):
-            return verified_folder(path, rank, world_size)
-        expected = read_small(f"{path}.sha256", MOST_DIGEST_BYTES).decode().split()[0]
-        return path.is_file() and file_digest(path) == expected
-    except (OSError, IndexError, UnicodeDecodeError):
+        digests = digests_of(path)
+        return path in digests and all(file_digest(file) == digests[file] for file in sorted(digests)[rank::world_size])
+    except (OSError, ValueError):
         return False
 
 
-def load_checkpoint(path: str | Path, mapped: bool = False) -> Any:
-    """The state dict in a checkpoint; nothing in it can run code. Errors: BadContentError for what torch cannot read.
+def load_checkpoint(path: Path, rank: int = 0, size: int = 1, mapped: bool = False) -> Any:
+    """The state dict in a checkpoint; nothing in it can run code. Errors: UserError for what torch cannot read.
 
-    mapped: a tensor is read when it is used, and as far as it is used. Of a folder of parts, sharded tensors are on the meta
-    device, with their shapes and no content, until `parts.filled` reads them.
+    Of sharded tensors it has the rows of rank `rank` of `size`, as TensorParts; of one rank they are whole tensors.
+    mapped: a tensor of the checkpoint's own file is read when it is used, and as far as it is used.
     """
-    path = Path(path)
-    if is_folder_of_parts(path):
-        path = path / RUN
-    try:
+    state = read_tensors(path, mapped)
+    parts = [read_tensors(file, mapped=True) for file in digests_of(path) if file != path]
+
+    def rows_for(name: str, tensor: Any) -> Any:
+        if not (isinstance(tensor, torch.Tensor) and tensor.is_meta):
+            return tensor
+        rows = rows_of_ranks(tensor.shape[0], size)
+        own = torch.empty((rows[rank], *tensor.shape[1:]), dtype=tensor.dtype)
+        part = TensorPart(own, sum(rows[:rank]), tensor.shape)
+        for of_rank in parts:
+            first, stored = of_rank[name]
+            begin = max(first, part.first_row)
+            end = min(first + len(stored), part.first_row + len(own))
+            if begin < end:
+                own[begin - part.first_row : end - part.first_row] = stored[begin - first : end - first]
+        return own if size == 1 else part
+
+    return replaced(state, rows_for) if parts else state
+
+
+def read_tensors(path: Path, mapped: bool) -> Any:
+    """What torch.save has written, on the CPU. Errors: UserError."""
+    with user_errors():
         check_kind(path)
+    try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except MemoryError:
-        # The machine's fault, not the file's.
-        raise
-    except Exception as error:
-        # A pickle of something else raises whatever it likes, KeyError and IndexError among it.
-        raise BadContentError(f"it cannot be read, {type(error).__name__}") from error
+    except pickle.UnpicklingError:
+        raise UserError(f"{path}: it holds Python objects besides tensors, which could run code: delete it") from None
+
+
+def taken_apart(state: dict[str, Any]) -> tuple[dict[str, tuple[int, torch.Tensor]], Any]:
+    """({name: (first row, rows of this rank)}, the state with tensors without content, of the whole shapes, in their place)."""
+    parts: dict[str, tuple[int, torch.Tensor]] = {}
+
+    def shape_of(name: str, value: Any) -> Any:
+        if not isinstance(value, TensorPart):
+            return value
+        parts[name] = (value.first_row, value.own)
+        return torch.empty(value.shape, dtype=value.own.dtype, device="meta")
+
+    return parts, replaced(state, shape_of)
+
+
+# ------------------------------------------------------------------------------------------------ the checkpoints of a run
 
 
 def update_of(path: Path) -> int:
@@ -205,20 +241,18 @@ def update_of(path: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def folder_number(folder: Path) -> int:
-    """n of {name}_old{n}, 0 if that is no number."""
-    number = folder.name.rpartition("_old")[2]
-    return int(number) if number.isdecimal() else 0
-
-
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
-    def __init__(self, folder: str | Path, keep: int = 2, group: dist.ProcessGroup | None = None) -> None:
-        """group: of the ranks that save together, where they have sharded the model: all of them call `save`."""
+    def __init__(
+        self, folder: str | Path, keep: int = 2, group: dist.ProcessGroup | None = None, n_writers: int = 0
+    ) -> None:
+        """group: of the ranks that save together, where they have sharded the model: all of them call `save`. n_writers: how many
+        of them have all of the model; others hold the same again."""
         self.folder = Path(folder)
         self.keep = keep
         self.group = group
+        self.n_writers = n_writers
         self._thread: threading.Thread | None = None
         # What went wrong in the thread, until `wait` raises it.
         self._error: BaseException | None = None
@@ -226,10 +260,8 @@ class Checkpoints:
         self._damaged: set[Path] = set()
 
     def paths(self) -> list[Path]:
-        """Existing checkpoints, newest first: files, and folders of parts."""
-        ours = [path for path in self.folder.glob("update_*") if update_of(path) >= 0]
-        # A folder of parts has no suffix.
-        return sorted((path for path in ours if path.suffix or is_folder_of_parts(path)), reverse=True)
+        """Existing checkpoints, newest first."""
+        return sorted((path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0), reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
@@ -275,29 +307,47 @@ class Checkpoints:
 
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
-        path = self.folder / f"update_{update:08d}"
-        if self.group is None:
-            path = path.with_suffix(".pt")
-            self._write_file(state, path)
-        else:
-            write_checkpoint(state, path, self.group)
-            if dist.get_rank(self.group) != 0:
-                return
-        self._damaged.discard(path)
-        self._prune(path)
-
-    def _write_file(self, state: dict[str, Any], path: Path) -> None:
-        """All of the state in one file."""
+        path = self.folder / f"update_{update:08d}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            writer = HashingWriter(file)
-            write_tensors(state, writer)
-            # The digest first: a checkpoint is never seen without it.
-            with atomic_file(f"{path}.sha256") as digest_file:
-                digest_file.write(f"{writer.digest.hexdigest()}  {path.name}\n".encode())
-        forget_cached(path)
-        if not verified(path):
-            raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
+        try:
+            digests: dict[str, str] = {}
+            if self.group is not None:
+                state, digests = self._write_parts(state, path)
+                if dist.get_rank(self.group) != 0:
+                    return
+            write_file(state, path, digests)
+            self._damaged.discard(path)
+            self._prune(path)
+        finally:
+            if self.group is None or dist.get_rank(self.group) == 0:
+                self._remove_unnamed_parts()
+
+    def _write_parts(self, state: dict[str, Any], path: Path) -> tuple[Any, dict[str, str]]:
+        """Write the parts of all ranks. Returns what is left of the state, and on rank 0 {name: SHA-256} of the parts.
+
+        Errors: on rank 0, OSError for what one of the ranks could not write.
+        """
+        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        # An update may be saved twice, and a rank of an earlier launch that is not gone yet may still be writing.
+        token = [secrets.token_hex(4)]
+        dist.broadcast_object_list(token, src=0, group=self.group)
+        own, rest = taken_apart(state)
+        digests: dict[str, str] = {}
+        failure: Exception | None = None
+        if rank < self.n_writers:
+            part = path.with_suffix(f".{token[0]}.{rank}.part")
+            try:
+                digests[part.name] = write_file(own, part)
+            except Exception as error:
+                # Whatever it is: the other ranks wait for what this one has to say.
+                failure = error
+        answers: list[Any] | None = [None] * size if rank == 0 else None
+        dist.gather_object((digests, failure), answers, dst=0, group=self.group)
+        for of_rank, failure in answers or ():
+            if failure is not None:
+                raise failure
+            digests.update(of_rank)
+        return rest, digests
 
     def _prune(self, newest: Path) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
@@ -311,16 +361,37 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         """Delete a checkpoint and its digest."""
-        if is_folder_of_parts(path):
-            # A folder that is half deleted does not keep its name. One of that name may be there, with what is not ours.
-            path = path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp"))
-        remove_checkpoint(path)
+        remove(path)
         remove(Path(f"{path}.sha256"))
+
+    def _remove_unnamed_parts(self) -> None:
+        """Delete the parts that no checkpoint has: of one that was deleted, replaced, or cut off."""
+        named: set[Path] = set()
+        for path in self.paths():
+            # One whose digests are damaged is not gone on with.
+            with contextlib.suppress(OSError, ValueError):
+                named.update(digests_of(path))
+        for part in set(self.folder.glob("update_*.part")) - named:
+            if PART_NAME.fullmatch(part.name):
+                remove_if_possible(part)
+
+    def remove_leftovers(self) -> None:
+        """Delete what a killed run has left half written in the folder. Nothing may be being saved."""
+        for path in self.folder.glob("update_*.tmp"):
+            if LEFT_OF_A_SAVE.fullmatch(path.name):
+                remove_if_possible(path)
+        for digest_file in self.folder.glob("update_*.pt.sha256"):
+            checkpoint = digest_file.with_suffix("")
+            # Killed between the two renames.
+            if update_of(checkpoint) >= 0 and not checkpoint.exists():
+                digest_file.unlink(missing_ok=True)
+        self._remove_unnamed_parts()
 
     def remove_all(self) -> None:
         """Delete the checkpoints, and their folder if there is nothing else in it."""
         for path in self.paths():
             self._remove(path)
+        self._remove_unnamed_parts()
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
 
@@ -333,42 +404,36 @@ class Checkpoints:
     ) -> None:
         """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
 
-        One rename moves them, so that a kill at any moment leaves them together, here or there. `weights` (files or
-        folders) stay here too until the new ones replace them. `unsaved`: files that are deleted if there is nothing
-        else, since their run ended before it had saved anything.
+        One rename ends the move. A kill before it leaves some of them in the folder of the checkpoints, where the next start finds
+        them, fresh or not. `weights` (files or folders) stay here too until the new ones replace them. `unsaved`: files that are
+        deleted if there is nothing else, since their run ended before it had saved anything.
         """
-        files = list(files)
-        weights = list(weights)
+        files = [path for path in files if path.exists()]
+        weights = [path for path in weights if path.exists()]
         # An earlier run was brought back, by renaming its folder, and not gone on with: first it goes away again.
         if any((self.folder / path.name).exists() for path in files + weights):
             self._move(notice)
-        last = self._asides()[-1:]
-        kept = []
-        for path in files + weights:
-            if not path.exists():
-                continue
-            # What the last move has linked there is there already.
-            if not any(is_link_of(folder / path.name, path) for folder in last):
-                kept.append(path)
-        if not self.paths() and set(kept) <= set(unsaved):
-            for path in kept:
+        asides = self._asides()
+        # What the last move has linked there is there already.
+        weights = [path for path in weights if not (asides and is_link_of(asides[-1] / path.name, path))]
+        if not self.paths() and not weights and set(files) <= set(unsaved):
+            for path in files:
                 remove(path)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in kept:
+        for path in files:
+            os.replace(path, self.folder / path.name)
+        for path in weights:
             if path.is_dir():
                 shutil.copytree(path, self.folder / path.name, copy_function=link_or_copy)
             else:
                 link_or_copy(path, self.folder / path.name)
         self._move(notice)
-        for path in kept:
-            if path in files:
-                remove(path)
 
     def _move(self, notice: Callable[[str], None]) -> None:
         """Rename the folder to the next free {name}_oldN."""
-        numbers = [folder_number(folder) for folder in self._asides()]
-        old = self.folder.with_name(f"{self.folder.name}_old{max(numbers, default=0) + 1}")
+        number = folder_number(self._asides()[-1]) + 1 if self._asides() else 1
+        old = self.folder.with_name(f"{self.folder.name}_old{number}")
         hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
         self.folder.rename(old)
         notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
@@ -377,13 +442,6 @@ class Checkpoints:
         """The folders that `set_aside` has made, the latest last."""
         found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
         return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
-
-    def last_aside(self) -> Path | None:
-        """The folder of the last run that was set aside with checkpoints, or None."""
-        for folder in reversed(self._asides()):
-            if Checkpoints(folder).paths():
-                return folder
-        return None
 
     def bring_back(self, patterns: Iterable[str]) -> None:
         """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was.
@@ -394,90 +452,32 @@ class Checkpoints:
             for path in list(self.folder.glob(pattern)):
                 replace(path, self.folder.parent / path.name)
 
-    def newest(
-        self,
-        notice: Callable[[str], None] = print,
-        check: Callable[[Any, Path], None] | None = None,
-        fill: Callable[[Any, Path], Any] | None = None,
-        ranks: Ranks = ONE_RANK,
-    ) -> tuple[Any, Path] | None:
-        """(state, path) of the newest checkpoint whose digest and content hold, or None where there is none at all.
+    def newest(self, notice: Callable[[str], None] = print, ranks: Ranks = ONE_RANK) -> Path | None:
+        """The newest checkpoint whose digests hold, or None where there is none at all. Others are named through `notice`.
 
-        All ranks must call it, and get the same one; they see the same folder, each under a path of its own. Those that do not
-        hold are named through `notice` and passed over.
-        check(state, path): raises BadContentError for a content that cannot be used; rank 0 does it for all.
-        fill(state, path): gives the state of a folder of parts its numbers, on each rank those that it needs; errors as those
-        of `check`.
-        Errors: UserError where some exist and none holds; what `check` raises besides.
+        All ranks must call it, and get the same one; they see the same folder, each under a path of its own.
+        Errors: UserError where some exist and none holds.
         """
         # Names, not paths: machines may have the disk that they share in places of their own.
-        names = on_main(ranks, lambda: [path.name for path in self._paths_at_start()])
-        paths = [self.folder / name for name in names]
-        for path in paths:
-            try:
-                return self._read(path, check, fill, ranks), path
-            except BadContentError as error:
-                notice(f"{path}: {error}; passed over")
-                self._damaged.add(path)
-        if paths and not ranks.is_main:
-            # All ranks are here; rank 0 says why.
-            raise SaidByAnotherRank
-        if paths:
-            raise UserError(
-                f"{self.folder}: none of its {len(paths)} checkpoints is intact; "
-                "delete the folder to start afresh, or begin with the weights that the run has saved (--from_weight, of encoders "
-                "--model_path)"
+        names = on_main(ranks, lambda: [path.name for path in self.paths()])
+        for name in names:
+            path = self.folder / name
+            with until_all_are_ready(ranks):
+                is_intact = verified(path, ranks.rank, ranks.world_size)
+            if not first_said(ranks, "" if is_intact else "damaged"):
+                return path
+            notice(f"{path}: damaged or without its digest; passed over")
+            self._damaged.add(path)
+        if names:
+            end_all(
+                ranks,
+                f"{self.folder}: none of its {len(names)} checkpoints is intact; delete the folder to start afresh, or begin with "
+                "the weights that the run has saved (--from_weight, of encoders --model_path)",
             )
         return None
 
-    def _paths_at_start(self) -> list[Path]:
-        """`paths`, when nothing is being written."""
-        for digest_file in self.folder.glob("update_*.pt.sha256"):
-            checkpoint = digest_file.with_suffix("")
-            # Killed between the two renames.
-            if update_of(checkpoint) >= 0 and not checkpoint.exists():
-                digest_file.unlink(missing_ok=True)
-        return self.paths()
 
-    def _read(
-        self,
-        path: Path,
-        check: Callable[[Any, Path], None] | None,
-        fill: Callable[[Any, Path], Any] | None,
-        ranks: Ranks,
-    ) -> Any:
-        """The state in a checkpoint. Errors: BadContentError on all ranks for what one of them has found, see `newest`."""
-        # A folder has no suffix.
-        if path.suffix:
-            is_intact = on_main(ranks, lambda: verified(path))
-        else:
-            is_intact = not first_said(ranks, "" if verified(path, ranks.rank, ranks.world_size) else "damaged")
-        if not is_intact:
-            raise BadContentError("damaged or without its digest")
-        state: Any = None
-
-        def load() -> str:
-            """Returns what is wrong, "": nothing."""
-            nonlocal state
-            try:
-                state = load_checkpoint(path)
-                if check is not None:
-                    check(state, path)
-            except BadContentError as error:
-                return str(error)
-            return ""
-
-        wrong = on_main(ranks, load)
-        if not wrong:
-            try:
-                if not ranks.is_main:
-                    # Ranks that shard the model need their parts of a single file alone.
-                    state = load_checkpoint(path, mapped=self.group is not None)
-                if fill is not None and not path.suffix:
-                    state = fill(state, path)
-            except BadContentError as error:
-                wrong = str(error)
-            wrong = first_said(ranks, wrong)
-        if wrong:
-            raise BadContentError(f"its digest holds, but not its content ({wrong})")
-        return state
+def folder_number(folder: Path) -> int:
+    """n of {name}_old{n}, 0 if that is no number."""
+    number = folder.name.rpartition("_old")[2]
+    return int(number) if number.isdecimal() else 0

@@ -20,9 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file
-from common.locks import file_lock
-from common.notices import announce
+from common.files import atomic_file, file_lock
+from common.wording import announce
 from trainer.machine.collectives import end_all, first_said, on_main
 from trainer.machine.ranks import Ranks
 
@@ -52,11 +51,6 @@ def check_writable(stem: Path) -> None:
         _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
 
 
-def best_stem(stem: Path) -> Path:
-    """Where the weights of the lowest validation loss go, without their endings."""
-    return stem.with_name(f"{stem.name}.best")
-
-
 def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
     """Errors: UserError where a rank does not see what rank 0 writes beside `stem`. All ranks must call it.
 
@@ -73,23 +67,16 @@ def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
 
     path = on_main(ranks, write)
     own = stem.with_name(path.name)
+    give_up = time.monotonic() + SEEN_WITHIN_S
+    while not own.exists() and time.monotonic() < give_up:
+        time.sleep(0.05)
     unseen = (
-        "" if appears(own) else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
+        "" if own.exists() else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
     )
     said = first_said(ranks, unseen)
     if ranks.is_main:
         path.unlink(missing_ok=True)
     end_all(ranks, said and f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
-
-
-def appears(path: Path) -> bool:
-    """Whether a file that is there can be seen, perhaps after a while."""
-    give_up = time.monotonic() + SEEN_WITHIN_S
-    while not path.exists():
-        if time.monotonic() > give_up:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def _try_to_write(path: Path) -> None:

@@ -1,8 +1,7 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
 import contextlib
-import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic
@@ -10,27 +9,20 @@ from typing import Any, Generic
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError, require
+from common.errors import UserError
 from common.wording import counted
 from dataset.mixture import Move
-from dataset.shares import spelt
-from trainer.engine import Engine
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.collectives import on_main
 from trainer.machine.measure import versions
 from trainer.machine.random_state import rng_state, set_rng_state
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, snapshot, update_of, verified
-from trainer.saving.parts import filled
-from trainer.saving.places import best_stem
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.weights import weights_to_save
 from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
 FORMAT = 1
-# Entries of a row layout that are told as one, see Mixture.layout.
-SHARES = ("shares", "repeats")
-DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Saver(Generic[RecipeT, BatchT, TotalsT]):
@@ -43,10 +35,13 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter = reporter
         self.engine = job.engine
         self.ranks = job.engine.ranks
-        # Ranks that have parts of the model save together.
-        group = self.engine.shards.saving_group if self.engine.shards is not None else None
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group)
-        self.best = BestWeights(job)
+        group, n_writers = None, 0
+        if self.engine.shards is not None:
+            # Ranks that have parts of the model save together.
+            group, n_writers = self.engine.shards.saving_group, dist.get_world_size(self.engine.shards.group)
+        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group, n_writers)
+        # On rank 0: the weights of the lowest validation loss, in the type in which they are saved; none before the first evaluation.
+        self.best_weights: dict[str, torch.Tensor] = {}
         # {tracker: id of the run in it}
         self.tracker_ids: dict[str, str | None] = {}
         # the update that was saved last
@@ -76,7 +71,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
         def save_weights(copy: dict[str, Any]) -> None:
             self.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
-            self.best.write(copy["best"], copy["progress"])
+            self.write_best(copy["best"], copy["progress"])
 
         self.checkpoints.save(state, progress.update, before=save_weights if self.ranks.is_main else None)
 
@@ -94,7 +89,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "model": self.engine.model.state_dict(keep_vars=True),
             "engine": self.engine.state_dict(),
             "progress": asdict(progress),
-            "best": self.best.weights,
+            "best": self.best_weights,
             "ranks": ranks,
             # How many of them shared a micro-batch.
             "sharing": self.ranks.sharing,
@@ -139,8 +134,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             try:
                 self.checkpoints.wait()
             except OSError as error:
-                advice = "free some space" if error.errno in DISK_IS_FULL else "mend that"
-                raise UserError(f"the last save failed ({failure(error)}): {advice}; {self._what_is_left()}") from error
+                raise UserError(f"the last save failed ({failure(error)}); {self._what_is_left()}") from error
 
         on_main(self.ranks, wait)
         # The thread of another rank has done its part by now.
@@ -162,23 +156,26 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
     def resume(self) -> tuple[Progress, float] | None:
         """Take over the newest good checkpoint. Returns the progress and the seconds that `save` was given; None: there is none.
 
-        A checkpoint that is damaged is named and passed over, before anything of it is taken over. Of a sharded model each rank
-        reads no more than its part.
+        Of a sharded model each rank reads no more than its part.
         Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
         and where none of the checkpoints is good.
         """
         say = self.reporter.say
-        found = self.checkpoints.newest(say, self._check, self._filled, self.ranks)
-        if found is None:
-            earlier = self.checkpoints.last_aside()
-            hint = f" (rename {earlier} to {self.checkpoints.folder} to go on with the run before)" if earlier else ""
-            say(f"--from_resume 1: there is no checkpoint yet, starting afresh{hint}")
+        path = self.checkpoints.newest(say, self.ranks)
+        if path is None:
+            say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
-        state, path = found
+        shards = self.engine.shards
+        if shards is None:
+            state = load_checkpoint(path)
+        else:
+            state = load_checkpoint(path, dist.get_rank(shards.group), dist.get_world_size(shards.group), mapped=True)
+        on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
-        on_main(self.ranks, lambda: self.best.restore(state["best"], state["progress"]))
+        self.best_weights = state["best"]
+        on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]
         for name, part in self.job.extra_state.items():
             part.load_state_dict(state["job"][name])
@@ -189,26 +186,26 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         say(f"resumed from {path}: epoch {progress.epoch + 1}, row {progress.row}, update {progress.update}")
         return progress, state["seconds"]
 
-    def _check(self, state: Any, path: Path) -> None:
-        """Errors: BadContentError where it is no checkpoint, UserError where it is that of another run."""
-        require(isinstance(state, dict) and "format" in state, "it is not the state of a run")
+    def _check(self, state: dict[str, Any], path: Path) -> None:
+        """Errors: UserError where it is the checkpoint of another run."""
         if state["format"] != FORMAT:
             raise UserError(
                 f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
             )
         identity = self.job.identity
-        for what, value in identity.entries.items():
+        for what, now in identity.entries.items():
             before = state["identity"][what]
-            if before != value:
-                told = difference(what, before, value, identity.mended_by.get(what, ""))
-                raise UserError(f"{path}: {told}")
-
-    def _filled(self, state: Any, folder: Path) -> dict[str, Any]:
-        """The state with the numbers of its tensors; of a sharded model, those of this rank's parts."""
-        shards = self.engine.shards
-        if shards is None:
-            return filled(state, folder)
-        return filled(state, folder, dist.get_rank(shards.group), dist.get_world_size(shards.group))
+            if before == now:
+                continue
+            if isinstance(now, dict):
+                # The entries that differ, of many
+                names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+                before, now = ({name: entries.get(name) for name in names} for entries in (before, now))
+            flags = f" ({identity.mended_by[what]})" if what in identity.mended_by else ""
+            raise UserError(
+                f"{path}: made with another {what}{flags}: {before} there, {now} in this run; use the same one, or start "
+                "without --from_resume"
+            )
 
     def _restore_rank(self, before: list[dict[str, Any]]) -> None:
         """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""
@@ -222,20 +219,18 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             sums.copy_(torch.tensor([of_rank["sums"] for of_rank in before], dtype=sums.dtype).sum(0))
 
     def _announce_changes(self, state: dict[str, Any]) -> None:
-        """Name the settings that may differ from the checkpoint's and do."""
-        before = state["settings"]
-        now = vars(self.settings)
-        # With --rows_per_update the micro-batches of an update follow from the ranks.
-        derived = ("accumulation_steps",) if before["rows_per_update"] and now["rows_per_update"] else ()
-        for name in self.job.identity.may_change:
-            if name not in derived and before.get(name) != now.get(name):
-                self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-        for name in self.job.identity.only_at_start:
-            if before.get(name) != now.get(name):
+        """Name the settings that are not those of the checkpoint."""
+        before, now = state["settings"], vars(self.settings)
+        for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
+            if before.get(name) == now.get(name):
+                continue
+            if name in self.job.identity.only_at_start:
                 self.reporter.say(
                     f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
                     f"{before.get(name)}"
                 )
+            else:
+                self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
         # As many ranks as have left their state
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
@@ -247,78 +242,34 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
                 "no document is seen twice, but the curve will differ"
             )
 
+    # ------------------------------------------------------------------------------------------ the best weights
+
+    # `pretrain_512.best.pth` lies beside the weights of the last update once the validation loss has risen. A checkpoint holds the
+    # weights of the lowest one too, and the files follow from it: they are written or deleted before each checkpoint and at each
+    # resume. So a killed run loses no lowest point that came before its checkpoint, and keeps none from the part that it has lost.
+
+    def keep_best(self) -> None:
+        """The validation loss has just been found lowest. A collective where the model is sharded."""
+        if self.job.looks.save_best is None:
+            return
+        weights = self.engine.weights()
+        if self.ranks.is_main:
+            self.best_weights = weights_to_save(snapshot(weights))
+
+    def write_best(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
+        """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""
+        save = self.job.looks.save_best
+        if save is None:
+            return
+        stem = Path(f"{self.job.files.stem}.best")
+        # NaN has risen too.
+        if weights and progress["val_loss"] != progress["best_val_loss"]:
+            save(stem, weights)
+            return
+        for ending in ("pth", "json"):
+            Path(f"{stem}.{ending}").unlink(missing_ok=True)
+
 
 def failure(error: OSError) -> str:
     """Why a save failed, without the number that str() begins with."""
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
-
-
-def difference(what: str, before: object, now: object, mended_by: str = "") -> str:
-    """One line on what does not agree; of two dicts, their differing entries. mended_by: flags that may mend it."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        before, now = as_spelt(before), as_spelt(now)
-        names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-        if "shares" in names:
-            # What only one kind of mixture has follows from that.
-            names = [name for name in names if name == "shares" or (name in before and name in now)]
-        before, now = listed(before, names), listed(now, names)
-    flags = f" ({mended_by})" if mended_by else ""
-    return (
-        f"made with another {what}{flags}: {before} there, {now} in this run; use the same one, or start "
-        "without --from_resume"
-    )
-
-
-def as_spelt(entries: dict[str, Any]) -> dict[str, Any]:
-    """Entries of an identity, the shares of a run's sources in one, as a user writes them."""
-    told = {name: value for name, value in entries.items() if name not in SHARES}
-    if entries.get("shares"):
-        told["shares"] = ", ".join(map(spelt, entries["shares"], entries["repeats"]))
-    return told
-
-
-def listed(entries: dict[str, Any], names: Sequence[str]) -> str:
-    """As `pack False, shares 0.7..0.2, 0.3..0.8`."""
-    parts = [f"{name} {entries[name]}" if name in entries else f"no {name}" for name in names]
-    return ", ".join(parts)
-
-
-# ------------------------------------------------------------------------------------------ the best weights
-
-
-class BestWeights:
-    """The weights of the lowest validation loss: `pretrain_512.best.pth`, beside those of the last update once the loss has risen.
-
-    A checkpoint holds them too, and the files follow from it: they are written or deleted before each checkpoint and at each
-    resume. So a killed run loses no lowest point that came before its checkpoint, and keeps none from the part that it has lost.
-    weights: on rank 0, in the type in which they are saved; none before the first evaluation.
-    """
-
-    def __init__(self, job: Job[Any, Any, Any]) -> None:
-        self.save = job.looks.save_best
-        self.stem = best_stem(job.files.stem)
-        self.weights: dict[str, torch.Tensor] = {}
-
-    def take(self, engine: Engine[Any, Any]) -> None:
-        """The validation loss has just been found lowest. A collective where the model is sharded."""
-        if self.save is None:
-            return
-        weights = engine.weights()
-        if engine.ranks.is_main:
-            self.weights = weights_to_save(snapshot(weights))
-
-    def restore(self, weights: dict[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
-        """On rank 0: go on from a checkpoint. Arguments and errors as those of `write`."""
-        self.weights = weights
-        self.write(weights, progress)
-
-    def write(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
-        """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""
-        if self.save is None:
-            return
-        # NaN has risen too.
-        if weights and progress["val_loss"] != progress["best_val_loss"]:
-            self.save(weights)
-            return
-        for ending in ("pth", "json"):
-            Path(f"{self.stem}.{ending}").unlink(missing_ok=True)

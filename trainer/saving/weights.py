@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 import torch
 
 from common.files import HashingWriter, atomic_file, file_digest
-from common.notices import announce
+from common.wording import announce
 from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_FIELD
 
 FLOAT16_MAX = torch.finfo(torch.float16).max

@@ -14,9 +14,8 @@ import zlib
 
 import pytest
 
-from dataset.reading import documents, limits
+from dataset.reading import documents, faults
 from dataset.reading.documents import BadLines, DataError, read_documents, split_into_blocks
-from scripts.common import read_records
 from tests.helpers import ROOT
 
 READ = """
@@ -110,8 +109,8 @@ LIMIT = 1000
 
 @pytest.fixture
 def small_limit(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_DOCUMENT_BYTES", LIMIT)
-    monkeypatch.setattr(limits, "MAX_CSV_ROW_BYTES", LIMIT)
+    monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", LIMIT)
+    monkeypatch.setattr(faults, "MAX_CSV_ROW_BYTES", LIMIT)
     # A block is smaller than the longest document.
     monkeypatch.setattr(documents, "BLOCK_BYTES", 100)
 
@@ -194,16 +193,3 @@ def test_xz_that_claims_much_memory_is_refused(tmp_path, code, is_read):
         return
     with pytest.raises(DataError, match="a.jsonl.xz: to decompress it takes more than 2 GB of memory"):
         list(read_documents(file))
-
-
-def test_records_of_an_evaluation_are_bounded_too(tmp_path, small_limit):
-    """Deep nesting and a long line end in one line with the place, as in a corpus; an address says how to download."""
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n' + b"[" * 900 + b"\n")
-    with pytest.raises(ValueError, match=r"a\.jsonl:3: "):
-        list(read_records(file, {"text": str}))
-    file.write_bytes(b'{"text": "a"}\n' + line_of(3 * LIMIT))
-    with pytest.raises(ValueError, match=r"a\.jsonl:2: the line is longer than"):
-        list(read_records(file, {"text": str}))
-    with pytest.raises(ValueError, match="^https://example.org/a.jsonl: it is not on this machine"):
-        list(read_records("https://example.org/a.jsonl", {"text": str}))

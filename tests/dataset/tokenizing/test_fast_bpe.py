@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 
-from dataset.tokenizing import fast_bpe
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, _doubtful, load_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, LEARNED, tokenizer_of
 from tests.helpers import ROOT
 
@@ -21,10 +20,11 @@ def encoders():
     return both
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_library_for_every_character_that_is_taken():
     """Each beside letters, digits, spaces, line ends and apostrophes. Most of the basic plane is taken."""
     by_library, fast = encoders()
-    taken = [chr(code) for code in [*range(0x10000), 0x1F600, 0x20010] if not fast_bpe._doubtful().search(chr(code))]
+    taken = [chr(code) for code in [*range(0x10000), 0x1F600, 0x20010] if not _doubtful().search(chr(code))]
     assert len(taken) > 50_000 and "\ud800" not in taken
     texts = []
     for begin in range(0, len(taken), 500):
@@ -33,16 +33,16 @@ def test_ids_are_those_of_the_library_for_every_character_that_is_taken():
             text += f"a{c}b 1{c}2 {c}{c} \n{c}\n\n  {c}. it'{c} i'{c}e i'l{c} "
         texts.append(text)
     texts += [LEARNED, "", " ", "\n", "x" * 5000, " " * 5000 + "x", "<|im_end|> and <think>"]
-    encoded = [fast_bpe.encode(fast._fast, text) for text in texts]
-    assert None not in encoded
-    assert encoded == by_library._encode_with_library(texts)
+    # Without the library all of them come from tiktoken.
+    fast._backend = None
+    assert fast.encode(texts) == by_library.encode(texts)
 
 
 def test_what_is_doubtful_goes_to_the_library_and_comes_back_in_its_place():
     by_library, fast = encoders()
     # A letter of Unicode 15, a number of 2008, and half of nothing else.
     texts = ["one", "two \ua7d0 \u0da6\u0de6", "three \U0001d2c0", "four"]
-    assert [fast_bpe.encode(fast._fast, text) is None for text in texts] == [False, True, True, False]
+    assert [bool(_doubtful().search(text)) for text in texts] == [False, True, True, False]
     assert fast.encode(texts) == by_library.encode(texts)
     assert pickle.loads(pickle.dumps(fast)).encode(texts) == by_library.encode(texts)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from common.errors import DataError
-from dataset.store import encode_worker
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing import encoder as encoder_module
 from dataset.tokenizing import long_texts
@@ -70,7 +69,6 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
     monkeypatch.setattr(encoder_module, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(long_texts, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(encoder_module, "PART_CHARACTERS", 100)
-    monkeypatch.setattr(encode_worker, "BATCH_CHARACTERS", 100)
     path = tmp_path / "data.jsonl"
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

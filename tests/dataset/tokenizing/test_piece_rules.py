@@ -6,7 +6,7 @@ import pytest
 import tiktoken
 from tokenizers import Regex, pre_tokenizers
 
-from dataset.tokenizing.piece_rules import PIECE_RULES
+from dataset.tokenizing.byte_level_bpe import PIECE_RULES
 
 # By which Ollama's converter knows a rule: SHA-256 of the expression's text.
 DIGESTS = {

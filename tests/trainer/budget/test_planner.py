@@ -15,7 +15,6 @@ from tests.helpers import command_line, flags, losses, train, trainers_that_fit,
 from trainer import train_pretrain
 from trainer.budget import laws, planner
 from trainer.budget.costs import Machine
-from trainer.budget.kept_plan import PLANNED
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
@@ -131,8 +130,10 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
     """As settings that --config reads. A resume with another budget would need another model."""
     planned(tmp_path, text)
     kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
-    assert set(PLANNED) <= set(kept) and kept["budget_tokens"] == 3000
-    with pytest.raises(UserError, match="was planned with"):
+    assert kept["optimizer"] == "muon" and kept["budget_tokens"] == 3000
+    with pytest.raises(
+        UserError, match="pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: give"
+    ):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
@@ -141,18 +142,13 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
             UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
         ):
             train_pretrain.main([*without_budget, *width])
-    with pytest.raises(
-        UserError, match=r"--num_hidden_layers is 7, and .*pretrain_16.plan.yaml is the plan of a run with"
-    ):
-        planned(tmp_path, text, num_hidden_layers=7, from_resume=1)
-    # It is no file of --config, which the user has not given.
-    (tmp_path / "pretrain_16.plan.yaml").write_text("batch_size: [")
-    with pytest.raises(UserError, match=r"^the plan of a run: \S*pretrain_16.plan.yaml is no YAML"):
-        planned(tmp_path, text, from_resume=1)
+    # A plan holds documents out, and what is held out is not trained.
+    with pytest.raises(UserError, match="--val_path and --val_fraction exclude each other"):
+        planned(tmp_path, text, from_resume=1, val_path=text)
 
 
 def test_a_plan_belongs_to_the_run_of_its_weight_name(text, tmp_path, capfd):
-    """Two sizes in one folder, each with a plan of its own. Where both have the same budget, the flags have to say which is meant."""
+    """Two sizes in one folder, each with a plan of its own. Where both have the same budget, the newer one is meant."""
     wide = {"hidden_size": 32}
     # A prefix that begins alike.
     other = {"save_weight": "pretrain_16", "budget_tokens": 2000}
@@ -165,8 +161,7 @@ def test_a_plan_belongs_to_the_run_of_its_weight_name(text, tmp_path, capfd):
         printed = said_by_a_finished_run(tmp_path, text, capfd, **changes)
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
         assert f"already done its {updates[name]:,} update" in printed
-    with pytest.raises(UserError, match="pretrain_16, pretrain_32: add the --hidden_size"):
-        planned(tmp_path, text, hidden_size=None, from_resume=1)
+    assert f"{tmp_path / 'pretrain_32'}.plan.yaml" in said_by_a_finished_run(tmp_path, text, capfd, hidden_size=None)
 
 
 def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
@@ -184,17 +179,6 @@ def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path,
         train_pretrain.main(without_budget)
     printed = said_by_a_finished_run(tmp_path, text, capfd)
     assert f"already done its {first.progress.update:,} update" in printed
-
-
-def test_a_resume_has_the_validation_data_of_the_plan(text, tmp_path, capfd):
-    """A plan without --val_path holds documents out, and what is held out is not trained."""
-    other = write_corpus(tmp_path / "other.jsonl", 20, seed=5)
-    run = planned(tmp_path / "held_out", text)
-    with pytest.raises(UserError) as caught:
-        planned(tmp_path / "held_out", text, from_resume=1, val_path=other)
-    assert str(caught.value).startswith(
-        f"--val_path: this run was planned with --val_fraction {run.settings.val_fraction:g}, and "
-    )
 
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
@@ -421,6 +405,7 @@ FLOAT32_IS_FASTER = rates_of_products(1.9e11, 1e11)
 BFLOAT16_IS_FASTER = rates_of_products(1e11, 4e11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "rate", "chosen"),
     [
@@ -446,9 +431,9 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
     assert (command[command.index("--dtype") + 1] if "--dtype" in command else None) == chosen
     if is_run:
         monkeypatch.setattr(devices, "product_rate", BFLOAT16_IS_FASTER)
-        assert train_pretrain.main(flags(**options, from_resume=1, dry_run=1)) == 0
-        resumed = capfd.readouterr().out
-        assert "--dtype float32" in resumed and "planning:" not in resumed
+        assert train_pretrain.main(flags(**options, from_resume=1)) == 0
+        assert "planning:" not in capfd.readouterr().out
+        assert "dtype: float32\n" in (tmp_path / "pretrain_16.plan.yaml").read_text()
 
 
 @pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])

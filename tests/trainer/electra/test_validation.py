@@ -75,6 +75,7 @@ def test_the_figures_are_those_of_the_examples(run, other):
     assert job.evaluate(run.trainer.engine, signals, 12)[1] == 15 and model.training
 
 
+@pytest.mark.slow
 def test_evaluations_come_by_updates_and_change_nothing(run, data, tmp_path):
     """Reference: the same run without them, dropout and draws included."""
     evaluated = [line for line in run.lines if "val_loss" in line]

@@ -41,7 +41,7 @@ def stopped(place, out, at):
     with mock.patch.object(Engine, "update", stop):
         code = train_glue.main(arguments(place, out, shard="full", from_resume=1, **RUN))
     assert code == 128 + signal.SIGTERM
-    return sorted(path.name for path in out.rglob("update_*"))
+    return sorted(path.name for path in out.rglob("update_*.pt"))
 
 
 def two_ranks(place, folder):
@@ -104,8 +104,8 @@ def test_a_run_is_that_of_whole_models(both, folder):
 
 
 def test_a_stopped_run_goes_on_bitwise(both, folder):
-    """Its checkpoints are folders of parts."""
-    assert both[0] == [["update_00000002"], ["update_00000003", "update_00000004"]]
+    """Its checkpoints have parts."""
+    assert both[0] == [["update_00000002.pt"], ["update_00000003.pt", "update_00000004.pt"]]
     whole, resumed = (load_file(model_file(folder / name)) for name in ("full", "stopped"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert results(folder / "stopped") == results(folder / "full")

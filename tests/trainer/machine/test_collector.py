@@ -64,6 +64,7 @@ def test_a_run_on_a_gpu_is_quiet_between_its_saves(tmp_path, monkeypatch):
     assert gc.isenabled() and gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_updates_leave_no_tensor_to_the_collector(tmp_path, monkeypatch):
     """With the collector off, a tensor in a cycle would stay in the memory of the GPU."""
     data = write_corpus(tmp_path / "data.jsonl", 40)

@@ -57,6 +57,7 @@ class FirstUpdate(Exception):
     """Ends a run behind it."""
 
 
+@pytest.mark.slow
 def test_a_run_within_a_budget_reaches_its_first_update_there(tmp_path, monkeypatch, capsys):
     """By the rate of products and of updates that are measured there."""
     devices = []
@@ -178,6 +179,7 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
         assert torch.equal(ours, reference)
 
 
+@pytest.mark.slow
 def test_chats_start_and_end_there(tmp_path):
     options = {"data_path": write_chats(tmp_path / "chats.jsonl", 12), "dtype": "float32", "epochs": 1}
     with simulated_cuda():

@@ -52,6 +52,7 @@ def test_warmup_multiplies_the_schedule(warmup, factor):
     assert learning_rate(0.3, warmup, 5e-4) == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_rates_do_not_depend_on_the_cut(tmp_path):
     """Each update gets the same rate as 1x8, 2x4 and 8x1, warm-up (counted in micro-batches) included."""
     data = write_corpus(tmp_path / "data.jsonl", 60)

@@ -125,7 +125,7 @@ def fails_beyond(monkeypatch, most_rows):
     return seen
 
 
-@pytest.mark.parametrize("recomputed", [0, 1])
+@pytest.mark.parametrize("recomputed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, capsys, recomputed):
     """Reference: the run with the flags that it comes to, bit for bit."""
     given = {**AUTO_RUN, "data_path": data, "device": None, "max_updates": 4, "accumulation_steps": 4}
@@ -163,6 +163,7 @@ def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
             fits_gpu(*arguments[:-1], -1)
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatch):
     """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
     changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}

@@ -112,7 +112,7 @@ def schedule(sources, repeat=""):
     return [f"{sources[0]}:0.8..0.2{repeat}", f"{sources[1]}:0.2..0.8{repeat}"]
 
 
-@pytest.mark.parametrize("length", [{"epochs": 2}, {"max_updates": 30}])
+@pytest.mark.parametrize("length", [pytest.param({"epochs": 2}, marks=pytest.mark.slow), {"max_updates": 30}])
 def test_a_stopped_run_goes_on_to_the_last_bit_and_trains_each_row_once(sources, tmp_path, length):
     options = {"data_path": schedule(sources, ":x2"), **length}
     with trained_rows() as whole:
@@ -127,6 +127,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit_and_trains_each_row_once(sources,
     assert_same(undisturbed, resumed)
 
 
+@pytest.mark.slow
 def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     """A run of some passes keeps its rows; one of some updates has another end, and keeps the rows that it has trained."""
     options = {"data_path": schedule(sources), "out_dir": tmp_path / "epochs"}
@@ -149,6 +150,7 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_workers):
     """The end comes nearer, then further away; and the same with a stop in between, bit for bit."""
@@ -206,10 +208,11 @@ def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
     for other in ([f"{sources[0]}:0.7..0.2", f"{sources[1]}:0.3..0.8"], schedule(sources, ":x2")):
         with pytest.raises(UserError, match="made with another row layout"):
             run(data_path=other, out_dir=tmp_path, from_resume=1)
-    with pytest.raises(UserError, match=r"row layout: epochs 1 there, epochs 2 in this run"):
+    with pytest.raises(UserError, match=r"row layout: {'epochs': 1} there, {'epochs': 2} in this run"):
         run(data_path=schedule(sources), out_dir=tmp_path, from_resume=1, epochs=2)
 
 
+@pytest.mark.slow
 def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     by_flags = run(data_path=schedule(sources), out_dir=tmp_path / "flags")
     file = tmp_path / "mix.yaml"

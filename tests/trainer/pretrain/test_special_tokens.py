@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import UserError
 from scripts import evaluate, export_hf
-from scripts.common import ModelChoice, load
+from scripts.common import load
 from tests.helpers import records, train
 
 MARKED = [f"<|im_start|>How much is {i} and one?<|im_end|> <|im_start|>It is {i + 1}.<|im_end|>" for i in range(60)]
@@ -39,7 +39,6 @@ def test_scripts_read_a_text_as_the_weight_was_trained(marked, tmp_path):
         assert evaluate.main(["perplexity", *named, "--data_path", val]) == 0
         result = json.loads((tmp_path / f"{path.name}.json").read_text())
         assert result["metrics"]["loss"]["value"] == pytest.approx(trained, abs=2e-3)
-        assert result["tokens_per_second"] > 0
 
 
 def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
@@ -47,7 +46,7 @@ def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
     weight = out / "pretrain_16.pth"
     going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
     assert going_on.job.first_model.encoder.parse_special_tokens
-    assert load(ModelChoice(str(tmp_path / "pretrain_16.pth")))[2].parse_special_tokens
+    assert load(str(tmp_path / "pretrain_16.pth"))[2].parse_special_tokens
     assert "spell <|im" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)
@@ -60,6 +59,7 @@ def test_a_resume_that_reads_otherwise_names_the_flag(marked):
         train(data_path=data, val_path=val, out_dir=out, from_resume=1, epochs=2, learning_rate=0.01)
 
 
+@pytest.mark.slow
 def test_spelt_tokens_are_told_where_the_flag_is_not_given(marked, tmp_path, capsys):
     data, *_ = marked
     told = "40 of the first 40 documents spell <|im_start|>"

@@ -85,7 +85,7 @@ def test_the_page_of_a_run(data, tmp_path):
     assert f"{records(run)[-1]['loss']:.4f}" in page and f"{run.progress.best_val_loss:.4f}" in page
     (sample,) = records(run, "text")
     assert sample["text"].startswith("the cat") and "<b>the cat</b>" in page
-    assert RunRecords(run.reporter.file.name).charts == PRETRAINING
+    assert RunRecords.read(run.reporter.file.name).charts == PRETRAINING
     assert page.count("<svg") >= 7 and "Expert load" in page and "--from_resume 1" in page
     assert not re.search(r"(src|href|url)\s*=?\s*[\"'(]+\s*(https?:)?//", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page))
     assert (tmp_path / "pretrain_16_moe.loss.png").read_bytes().startswith(b"\x89PNG")
@@ -140,16 +140,16 @@ def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
 def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     """Lines that are cut off, within a character too, or longer than any of ours, and figures that no axis can show."""
     path = metrics_file(tmp_path / "a.metrics.jsonl")
-    whole = RunRecords(path)
+    whole = RunRecords.read(path)
     cut = json.dumps({"tokens": 1, "text": "caf\u00e9"}, ensure_ascii=False).encode().removesuffix(b'\xa9"}')
     too_long = {"tokens": 1, "loss": 7.0, "pad": "x" * MOST_LINE_BYTES}
     add(path, b'{"step": 3, "upd\n', b"null\n[1]\n3\n", cut + b"\n", b"[" * 100_000 + b"\n", too_long)
     add(path, {"tokens": 5000, "loss": 1e308}, {"tokens": 1e300, "loss": 2.0}, {"tokens": 10**400, "loss": 2.0})
     add(path, {"tokens": 9000, "loss": 0.5}, cut)
-    damaged = RunRecords(path)
-    assert damaged.curves.keys() == whole.curves.keys()
-    assert list(damaged.curves["loss"][1]) == [*whole.curves["loss"][1], 0.5]
-    assert len(whole.curves["grad_norm"][0]) == 49, "an unknown norm is no point of the curve"
+    damaged = RunRecords.read(path)
+    assert damaged.columns.keys() == whole.columns.keys()
+    assert list(damaged.columns["loss"][1]) == [*whole.columns["loss"][1], 0.5]
+    assert len(whole.columns["grad_norm"][0]) == 49, "an unknown norm is no point of the curve"
     assert "hidden_size" in page_of(path)
 
 

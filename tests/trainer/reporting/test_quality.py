@@ -51,7 +51,7 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
     add(path, {"step": 49, "update": 49, "tokens": 4900, "expected_loss": 1.5})
     # A loss of 1.25 nats a token was 0.75 bits a byte, so 1.5 nats are 0.9.
     expected = [("this model", 0.75), ("expected", pytest.approx(0.9)), ("xz", 2.5), ("gzip", 3.0)]
-    assert quality(RunRecords(path)) == expected
+    assert quality(RunRecords.read(path)) == expected
     page = page_of(path)
     order = ["<svg", "How good is this?", "width: 25.0%", ">2.500<", "<h2>Samples", "<h2>Go on", "<h2>Figures"]
     order += ["<h2>More curves", "<h2>Settings", "<details"]
@@ -61,7 +61,7 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
 
 def test_a_run_notes_it_and_one_without_validation_says_how_to_get_it(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2)
-    found = RunRecords(run.reporter.file.name)
+    found = RunRecords.read(run.reporter.file.name)
     noted = found.noted("data")["compressors"]
     assert set(noted) == {"gzip", "xz", "bytes"} and noted["bytes"] > 0
     assert [name for name, _ in quality(found)] == ["this model", "xz", "gzip"]
@@ -77,7 +77,7 @@ def test_what_a_run_that_held_nothing_out_says(tmp_path, noted, said):
     """Nothing of an encoder, whose loss is that of no language model."""
     start = {**START, "data": {**START["data"], **noted}}
     path = add(tmp_path / "a.metrics.jsonl", start, {"step": 1, "update": 1, "tokens": 100, "loss": 2.5})
-    sentences = remarks(RunRecords(path))
+    sentences = remarks(RunRecords.read(path))
     assert len(sentences) == bool(said) and said in "".join(sentences)
 
 
@@ -90,6 +90,7 @@ def test_what_was_trained_of_each_source_is_shown_as_text(tmp_path):
         assert f"<td>{shown}</td>" in page
 
 
+@pytest.mark.slow
 def test_overfitting_is_said_at_the_end_and_on_the_page(tmp_path, capsys):
     """One document, read until it is known by heart. Reference: the lowest of the evaluations in the metrics file."""
     path = write_corpus(tmp_path / "a.jsonl", 6)

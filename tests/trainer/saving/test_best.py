@@ -43,6 +43,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path, data):
     assert not list((tmp_path / "run").glob("*.best.*"))
 
 
+@pytest.mark.slow
 def test_files_of_a_part_of_the_run_that_was_lost_do_not_stay(tmp_path, data):
     """A later part was killed between its best weights and its checkpoint. A resume goes by the checkpoint."""
     falling, risen = tmp_path / "falling", tmp_path / "risen"

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 
@@ -136,7 +135,7 @@ def test_the_newest_are_kept(tmp_path):
         save(checkpoints, update)
     assert names(checkpoints) == ["update_00000005.pt", "update_00000004.pt"]
     assert len(os.listdir(tmp_path)) == 4
-    assert checkpoints.newest()[0]["update"] == 5
+    assert checkpoints.newest().name == "update_00000005.pt"
 
 
 def test_a_copy_that_a_user_keeps_is_no_checkpoint_of_the_run(tmp_path):
@@ -157,7 +156,7 @@ def test_a_copy_that_a_user_keeps_is_no_checkpoint_of_the_run(tmp_path):
     for update in (121, 122):
         save(checkpoints, update)
     said = []
-    assert Checkpoints(tmp_path).newest(said.append)[0]["update"] == 122 and said == []
+    assert Checkpoints(tmp_path).newest(said.append).name == "update_00000122.pt" and said == []
     assert names(checkpoints) == ["update_00000122.pt", "update_00000121.pt"]
     own = {f"{name}{ending}" for name in names(checkpoints) for ending in ("", ".sha256")}
     kept = {f"{name}{ending}" for name in copies for ending in ("", ".sha256")}
@@ -167,7 +166,7 @@ def test_a_copy_that_a_user_keeps_is_no_checkpoint_of_the_run(tmp_path):
 def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=1)
     save(checkpoints, 1)
-    monkeypatch.setattr(checkpoint, "verified", lambda path: False)
+    monkeypatch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
     checkpoints.save(state(2), 2)
     with pytest.raises(OSError, match="update_00000002.pt"):
         checkpoints.wait()
@@ -181,7 +180,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path):
     (tmp_path / "update_00000002.pt").write_bytes(b"")
     checkpoints = Checkpoints(tmp_path, keep=2)
     said = []
-    assert checkpoints.newest(said.append)[0]["update"] == 1 and "update_00000002.pt" in said[0]
+    assert checkpoints.newest(said.append).name == "update_00000001.pt" and "update_00000002.pt" in said[0]
     save(checkpoints, 3)
     assert names(checkpoints) == ["update_00000003.pt", "update_00000001.pt"]
 
@@ -243,7 +242,7 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
     ]
     for name in own + others:
         (tmp_path / name).touch()
-    checkpoint.remove_temporaries(tmp_path / "a_512", tmp_path / "a_512_resume")
+    checkpoint.remove_temporaries(tmp_path / "a_512")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
@@ -251,14 +250,14 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     """Through saves, a start, a run that takes the place of another one, and its coming back."""
     folder = tmp_path / "run_resume"
     folder.mkdir()
-    foreign = {name: name.encode() for name in (".DS_Store", "notes.txt", "update_notes.tmp", "update_notes.before")}
+    foreign = {name: name.encode() for name in (".DS_Store", "notes.txt", "update_notes.tmp", "update_notes.part")}
     for name, content in foreign.items():
         (folder / name).write_bytes(content)
     checkpoints = Checkpoints(folder, keep=1)
     for update in (1, 2):
         save(checkpoints, update)
     (folder / "update_00000003.pt.77.tmp").touch()
-    checkpoint.remove_temporaries(tmp_path / "run", folder)
+    checkpoints.remove_leftovers()
     own = {"update_00000002.pt", "update_00000002.pt.sha256"}
     assert set(os.listdir(folder)) == own | foreign.keys()
 
@@ -290,24 +289,3 @@ def test_weights_are_half_precision_tied_and_atomic(tmp_path):
     assert loaded["lm_head.weight"].dtype is torch.float16 and torch.equal(loaded["lm_head.weight"], weight.half())
     assert loaded["lm_head.weight"].data_ptr() == loaded["model.embed_tokens.weight"].data_ptr()
     assert sorted(os.listdir(tmp_path)) == ["w.json", "w.pth"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
-@pytest.mark.parametrize("damage", ["huge digest", "pipe for a digest", "pipe for a checkpoint"])
-def test_a_checkpoint_whose_files_never_end_is_passed_over(tmp_path, damage):
-    checkpoints = Checkpoints(tmp_path / "resume")
-    save(checkpoints, 1)
-    save(checkpoints, 2)
-    path = tmp_path / "resume" / "update_00000002.pt"
-    digest = tmp_path / "resume" / "update_00000002.pt.sha256"
-    if damage == "huge digest":
-        with open(digest, "r+b") as file:
-            file.truncate(20_000_000_000)
-    else:
-        victim = digest if damage == "pipe for a digest" else path
-        victim.unlink()
-        os.mkfifo(victim)
-    said = []
-    _, found = checkpoints.newest(said.append)
-    assert found.name == "update_00000001.pt"
-    assert "update_00000002.pt: damaged" in said[0]

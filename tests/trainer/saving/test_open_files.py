@@ -64,6 +64,7 @@ def check(renames, wanted):
         assert any(part in name for name in names), (part, names)
 
 
+@pytest.mark.slow
 def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
     data = write_corpus(tmp_path / "data.jsonl", 40)
     options = {"data_path": data, "out_dir": tmp_path, "save_interval": 4, "num_workers": 1}
@@ -77,6 +78,7 @@ def test_pretraining_renames_nothing_that_is_open(tmp_path, renames):
     check(renames, ["update_", ".pth", ".json", "_old1", "metrics.jsonl", "settings.yaml", ".token_store"])
 
 
+@pytest.mark.slow
 def test_electra_and_glue_rename_nothing_that_is_open(tmp_path, renames):
     data, vocabulary = write_lines(tmp_path / "data.jsonl")[0], write_vocab(tmp_path / "vocab.txt")
     for _ in range(2):

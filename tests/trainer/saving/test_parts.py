@@ -1,26 +1,16 @@
-"""Checkpoints of parts, in a process group of one; tests/faults has the runs. References: the tensors themselves, sha256sum."""
+"""Checkpoints of sharded tensors, in a process group of one; tests/faults has the runs. Reference: the tensors themselves."""
 
-import hashlib
 import os
-import pickle
 import shutil
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from common.errors import BadContentError
 from tests.faults.harness import seeded_random
-from tests.faults.test_damage import Payload, malicious
-from trainer.saving import parts as parts_module
-from trainer.saving import places
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, remove_temporaries, verified
-from trainer.saving.parts import PARTS, RUN, SUMS, filled
+from trainer.saving import checkpoint
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, verified
 from trainer.sharding import TensorPart, rows_of_ranks
-
-FIRST_FILE = "__0_0.distcp"
 
 
 @pytest.fixture(scope="module")
@@ -33,29 +23,13 @@ def group():
 def state(update):
     """As one rank has it that has all rows. `tied` is `weight`."""
     generator = torch.Generator().manual_seed(update)
-    weight, bias, moment = (torch.randn(*shape, generator=generator) for shape in ((7, 3), (5,), (7, 3)))
+    weight, bias = (torch.randn(*shape, generator=generator) for shape in ((7, 3), (5,)))
     whole = {name: TensorPart(tensor, 0, tensor.shape) for name, tensor in (("weight", weight), ("bias", bias))}
-    moments = [{"step": torch.tensor(float(update)), "exp_avg": TensorPart(moment, 0, moment.shape)}]
-    return {
-        "update": update,
-        "model": {**whole, "tied": whole["weight"], "buffer": torch.arange(3)},
-        "engine": {"optimizer": {"state": moments}},
-    }
+    return {"update": update, "model": {**whole, "tied": whole["weight"], "buffer": torch.arange(3)}}
 
 
-def written(state):
-    """The tensors of a state, TensorParts as what they hold."""
-    model = {name: value.own if isinstance(value, TensorPart) else value for name, value in state["model"].items()}
-    (moments,) = state["engine"]["optimizer"]["state"]
-    return {**model, "exp_avg": moments["exp_avg"].own, "step": moments["step"]}
-
-
-def found(state):
-    (moments,) = state["engine"]["optimizer"]["state"]
-    return {**state["model"], **moments}
-
-
-def save(checkpoints, update):
+def save(folder, group, update):
+    checkpoints = Checkpoints(folder, group=group, n_writers=1)
     checkpoints.save(state(update), update)
     checkpoints.wait()
 
@@ -64,267 +38,118 @@ def save(checkpoints, update):
 def saved(group, tmp_path_factory):
     """A folder with checkpoints of the updates 1 and 2."""
     folder = tmp_path_factory.mktemp("parts") / "resume"
-    checkpoints = Checkpoints(folder, group=group)
     for update in (1, 2):
-        save(checkpoints, update)
+        save(folder, group, update)
     return folder
 
 
 @pytest.fixture
 def copy(saved, tmp_path):
-    """(folder of checkpoints, path of the newest one), which a test may damage."""
+    """(folder of checkpoints, files of the newest one), which a test may damage."""
     folder = tmp_path / "resume"
     shutil.copytree(saved, folder)
-    return folder, folder / "update_00000002"
-
-
-def renew_digests(path):
-    """As somebody would who wants a changed file to be taken for ours."""
-    names = sorted(set(os.listdir(path)) - {SUMS})
-    lines = [f"{hashlib.sha256((path / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
-    (path / SUMS).write_text("".join(lines))
-
-
-# ------------------------------------------------------------------------------------------------ good ones
+    files = sorted(folder.glob("update_00000002*"))
+    assert [path.suffix for path in files] == [".part", ".pt", ".sha256"]
+    return folder, files
 
 
 def test_what_is_written_is_read(saved):
     """Tied tensors stay one, and what is whole on each rank is as it was."""
-    newest, path = Checkpoints(saved).newest()
-    assert path.name == "update_00000002" and newest["update"] == 2 and newest["model"]["weight"].is_meta
-    read = found(filled(newest, path))
-    for name, tensor in written(state(2)).items():
-        assert torch.equal(read[name], tensor)
-    assert read["tied"] is read["weight"]
+    read = load_checkpoint(Checkpoints(saved).newest())
+    assert read["update"] == 2 and read["model"]["tied"] is read["model"]["weight"]
+    for name, value in state(2)["model"].items():
+        assert torch.equal(read["model"][name], value.own if isinstance(value, TensorPart) else value)
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_any_number_of_ranks_reads_its_rows(saved, size):
     """Reference: the rows of the whole tensor. Of 8 ranks some have none of 5 or 7 rows."""
-    path = saved / "update_00000002"
-    of_ranks = [found(filled(load_checkpoint(path), path, rank, size)) for rank in range(size)]
-    for name, tensor in written(state(2)).items():
-        if name in ("buffer", "step"):
-            continue
+    path = saved / "update_00000002.pt"
+    of_ranks = [load_checkpoint(path, rank, size)["model"] for rank in range(size)]
+    for name in ("weight", "bias", "tied"):
+        whole = state(2)["model"][name].own
         got = [of_rank[name] for of_rank in of_ranks]
-        assert [len(part.own) for part in got] == rows_of_ranks(len(tensor), size)
-        assert torch.equal(torch.cat([part.own for part in got]), tensor)
-        assert all(part.shape == tensor.shape for part in got)
-        assert [part.first_row for part in got] == [sum(rows_of_ranks(len(tensor), size)[:i]) for i in range(size)]
+        assert [len(part.own) for part in got] == rows_of_ranks(len(whole), size)
+        assert torch.equal(torch.cat([part.own for part in got]), whole)
+        assert all(part.shape == whole.shape for part in got)
+        assert [part.first_row for part in got] == [sum(rows_of_ranks(len(whole), size)[:i]) for i in range(size)]
 
 
-def test_files_and_folders_take_turns(group, tmp_path):
+def test_sharded_and_whole_ones_take_turns(group, tmp_path):
     """A run may be sharded, whole and sharded again. Of the same update the one is kept that was saved last."""
-    save(Checkpoints(tmp_path, group=group), 1)
+    save(tmp_path, group, 1)
     whole = Checkpoints(tmp_path)
     whole.save({"update": 2}, 2)
     whole.wait()
-    save(Checkpoints(tmp_path, group=group), 3)
-    assert [path.name for path in Checkpoints(tmp_path).paths()] == ["update_00000003", "update_00000002.pt"]
-    save(Checkpoints(tmp_path, keep=1, group=group), 3)
-    assert os.listdir(tmp_path) == ["update_00000003"]
+    save(tmp_path, group, 3)
+    save(tmp_path, group, 3)
+    assert [path.name for path in Checkpoints(tmp_path).paths()] == ["update_00000003.pt", "update_00000002.pt"]
+    assert len(os.listdir(tmp_path)) == 5 and all(map(verified, Checkpoints(tmp_path).paths()))
+    Checkpoints(tmp_path).remove_all()
+    assert not tmp_path.exists()
 
 
-def test_an_update_that_is_saved_again_is_never_away(group, copy, monkeypatch):
-    """Cut off between the two renames, the first one is brought back by the next start."""
-    folder, path = copy
-    replace, calls = os.replace, []
-
-    def fails_at_the_second(source, target):
-        calls.append(target)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(parts_module.os, "replace", fails_at_the_second)
-    checkpoints = Checkpoints(folder, group=group)
-    checkpoints.save(state(2), 2)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.wait()
-    monkeypatch.undo()
-    assert not path.exists()
-    remove_temporaries(folder.parent / "run", folder)
-    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
-    save(Checkpoints(folder, group=group), 2)
-    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"] and verified(path)
-
-
-# ------------------------------------------------------------------------------------------------ damage
-
-
-def is_passed_over(folder, path):
-    """Whether the damage is noticed and named, and the checkpoint before is taken."""
-    said = []
-    _, chosen = Checkpoints(folder).newest(said.append)
-    return chosen.name == "update_00000001" and len(said) == 1 and str(path) in said[0]
-
-
-def test_flipped_bits_are_noticed(copy):
-    folder, path = copy
+@pytest.mark.parametrize("number", range(3), ids=["part", "file", "digests"])
+def test_damage_is_noticed(copy, number):
+    """Flipped bits, and a file that is missing: it is named, and the checkpoint before is taken."""
+    folder, files = copy
+    path = files[number]
+    good = path.read_bytes()
     generator = seeded_random("flipped bits of parts")
-    for name in (FIRST_FILE, PARTS, RUN, SUMS):
-        good = (path / name).read_bytes()
-        for _ in range(5):
-            damaged = bytearray(good)
-            damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
-            (path / name).write_bytes(damaged)
-            assert is_passed_over(folder, path)
-        (path / name).write_bytes(good)
-    assert verified(path)
+
+    def is_passed_over():
+        said = []
+        chosen = Checkpoints(folder).newest(said.append)
+        return chosen.name == "update_00000001.pt" and len(said) == 1 and str(files[1]) in said[0]
+
+    for _ in range(5):
+        damaged = bytearray(good)
+        damaged[generator.randrange(len(good))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        assert is_passed_over()
+    path.unlink()
+    if path.suffix == ".pt":
+        assert Checkpoints(folder).newest().name == "update_00000001.pt"
+    else:
+        assert is_passed_over()
 
 
-@pytest.fixture
-def no_wait(monkeypatch):
-    """A file that is not there is not waited for."""
-    monkeypatch.setattr(places, "SEEN_WITHIN_S", 0.0)
-
-
-@pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN, SUMS])
-def test_missing_files_are_noticed(copy, no_wait, name):
-    folder, path = copy
-    (path / name).unlink()
-    assert is_passed_over(folder, path)
-    # Nor do digests without the file help.
-    if name != SUMS:
-        renew_digests(path)
-        assert name == FIRST_FILE or is_passed_over(folder, path)
-        if name == FIRST_FILE:
-            with pytest.raises(BadContentError, match="its parts cannot be read"):
-                filled(load_checkpoint(path), path)
-
-
-def test_ranks_share_the_comparison(copy, monkeypatch, no_wait):
-    """Each file is read by one rank, which alone notices its damage; what is missing is noticed by all."""
-    _, path = copy
-    read_by = {}
-
-    def verdicts():
-        return [verified(path, rank, 2) for rank in range(2)]
-
-    def counted(file):
-        read_by[file.name] = read_by.get(file.name, 0) + 1
-        return file_digest(file)
-
-    file_digest = parts_module.file_digest
-    monkeypatch.setattr(parts_module, "file_digest", counted)
-    assert all(verdicts())
-    assert read_by == dict.fromkeys((FIRST_FILE, PARTS, RUN), 1)
-    for name in (FIRST_FILE, PARTS, RUN):
-        good = (path / name).read_bytes()
-        (path / name).write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        assert verdicts().count(False) == 1
-        (path / name).write_bytes(good)
-    (path / FIRST_FILE).unlink()
-    assert not any(verdicts())
-
-
-def test_a_file_that_is_seen_late_is_waited_for(group, copy, monkeypatch):
-    """Another machine has written it. By a save, and by a resume."""
-    folder, _ = copy
-    late = {FIRST_FILE: 2}
-    exists = Path.exists
-
-    def seen(path, **options):
-        late[path.name] = late.get(path.name, 0) - 1
-        return late[path.name] < 0 and exists(path, **options)
-
-    monkeypatch.setattr(Path, "exists", seen)
-    save(Checkpoints(folder, group=group), 3)
-    assert late[FIRST_FILE] < 0
-    assert verified(folder / "update_00000003")
-
-
-# ------------------------------------------------------------------------- hostile content, with digests that hold
-
-
-def read(path):
-    """What a resume reads of a checkpoint whose digests hold."""
-    renew_digests(path)
-    assert verified(path)
-    return filled(load_checkpoint(path), path)
-
-
-@pytest.mark.parametrize("name", [FIRST_FILE, PARTS, RUN])
-@pytest.mark.parametrize("form", ["zip", "pickle"])
-def test_a_payload_is_never_run(copy, tmp_path, name, form):
-    _, path = copy
-    ran = tmp_path / "ran"
-    bad = pickle.dumps(Payload(ran)) if form == "pickle" else malicious(ran, form == "zip")
-    good = (path / name).read_bytes()
-    # The place of each part has its length too: what is read there is the payload.
-    (path / name).write_bytes(bad if name != FIRST_FILE else bad.ljust(len(good), b"\0"))
-    with pytest.raises(BadContentError):
-        read(path)
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize("elsewhere", ["../update_00000001/" + FIRST_FILE, "/etc/passwd", "missing"])
-def test_nothing_is_read_elsewhere(copy, elsewhere):
-    _, path = copy
-    places = torch.load(path / PARTS, weights_only=True)
-    places["model.weight"] = [(elsewhere, 0)]
-    torch.save(places, path / PARTS)
-    with pytest.raises(BadContentError):
-        read(path)
-
-
-def test_compressed_files_are_refused(copy):
-    """A bomb of a few kilobytes."""
-    _, path = copy
-    with zipfile.ZipFile(path / FIRST_FILE) as good:
-        files = {name: good.read(name) for name in good.namelist()}
-    with zipfile.ZipFile(path / FIRST_FILE, "w", zipfile.ZIP_DEFLATED) as bad:
-        for name, content in files.items():
-            bad.writestr(name, content + b"\0" * 100_000)
-    with pytest.raises(BadContentError):
-        read(path)
-
-
-# ------------------------------------------------------------------------------------------------ a disk that fails
+def test_ranks_share_the_comparison(copy, monkeypatch):
+    """Each file is read by one rank, which alone notices its damage."""
+    _, (part, path, _) = copy
+    read = []
+    file_digest = checkpoint.file_digest
+    monkeypatch.setattr(checkpoint, "file_digest", lambda file: read.append(file) or file_digest(file))
+    assert all(verified(path, rank, 2) for rank in range(2)) and sorted(read) == [part, path]
+    part.write_bytes(part.read_bytes()[:-1])
+    assert [verified(path, rank, 2) for rank in range(2)].count(False) == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-@pytest.mark.parametrize("name", [FIRST_FILE, RUN])
-def test_a_full_disk_is_named_and_leaves_nothing(group, copy, monkeypatch, name):
+def test_a_full_disk_is_named_and_leaves_nothing(group, copy, monkeypatch):
     folder, _ = copy
-    opened = open
+    before = sorted(os.listdir(folder))
+    write = checkpoint.write_tensors
 
-    def full(path, mode="r", **options):
-        return opened("/dev/full" if str(path).endswith(name) and "w" in mode else path, mode, **options)
+    def full(content, writer):
+        if ".part." in writer.file.name:
+            with open("/dev/full", "wb", buffering=0) as writer.file:
+                write(content, writer)
+        write(content, writer)
 
-    monkeypatch.setattr(parts_module, "open", full, raising=False)
-    checkpoints = Checkpoints(folder, group=group)
-    checkpoints.save(state(3), 3)
-    with pytest.raises(OSError, match=f"No space left on device.*{name}"):
-        checkpoints.wait()
-    monkeypatch.undo()
-    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
-    save(checkpoints, 3)
-    assert Checkpoints(folder).newest()[1].name == "update_00000003"
-
-
-def test_ranks_that_see_other_folders_are_told(group, copy, monkeypatch, no_wait):
-    """As on two machines without a shared disk: another rank has written a file that rank 0 does not see."""
-    folder, _ = copy
-    gather = dist.gather_object
-
-    def of_two(*arguments, **named):
-        gather(*arguments, **named)
-        arguments[1].append(({"__1_0.distcp": "0" * 64}, None))
-
-    monkeypatch.setattr(parts_module.dist, "gather_object", of_two)
-    checkpoints = Checkpoints(folder, group=group)
-    checkpoints.save(state(3), 3)
-    with pytest.raises(OSError, match="all ranks have to see the same --out_dir.*__1_0.distcp"):
-        checkpoints.wait()
-    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "write_tensors", full)
+        with pytest.raises(OSError, match=r"No space left on device.*\.part"):
+            save(folder, group, 3)
+    assert sorted(os.listdir(folder)) == before
+    save(folder, group, 3)
+    assert Checkpoints(folder).newest().name == "update_00000003.pt"
 
 
 def test_a_disk_that_returns_something_else_ends_the_save(group, copy, monkeypatch):
     folder, _ = copy
-    monkeypatch.setattr(parts_module, "file_digest", lambda path: "0" * 64)
-    checkpoints = Checkpoints(folder, group=group)
-    checkpoints.save(state(3), 3)
+    before = sorted(os.listdir(folder))
+    monkeypatch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
     with pytest.raises(OSError, match="reads back differently"):
-        checkpoints.wait()
-    assert sorted(os.listdir(folder)) == ["update_00000001", "update_00000002"]
+        save(folder, group, 3)
+    assert sorted(os.listdir(folder)) == before

@@ -75,6 +75,7 @@ def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, dat
         assert torch.equal(ours, reference)
 
 
+@pytest.mark.slow
 def test_on_cuda_a_run_is_saved_one_update_later(tmp_path, data, clock):
     """Asked for before update 4, known and saved after update 5, 50 s after the start; without a flag it is 2 minutes."""
     with simulated_cuda():

@@ -1,14 +1,14 @@
-"""model/hf_folder.py: folders of public models against transformers' own logits, and folders that nobody should trust."""
+"""model/hf_format.py: folders of public models against transformers' own logits, and folders that nobody should trust."""
 
 import json
-import struct
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen3ForCausalLM
 
-from model.hf_folder import load_folder, read_config
-from model.model_minimind import MiniMindForCausalLM
+from model.hf_format import hf_config, load_folder, read_config, to_hf
+from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
 
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -80,7 +80,7 @@ def test_a_tied_head_that_is_stored_all_the_same_must_be_equal(tmp_path):
     save_file({**state, "lm_head.weight": state[EMBEDDINGS].clone()}, tmp_path / "model.safetensors")
     assert difference(load(tmp_path), theirs) == 0
     save_file({**state, "lm_head.weight": state[EMBEDDINGS] + 1}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="tie_word_embeddings is true, but lm_head.weight is not"):
+    with pytest.raises(ValueError, match="lm_head.weight is not model.embed_tokens.weight"):
         load(tmp_path)
 
 
@@ -139,23 +139,14 @@ def folders(tmp_path):
     return write
 
 
-def test_a_bias_that_is_not_zero_is_refused(folders):
+def test_biases_and_gates_that_are_not_zero_are_refused(folders):
     folder = folders("llama", attention_bias=True, mlp_bias=True)
     replace(folder, "model.layers.1.mlp.up_proj.bias", lambda bias: bias + 0.5)
-    with pytest.raises(ValueError, match="up_proj.bias is not zero: MiniMind has no biases"):
+    with pytest.raises(ValueError, match="up_proj.bias is not zero: MiniMind has no such part"):
         load(folder)
-
-
-def test_a_gate_of_the_shared_expert_that_is_not_zero_is_refused(folders):
     folder = folders("qwen2_moe")
-    gate = "model.layers.1.mlp.shared_expert_gate.weight"
-    replace(folder, gate, lambda weight: weight + 0.5)
-    with pytest.raises(
-        ValueError, match="shared_expert_gate.weight is not zero: MiniMind's shared experts have no gate"
-    ):
-        load(folder)
-    replace(folder, gate, lambda weight: None)
-    with pytest.raises(ValueError, match=f"missing keys: {gate}"):
+    replace(folder, "model.layers.1.mlp.shared_expert_gate.weight", lambda weight: weight + 0.5)
+    with pytest.raises(ValueError, match="shared_expert_gate.weight is not zero"):
         load(folder)
 
 
@@ -176,7 +167,6 @@ def replace(folder, name, change):
     "changes, message",
     [
         ({"num_hidden_layers": 1, "layer_types": None}, r"unexpected keys \(11\): model.layers.1"),
-        ({"vocab_size": 10**9}, "the config is that of a model with 32,000,021,728"),
         ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
     ],
 )
@@ -187,58 +177,31 @@ def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda t: None, r"missing keys \(1\): model.norm.weight"),
-        (lambda t: t * float("nan"), "model.norm.weight has numbers that are NaN or infinite"),
-        (lambda t: t.double(), "model.norm.weight is F64; F32, F16, BF16 are read"),
-        (lambda t: t[:-1].clone(), r"model.norm.weight is \[31\] in the file, \[32\] in the model"),
-    ],
-)
-def test_weights_that_are_none(folders, change, message):
+@pytest.mark.parametrize("content", [b"", b"\0\0\0\x40\0\0\0\0{}", b"\x80\x04pickle", None])
+def test_a_file_that_is_no_safetensors(folders, content):
+    """None: a download that is not complete."""
     folder = folders("llama")
-    replace(folder, "model.norm.weight", change)
-    with pytest.raises(ValueError, match=message):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"", "not a readable .safetensors"),
-        (struct.pack("<Q", 2**30) + b"{}", "not a readable .safetensors"),
-        (b"\x80\x04pickle", "not a readable .safetensors"),
-    ],
-)
-def test_a_file_that_is_no_safetensors(folders, content, message):
-    folder = folders("llama")
-    (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=message) as refused:
+    (folder / "model.safetensors").unlink()
+    if content is not None:
+        (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="model.safetensors: not a readable .safetensors") as refused:
         load(folder)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", 7])
-def test_an_index_names_files_of_its_own_folder_alone(folders, name):
+def test_an_index_names_files_of_its_own_folder_alone(folders, tmp_path):
     folder = folders("llama", max_shard_size="20KB")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {EMBEDDINGS: name}}))
-    with pytest.raises(ValueError, match="is not the name of a file in the same folder"):
+    save_file({EMBEDDINGS: torch.ones(320, 32)}, tmp_path / "secret.safetensors")
+    index = {"weight_map": {EMBEDDINGS: "../secret.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="llama/secret.safetensors: not a readable"):
         load(folder)
 
 
-def test_a_pickle_is_not_read(folders):
-    folder = folders("llama")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pickles such as pytorch_model.bin are not read"):
-        load(folder)
-
-
-@pytest.mark.parametrize("content", ["", "3", "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "{}" + " " * (1 << 20)])
+@pytest.mark.parametrize("content", [None, "", "3", "[" * 100_000, "{}" + " " * (1 << 20)])
 def test_a_config_that_is_none(tmp_path, content):
-    with pytest.raises(ValueError, match="no config.json"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text(content)
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError) as refused:
         read_config(tmp_path)
     assert str(refused.value).startswith(f"{tmp_path}/config.json: ") and "\n" not in str(refused.value)
@@ -249,3 +212,20 @@ def test_a_config_that_names_programs_runs_none(folders):
     folder = folders("llama")
     change_config(folder, auto_map={"AutoModelForCausalLM": "evil--code.Model"}, attn_implementation="evil/attention")
     assert load(folder).config._attn_implementation in ("sdpa", "eager", None)
+
+
+# -------------------------------------------------------------------------------------------------- to a folder
+
+
+def test_yarn_is_that_of_qwen3():
+    """Hugging Face's yarn with attention_factor 1, at positions beyond the original length."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = MiniMindConfig(generation="minimind3", head_dim=64, inference_rope_scaling=True, **sizes)
+    model = MiniMindForCausalLM(config).eval()
+    twin = Qwen3ForCausalLM(hf_config(config)).eval()
+    twin.load_state_dict({**to_hf(model.state_dict(), config), "lm_head.weight": model.lm_head.weight})
+    input_ids, position_ids = torch.randint(3, 97, (1, 40)), torch.arange(0, 20000, 500).unsqueeze(0)
+    with torch.no_grad():
+        both = [m(input_ids, position_ids=position_ids).logits for m in (model, twin)]
+    torch.testing.assert_close(*both, atol=1e-5, rtol=0)

@@ -1,0 +1,181 @@
+"""A file as a stream of its decompressed bytes and their lines, in bounded memory.
+
+A few kilobytes can stand for gigabytes, and the file may be anybody's. So memory is bounded by what is asked for, never by
+what the input stands for: neither a compressed file nor a line without an end nor a run of blank lines piles up.
+"""
+
+import bz2
+import contextlib
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from common.errors import DataError
+from common.packages import optional_package
+from dataset.reading import faults
+
+# decompressed bytes, with a `peek`
+Stream = io.BufferedReader
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+# How a compressed file begins, whatever its name.
+FIRST_BYTES = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+# A frame of zstd without text, which may stand first: a byte from 0x50 to 0x5f, then these.
+SKIPPABLE_FRAME = b"\x2a\x4d\x18"
+
+BUFFER_BYTES = 1 << 16
+# Compressed bytes that a decoder is given at once, of which it gives all that they stand for. In zstd, the densest, a byte may
+# stand for 32 kB: 16 MB.
+INPUT_BYTES = 512
+# Memory for the window of a compressed file: `zstd --long=31`, as public dumps have it, wants 2 GB, `xz -9` 65 MB. It is
+# filled only as far as there is text.
+WINDOW_BYTES = 2 << 30
+
+SKIP_BYTES = 1 << 20
+BOM = b"\xef\xbb\xbf"
+WHITE_SPACE = b" \t\r\n\v\f"
+
+
+def compression_of(path: Path, named: str) -> str:
+    """What a file is compressed with, by its first bytes; "" for a plain one. named: what its name says.
+
+    Errors: DataError where the name says a compression and the content is none.
+    """
+    with path.open("rb") as file:
+        beginning = file.read(8)
+    for mark, compression in FIRST_BYTES.items():
+        if beginning.startswith(mark):
+            return compression
+    if named and beginning and not (named == ".zst" and beginning[1:4] == SKIPPABLE_FRAME):
+        raise DataError(
+            f"{path}: the content is not compressed, or it is damaged: it begins as no {named} file does; fetch it again, or "
+            f"take {named} off the name of a plain file"
+        )
+    return named
+
+
+@contextlib.contextmanager
+def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
+    """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none.
+
+    Errors: DataError for a file that is damaged or cut off.
+    """
+    # Each of the libraries has the decoder of one member, with `decompress`, `eof` and `unused_data`.
+    new_decoder: dict[str, Callable[[], Any]] = {
+        ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+        ".bz2": bz2.BZ2Decompressor,
+        ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW_BYTES),
+    }
+    damage: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
+    if compression == ".zst":
+        zstd = optional_package("zstandard", "to read .zst")
+        new_decoder[".zst"] = lambda: zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()
+        damage += (zstd.ZstdError,)
+    with path.open("rb", buffering=BUFFER_BYTES) as file:
+        if not compression:
+            # Opened with a buffer, it is one.
+            yield cast(Stream, file), file
+            return
+        try:
+            # Behind a member of gzip or xz there may be zeros, which fill a block of a tape.
+            members = _Members(file, new_decoder[compression], b"\0" if compression in (".gz", ".xz") else b"")
+            yield io.BufferedReader(members, BUFFER_BYTES), file
+        except damage as error:
+            if "emory" in str(error):
+                raise DataError(
+                    f"{path}: to decompress it takes more than {WINDOW_BYTES >> 30} GB of memory ({error}); compress it anew "
+                    "with a smaller window"
+                ) from None
+            raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
+
+
+class _Members(io.RawIOBase):
+    """The decompressed bytes of all members (zstd: frames) of a file, one after the other.
+
+    The libraries' own readers take a damaged second member, and that of zstd a file that is cut off, for the end.
+    """
+
+    def __init__(self, file: BinaryIO, new_decoder: Callable[[], Any], padding: bytes) -> None:
+        self.file = file
+        self.new_decoder = new_decoder
+        self.padding = padding
+        self.decoder: Any = None
+        self.compressed = b""
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As io.RawIOBase has it: fills the start of the buffer, 0 at the end. Errors: EOFError for a cut file."""
+        while not self.ready:
+            self.compressed = self.compressed or self.file.read(INPUT_BYTES)
+            if not self.compressed:
+                if self.decoder is not None:
+                    raise EOFError("it ends before its end mark")
+                return 0
+            if self.decoder is None:
+                self.compressed = self.compressed.lstrip(self.padding)
+                if not self.compressed:
+                    continue
+                self.decoder = self.new_decoder()
+            self.ready = memoryview(self.decoder.decompress(self.compressed))
+            self.compressed = b""
+            if self.decoder.eof:
+                self.compressed = self.decoder.unused_data
+                self.decoder = None
+        given = self.ready[: len(buffer)]
+        buffer[: len(given)] = given
+        self.ready = self.ready[len(given) :]
+        return len(given)
+
+
+# `for line in file` holds a line whole, however long it is, and a compressed megabyte can be a line of a gigabyte. Here
+# `readline` always has a bound. Of a line that reaches it the rest is passed in pieces, and the caller is told by None
+# that there was a line: it still counts, so that the numbers of later lines are right.
+class LineReader:
+    """Reads lines from a Stream. number: of the line that was read last, from 1. most: bytes of a line, its newline
+    included (default: of a document)."""
+
+    def __init__(self, stream: Stream, most: int | None = None) -> None:
+        self.stream = stream
+        self.most = faults.MAX_DOCUMENT_BYTES if most is None else most
+        self.number = 0
+
+    def read_line(self) -> bytes | None:
+        """The next line with its newline, b"" at the end, None for a line of more than `most` bytes, which is passed."""
+        line = self.stream.readline(self.most + 1)
+        self.number += bool(line)
+        if len(line) <= self.most:
+            return line
+        if not line.endswith(b"\n"):
+            self.skip_rest_of_line()
+        return None
+
+    def lines(self) -> Iterator[tuple[int, bytes | None]]:
+        """(number, what read_line gives) of the lines. A run of blank lines may come as two."""
+        blank_before = False
+        while (line := self.read_line()) != b"":
+            yield self.number, line
+            blank = line is not None and line.isspace()
+            if blank and blank_before:
+                self.skip_blank_lines()
+            blank_before = blank
+
+    def skip_rest_of_line(self) -> None:
+        """Passes what is left of a line."""
+        while (piece := self.stream.readline(SKIP_BYTES)) and not piece.endswith(b"\n"):
+            pass
+
+    def skip_blank_lines(self) -> None:
+        """Passes whole blank lines by the buffer: one by one a file of nothing else would take minutes."""
+        while buffered := self.stream.peek():
+            blanks = len(buffered) - len(buffered.lstrip(WHITE_SPACE))
+            # Up to the last newline among the blanks: those after it may begin a line with a text.
+            whole_lines = buffered.rfind(b"\n", 0, blanks) + 1
+            if not whole_lines:
+                return
+            self.number += self.stream.read(whole_lines).count(b"\n")
