@@ -59,7 +59,7 @@ from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.machine.measure import product_rate
-from trainer.pretrain.footprint import flops_per_token
+from trainer.pretrain.memory import flops_per_token
 
 # Tokens of a document, BOS and EOS included: drawn from this range, then cut to LONGEST.
 LENGTHS = (64, 600)

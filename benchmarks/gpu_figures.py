@@ -23,7 +23,7 @@ from benchmarks.training import Training, per_step
 from common.paths import ROOT
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
-from trainer.pretrain.footprint import flops_per_token
+from trainer.pretrain.memory import flops_per_token
 
 T = 512
 

@@ -1,13 +1,10 @@
-"""What a run says to its user beside its figures: settings that cannot do what they are there for, a loss that goes wrong,
-what to do with the finished run. All of it is made of values; nothing here looks into a job or a trainer.
-
-A job calls this once when it is built (Job.outlook). Then the Trainer shows each log line to the CurveWatch that it was given.
+"""What a run says to its user beside its figures: settings that cannot do what they are there for, the loss to expect, what to
+do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once when it
+is built (Job.outlook).
 """
 
-import math
 import re
 import shlex
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,7 @@ from common.paths import ROOT
 from common.settings import Settings, default_of
 from common.wording import counted
 from trainer.budget import laws
-from trainer.budget.plan import closest_cut, free_cuts
-from trainer.machine.out_of_memory import gigabytes, plain_advice
+from trainer.machine.measure import gigabytes, plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.settings import NONE
 from trainer.pretrain.settings import PretrainSettings
@@ -35,25 +31,14 @@ ENOUGH_POSITIONS = 32_768
 PREMIUM_OF_FULL_RATE = 0.06
 # The first steps of a run have no expected loss.
 FEWEST_TOKENS = 3e5
-# How far above the expected loss a run may be, and how many log lines in a row, before something is said. Guesses: the expected loss
-# of another text may be wrong by 10 % (LOSS_ERROR_ELSEWHERE in laws.py), which is no reason for a warning.
-FAR_ABOVE = 1.3
-LINES_IN_A_ROW = 10
-# Above the lowest loss of the lines before, what counts as a spike, and how many lines it may last: guesses.
-SPIKE = 1.2
-LINES_OF_A_SPIKE = 20
-# Log lines that are averaged: a line of a few rows jumps up and down by itself.
-SMOOTHED = 5
-
-
-# ---------------------------------------------------------------------------------------- while a run goes on
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The curve of a run that goes well. unique: as of laws.effective_tokens. T: positions of a row. text_scale: see
-    trainer/budget/laws.py."""
+    """The curve of a run that goes well. full_rate: the learning rate before its fall. unique: as of laws.effective_tokens. T:
+    positions of a row. text_scale: see trainer/budget/laws.py."""
 
+    full_rate: float
     parameters: float
     depth: laws.Depth
     unique: float | Sequence[laws.Part]
@@ -61,68 +46,14 @@ class Forecast:
     text_scale: float
     muon: bool = True
 
-    def loss(self, tokens: float, rate_factor: float) -> float | None:
-        """The training loss after so many tokens, while the rate is `rate_factor` of the full one; None: not known."""
+    def loss(self, tokens: float, rate: float) -> float | None:
+        """The training loss after so many tokens, at this learning rate; None: not known."""
         passes = tokens / laws.different_tokens(self.unique)
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
         at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.unique, scale, self.muon)
-        return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate_factor, 1.0))
-
-
-class CurveWatch:
-    """Says once when a run's loss leaves the expected curve, and once for each rise that does not heal."""
-
-    def __init__(
-        self, forecast: Forecast | None = None, full_rate: float = 1.0, rates: Sequence[str] = ("learning_rate",)
-    ) -> None:
-        """forecast: None: nothing is known of such a run. full_rate: the learning rate before its fall. rates: the settings that hold
-        the learning rates of the run."""
-        self.forecast = forecast
-        self.full_rate = full_rate
-        self.rates = ", ".join(f"--{name}" for name in rates)
-        self.last: deque[float] = deque(maxlen=SMOOTHED)
-        self.lowest = math.inf
-        self.lines_above = 0
-        self.lines_of_spike = 0
-        self.has_said_above = False
-
-    def expected_loss(self, tokens: int, rate: float) -> float | None:
-        """The training loss of a run that goes well, after so many tokens and at this learning rate; None: not known."""
-        return None if self.forecast is None else self.forecast.loss(tokens, rate / self.full_rate)
-
-    def of_line(self, loss: float, expected: float | None) -> str | None:
-        """What to say of the loss of a log line; None: nothing. expected: of expected_loss."""
-        if not math.isfinite(loss):
-            return None
-        self.last.append(loss)
-        if len(self.last) < SMOOTHED:
-            return None
-        smooth = sum(self.last) / len(self.last)
-        self.lowest = min(self.lowest, smooth)
-
-        self.lines_of_spike = self.lines_of_spike + 1 if smooth > SPIKE * self.lowest else 0
-        if self.lines_of_spike == LINES_OF_A_SPIKE:
-            before = self.lowest
-            # From here on it is compared with what it is now: a second rise is said again.
-            self.lowest = smooth
-            self.lines_of_spike = 0
-            return (
-                f"warning: the loss rose from {before:.2f} to {smooth:.2f} and does not come down again: stop (Ctrl-C) and "
-                f"start again with half of the rates ({self.rates}), or look at the data there"
-            )
-
-        is_above = expected is not None and smooth > FAR_ABOVE * expected
-        self.lines_above = self.lines_above + 1 if is_above else 0
-        if self.lines_above < LINES_IN_A_ROW or self.has_said_above:
-            return None
-        self.has_said_above = True
-        return (
-            f"warning: the loss is {smooth:.2f}, and runs of this size reach {expected:.2f} by now: other rates "
-            f"({self.rates}) or a smaller batch may mend it; so may a look at the data (encoding, order, "
-            "a tokenizer of another language)"
-        )
+        return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ before a run
@@ -167,14 +98,13 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
 class SizeOfRun:
     """What decides which settings suit a pretraining run.
 
-    tokens: of the run. rows, row_tokens: rows of an update, tokens that each trains. micro_batches: of a rank in the whole run.
-    T: positions of a row. memory, free: bytes that a micro-batch needs, about, and that are free; None: not known.
+    tokens, update_tokens: that the run and an update train. micro_batches: of a rank in the whole run. T: positions of a row.
+    memory, free: bytes that a micro-batch needs, about, and that are free; None: not known.
     """
 
     parameters: int
     tokens: float
-    rows: int
-    row_tokens: float
+    update_tokens: float
     T: int
     micro_batches: int
     ranks: Ranks
@@ -228,49 +158,30 @@ def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]
             "--batch_size auto trains the updates of 32 rows x --accumulation_steps in as few micro-batches as fit"
         )
     if not from_file and not settings.use_moe:
-        lines += unsuitable_batch(settings, run) + unsuitable_rate(settings, run)
+        lines += unsuitable(settings, run)
     return lines
 
 
-def unsuitable_batch(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
-    """A line where the updates are far larger or smaller than suits so many tokens."""
-    now = run.rows * run.row_tokens
+def unsuitable(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
+    """A line for updates, and for each learning rate, that are far from what suits the run."""
+    lines = []
     good = laws.batch_tokens(run.tokens)
-    if 1 / FAR_OFF <= now / good <= FAR_OFF:
-        return []
-    ranks = run.ranks
-    cut = closest_cut(good / run.row_tokens, free_cuts(ranks.world_size, ranks.sharing, run.device_type))
-    if cut.rows == run.rows:
-        # The largest or smallest that there is.
-        return []
-    updates = max(1, round(run.tokens / now))
-    flags = f"--batch_size {cut.batch_size} --accumulation_steps {cut.accumulation_steps}"
-    rows_of_rank = cut.batch_size * cut.accumulation_steps
-    usual = settings.usual_rows()
-    if run.device_type == "cuda" and rows_of_rank % usual == 0:
-        # How many of them the memory holds at once is not looked up here.
-        flags = f"--batch_size auto --accumulation_steps {rows_of_rank // usual}"
-    if settings.rows_per_update:
-        flags = f"--rows_per_update {cut.rows}"
-    return [
-        f"note: this run has {counted(updates, 'update')} of {now:,.0f} tokens. Runs of {run.tokens:,.0f} tokens learn most "
-        f"with updates of about {good:,.0f}: {flags}; --budget 10m chooses "
-        "everything for the time that you have"
-    ]
-
-
-def unsuitable_rate(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
-    """A line for each learning rate that is far from what suits."""
+    if not 1 / FAR_OFF <= run.update_tokens / good <= FAR_OFF:
+        lines.append(
+            f"note: runs of {run.tokens:,.0f} tokens learn most with updates of about {good:,.0f}, and these have "
+            f"{run.update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
+            "have"
+        )
     suitable = {"learning_rate": laws.adamw_rate(run.parameters, run.tokens)}
     if settings.optimizer == "muon":
         suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
         if settings.embed_lr:
             suitable["embed_lr"] = laws.EMBED_RATE
-    lines = []
-    for name, good in suitable.items():
-        rate = getattr(settings, name)
-        if not 1 / FAR_OFF <= rate / good <= FAR_OFF:
-            lines.append(f"note: --{name} {rate:g}: runs of this size learn most with about {good:.2g}")
+    for name, rate in suitable.items():
+        if not 1 / FAR_OFF <= getattr(settings, name) / rate <= FAR_OFF:
+            lines.append(
+                f"note: --{name} {getattr(settings, name):g}: runs of this size learn most with about {rate:.2g}"
+            )
     return lines
 
 
@@ -278,8 +189,9 @@ def note_on_expected(parameters: float, tokens: float) -> str:
     """What `expected` in the log lines is, said before the first of them. tokens: of the run."""
     error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
     return (
-        f"`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that may be "
-        f"{error:.0%} off (docs/budget.md)"
+        "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
+        f"may be {error:.0%} off (docs/budget.md). Where the loss stays far above it, or rises, other rates or a look at the data "
+        "(encoding, order, a tokenizer of another language) may mend it"
     )
 
 

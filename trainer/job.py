@@ -31,11 +31,11 @@ import torch
 from dataset.loader_workers import Loadable, MakesBatches
 from dataset.mixture import Move
 from dataset.store.format import DigestCheck
-from trainer.advice import CurveWatch, NextCommand
+from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")
@@ -269,8 +269,8 @@ class Outlook:
     # What the report draws, in this order, and the commands that it ends with
     charts: Sequence[Chart] = COMMON
     next_commands: Sequence[NextCommand] = ()
-    # Looks at the figures of the run, and says where they go wrong.
-    watch: CurveWatch | None = None
+    # The loss of a run that goes well, shown beside its own; None: not known
+    forecast: Forecast | None = None
 
 
 class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):

@@ -57,15 +57,12 @@ from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import claim, launch
 from trainer.loop import Trainer
-from trainer.machine.collectives import compare_precision, compare_with_main, first_rank_first, on_main
-from trainer.machine.command_line import run_cli
+from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals, name_of
+from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.ranks import Ranks, compare_precision, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
-from trainer.sharding import group_size_of
 
 # What a finished run must have been made with to count as done, beside its data, tokenizer and model.
 COMPARED = (
@@ -114,7 +111,6 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
     compare_precision(ranks, dtype)
-    group_size_of(settings.shard, ranks)
     out = Path(settings.out_dir)
     with user_errors():
         if settings.do_eval:
@@ -319,7 +315,7 @@ def one_run(
     # Computed with again after the run's own end.
     trainer.engine.close()
     if job.engine.shards is not None:
-        job.engine.shards.leave_groups()
+        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

@@ -1,47 +1,25 @@
 """What is said of a batch or a rate that does not suit the run. References: the laws, and the run with the advice followed."""
 
-import shlex
-
 import pytest
 
 from tests.helpers import train, write_corpus
 from trainer import advice
-from trainer.advice import SizeOfRun, pretraining_notices, unsuitable_batch, unsuitable_rate
-from trainer.budget import laws
+from trainer.advice import SizeOfRun, pretraining_notices, unsuitable
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
-TWO_THAT_SHARE = Ranks(rank=0, world_size=2, sharing=2)
 
-
-def size_of(settings, tokens, ranks=None, device_type="cpu"):
+def size_of(settings, tokens, device_type="cpu"):
     """The run of these settings, in full rows."""
-    ranks = ranks or Ranks()
-    rows = settings.rows_per_update or settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
-    return SizeOfRun(
-        26_000_000, tokens, rows, settings.max_seq_len, 512, 10**6, ranks, device_type, has_validation=False
-    )
-
-
-@pytest.mark.parametrize("ranks", [Ranks(), TWO_THAT_SHARE])
-@pytest.mark.parametrize("words", [[], ["--rows_per_update", "1024"]])
-@pytest.mark.parametrize("tokens", [1e6, 1e7, 1e8])
-def test_the_advice_on_updates_mends_what_it_is_said_of(tokens, words, ranks):
-    """The default update of 131,072 tokens is too large for all of these."""
-    settings = parse_args(words)
-    (line,) = unsuitable_batch(settings, size_of(settings, tokens, ranks))
-    assert f"{laws.batch_tokens(tokens):,.0f}" in line
-    advice = line.split(": ")[-1].split(";")[0]
-    followed = parse_args([*words, *shlex.split(advice)])
-    run = size_of(followed, tokens, ranks)
-    # Each number of rows that is offered is at most twice the one before.
-    assert 0.5 < run.rows * run.row_tokens / laws.batch_tokens(tokens) < 2
-    assert unsuitable_batch(followed, run) == []
+    update_tokens = settings.batch_size * settings.accumulation_steps * settings.max_seq_len
+    return SizeOfRun(26_000_000, tokens, update_tokens, 512, 10**6, Ranks(), device_type, has_validation=False)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
+        (["--batch_size", "1"], []),
+        ([], ["runs"]),
         (["--learning_rate", "1e-5"], ["--learning_rate"]),
         (["--learning_rate", "1e-1"], ["--learning_rate"]),
         (["--learning_rate", "5e-4"], []),
@@ -51,11 +29,10 @@ def test_the_advice_on_updates_mends_what_it_is_said_of(tokens, words, ranks):
         (["--optimizer", "muon", "--learning_rate", "1e-4", "--muon_lr", "1e-4"], ["--learning_rate", "--muon_lr"]),
     ],
 )
-def test_rates_that_are_far_off_are_named(words, named):
-    settings = parse_args(words)
-    lines = unsuitable_rate(settings, size_of(settings, 1e7))
-    assert [line.split()[1] for line in lines] == named
-    assert all("runs of this size learn most with about" in line for line in lines)
+def test_updates_and_rates_that_are_far_off_are_named(words, named):
+    """The default update of 131,072 tokens is too large for a run of ten million."""
+    settings = parse_args(words if "--batch_size" in words or not words else [*words, "--batch_size", "1"])
+    assert [line.split()[1] for line in unsuitable(settings, size_of(settings, 1e7))] == named
 
 
 PAIRS = [

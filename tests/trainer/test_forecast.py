@@ -1,13 +1,11 @@
-"""The expected curve, and when something is said. Reference: made-up runs whose trouble is known."""
-
-import math
+"""The expected curve. Reference: the law."""
 
 import pytest
 
 from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from trainer import advice
-from trainer.advice import FAR_ABOVE, FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, CurveWatch, Forecast
+from trainer.advice import FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Forecast
 from trainer.budget import laws
 from trainer.budget.laws import Depth, expected_loss, row_scale
 from trainer.pretrain import outlook
@@ -17,47 +15,15 @@ from trainer.reporting.lines import bar_line
 DEPTH = Depth(3, 2)
 
 
-def lines(losses, expected=None):
-    """What a CurveWatch says of the losses of a run."""
-    watch = CurveWatch()
-    said = []
-    for i, loss in enumerate(losses):
-        line = watch.of_line(loss, None if expected is None else expected[i])
-        if line:
-            said.append((i, line))
-    return said
-
-
 def test_the_curve_ends_at_the_expected_loss():
-    forecast = Forecast(2e6, DEPTH, 1e7, 512, 1.0)
+    forecast = Forecast(1.0, 2e6, DEPTH, 1e7, 512, 1.0)
     assert forecast.loss(5e6, 0.0) == expected_loss(2e6, DEPTH, 5e6, 1e7)
     assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
     assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
 
-def test_a_run_that_goes_well_is_left_alone():
-    losses = [3 + 5 * math.exp(-i / 30) + 0.3 * (-1) ** i for i in range(300)]
-    assert lines(losses, [3 + 5 * math.exp(-i / 30) for i in range(300)]) == []
-
-
-def test_a_loss_that_stays_far_above_is_told_once():
-    said = lines([9.0] * 100, [9.0 / FAR_ABOVE - 0.1] * 100)
-    assert len(said) == 1 and "--learning_rate" in said[0][1] and "9.00" in said[0][1]
-
-
-def test_a_spike_that_heals_is_no_trouble():
-    assert lines([4.0] * 50 + [9.0] * 6 + [4.0] * 50) == []
-
-
-def test_a_spike_that_does_not_heal_is_told():
-    said = lines([4.0] * 50 + [7.0] * 60)
-    assert len(said) == 1 and "--learning_rate" in said[0][1] and "4.00" in said[0][1]
-    # A second one after it is told again.
-    assert len(lines([4.0] * 50 + [7.0] * 60 + [11.0] * 60)) == 2
-
-
 def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):
-    """In log lines, metrics and bar. References: the law by itself; a run that is told to expect far too little is warned once."""
+    """In log lines, metrics and bar. Reference: the law by itself."""
     data = write_corpus(tmp_path / "text.jsonl")
     options = {"data_path": data, "max_updates": 12, "learning_rate": 1e-3, "lr_schedule": "linear"}
     train(out_dir=tmp_path / "short", **options)
@@ -87,4 +53,3 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         assert f"expected:{wanted:.4g} " in printed
         assert f"loss {record['loss']:.3f} ({wanted:.2f} expected)" in bar_line(record)
     assert "expected_loss" in metrics[-1]
-    assert printed.count("warning: the loss is ") == 1

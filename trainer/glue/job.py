@@ -31,10 +31,9 @@ from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
-from trainer.machine.compiling import set_up_device
-from trainer.machine.devices import pick_dtype
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
@@ -270,8 +269,9 @@ class GlueJob(Job[Ints, Batch, Totals]):
         epochs = None
         if settings.max_steps:
             epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
-        set_up_device(self.device, self.dtype)
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
+        # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
+        compile_blocks(self.model, "0", self.device, notices.append, dtype=self.dtype)
         # Behind the loss the metrics of each development file
         names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
         measured = [Chart(METRICS, names)] if names else []
