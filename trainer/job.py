@@ -28,14 +28,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from dataset.loader_workers import Loadable, MakesBatches
+from dataset.loader import Loadable, MakesBatches
 from dataset.mixture import Move
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")

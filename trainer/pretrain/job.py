@@ -30,8 +30,7 @@ from trainer.job import (
 )
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype
-from trainer.machine.random_state import seed_everything
+from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
