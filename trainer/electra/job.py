@@ -31,7 +31,7 @@ from trainer.electra.networks import OWN, architecture, init_model, open_vocabul
 from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
 from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
-from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
 from trainer.machine.compiling import compile_blocks
@@ -160,7 +160,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
         self.kept_updates = range(every, n + 1, every) if every else range(0)
         self.files.save_at = {*self.percents, *self.kept_updates}
-        self.looks = Looks(
+        self.evaluation = Evaluation(
             evaluate=self.evaluate if self.validation is not None else None,
             eval_interval=settings.eval_interval,
             samples=self.samples if settings.example_interval else None,

@@ -21,7 +21,7 @@ from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, 
 from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
 from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
 from trainer.glue.settings import GlueSettings
-from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
+from trainer.job import LATEST_UPDATE, UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
 from trainer.machine.collectives import on_main
@@ -109,7 +109,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         )
         assert settings.epochs is not None
         self.length = Length(math.ceil(settings.epochs))
-        self.looks = Looks(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
+        self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
             schedule = schedule_of(settings, self.ranks, len(data.train.features.lengths))
@@ -121,7 +121,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
                 # than 55 in binary numbers.
                 self.length.max_updates = math.ceil(round(settings.epochs * schedule.n_updates, 6))
             if settings.evaluate_during_training:
-                self.looks.eval_interval = settings.eval_interval or schedule.n_updates
+                self.evaluation.eval_interval = settings.eval_interval or schedule.n_updates
         # A range answers "is this update one of them?" without a list of them.
         if settings.save_steps:
             self.files.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
