@@ -28,7 +28,7 @@ from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.pretrain.weights_at_hand import weights_instead
+from trainer.pretrain.first_model import weights_instead
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -170,7 +170,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', first=weight.stem)}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', like=weight.stem)}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

@@ -54,7 +54,7 @@ from scripts.chat_template import default_template
 from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.weights_at_hand import weights_instead
+from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
 from trainer.reporting.records import FIGURES, METRICS_SUFFIX, RunRecords
 

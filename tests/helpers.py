@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reference import REFERENCE
+from benchmarks.arguments import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.

@@ -57,7 +57,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     model = tiny_model(**ALL_KINDS[kind][0])
     if prepare is not None:
         prepare(model)
-    shards = Shards(model, group_size, ranks, torch.device("cpu")) if group_size > 1 else None
+    shards = Shards(model, ranks, torch.device("cpu")) if group_size > 1 else None
     engine = Engine(
         model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
         ranks=ranks, grad_clip=0, n_sums=n_sums(model.config), shards=shards,
@@ -71,7 +71,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
         is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)
-        elif engine.needs_every_rank(is_last):
+        elif shards is not None:
             engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
         if is_last:
             engine.update(1.0)

@@ -8,10 +8,9 @@ late: an interval of 100 micro-batches ends within the update that does number 1
 import time
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import Protocol
 
 from common.flags import AUTO
-from trainer.job import Evaluation, Progress
+from trainer.job import Evaluation, Progress, RunSettings
 
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0
@@ -68,13 +67,6 @@ class Intervals:
         return interval > 0 and counted.stop // interval > counted.start // interval
 
 
-class SaveSettings(Protocol):
-    """The flags that say how often a run is saved."""
-
-    save_interval: int
-    save_minutes: str
-
-
 class SaveClock:
     """The micro-batches and the seconds between two saves; 0: they do not count.
 
@@ -85,7 +77,7 @@ class SaveClock:
     the way in which a signal does.
     """
 
-    def __init__(self, settings: SaveSettings, device_type: str) -> None:
+    def __init__(self, settings: RunSettings, device_type: str) -> None:
         """device_type: of a torch device."""
         self.interval = settings.save_interval
         self.seconds = 0.0

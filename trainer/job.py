@@ -34,8 +34,8 @@ from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
 from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")

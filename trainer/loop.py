@@ -10,6 +10,7 @@ due.py, what is said in reporting/lines.py, and what a checkpoint holds in savin
 """
 
 import contextlib
+import gc
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple
 
@@ -32,21 +33,21 @@ from trainer.job import (
     TotalsT,
     Update,
 )
-from trainer.machine.collectives import end_all, on_main, until_all_are_ready
-from trainer.machine.compiling import QuietCollector
-from trainer.machine.measure import peak_memory, product_rate
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.signals import name_of
+from trainer.machine.command_line import name_of
+from trainer.machine.measure import peak_memory, plain_advice, product_rate, told_in_a_line
+from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
 from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.updates import note_on_rows, schedule_of, with_accumulation
+from trainer.updates import schedule_of, with_accumulation
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
+# Updates of this process after which all that lives long is there: the first ones compile, and fill caches
+SETTLED_AFTER = 3
 
 
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
@@ -90,7 +91,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             save_at=job.files.save_at,
             accumulation_steps=settings.accumulation_steps,
         )
-        self.collector = QuietCollector(self.device.type == "cuda")
+        # Updates that this process has done
+        self.updates_here = 0
         # Where the run stands.
         self.progress = Progress()
         # Where it ends: see `finished`.
@@ -149,8 +151,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
             on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
             self.prepare(rows)
-            with self.collector:
+            try:
                 exit_code = self.fit()
+            finally:
+                gc.unfreeze()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):
                 if self.ranks.is_main:
@@ -175,7 +179,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         for text in (*outlook.lines, line):
             self.reporter.say(text)
         self.reporter.record(record)
-        for notice in (*self.notices, *outlook.notices, note_on_rows(self.settings, self.ranks), rows):
+        for notice in (*self.notices, *outlook.notices, rows):
             if notice:
                 self.reporter.say(notice)
         if outlook.flops >= SHORT_RUN_FLOPS:
@@ -238,9 +242,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 is_last = number == len(update.batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
-                elif self.engine.needs_every_rank(is_last):
-                    # This rank has no rows in the last micro-batches of an epoch, but goes through them with the others, here with the
-                    # first row of the update, of which nothing comes.
+                elif self.engine.shards is not None:
+                    # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
+                    # with the first row of the update, of which nothing comes.
                     first_row = range(update.first_row, update.first_row + 1)
                     filler = self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
@@ -338,7 +342,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
             self.save()
-        self.collector.after_update()
+        self.updates_here += 1
+        if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
+            # torch, transformers and the compiler leave millions of objects that live as long as the process. Python's collector would
+            # look through all of them now and then, half a second in which nobody gives the GPU any work.
+            gc.collect()
+            gc.freeze()
         return stop_signal
 
     def count(self, update: Update[BatchT, TotalsT]) -> None:
@@ -470,7 +479,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if stop_signal:
             return stop_signal
         progress.evaluation_due = False
-        self.collector.look()
         if values:
             progress.val_loss = values["val_loss"]
             if progress.val_loss < progress.best_val_loss:
@@ -497,7 +505,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         self.save_clock.restart()
-        self.collector.look()
         seconds = self.stopwatch.elapsed() if self.current_epoch else self.seconds_before
         self.saver.save(self.progress, seconds, is_last=self.finished)
 

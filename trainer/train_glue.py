@@ -32,8 +32,8 @@ from trainer.glue.job import one_run
 from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
 from trainer.launch import launch
-from trainer.machine.collectives import on_main
 from trainer.machine.command_line import run_cli
+from trainer.machine.ranks import on_main
 
 
 def main(argv: Sequence[str]) -> int:

@@ -69,8 +69,8 @@ def init_model(
     save_dir: str | Path = ROOT / "out",
     device: str | None = None,
 ) -> tuple[MiniMindForCausalLM, PreTrainedTokenizerBase]:
-    """(model, tokenizer), as of the public trainer's function. from_weight: a name in save_dir, a .pth or a folder; none: a
-    fresh model. device: None for the best there is. Errors: UserError.
+    """(model, tokenizer), as of the public trainer's function. from_weight: a name in save_dir or a .pth; none: a fresh
+    model. device: None for the best there is. Errors: UserError.
     """
     tokenizer = load_tokenizer(tokenizer_path)
     model = first_model.init_model(lm_config, from_weight, save_dir)

@@ -14,8 +14,8 @@ from tests.helpers import ROOT, records, tiny_model, train, write_corpus
 from trainer import evaluation
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
 from trainer.optim.build import build_optimizer
 
 

@@ -1,10 +1,10 @@
 """Memory that is used up. References: the errors that torch raises, a limit of the system, and a run that had enough."""
 
 import itertools
-import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from tests.helpers import ROOT, flags, train, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
-from trainer.machine.out_of_memory import is_out_of_memory, same_update, told_in_a_line
-from trainer.pretrain import first_model, footprint
+from trainer.machine.measure import is_out_of_memory, plain_advice, told_in_a_line
+from trainer.pretrain import first_model, memory
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified
 
@@ -60,20 +60,19 @@ def test_other_errors_keep_their_traceback(error):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "steps", "most", "wanted"),
+    ("batch_size", "steps", "rows_per_update", "wanted"),
     [
-        (32, 8, 16, (16, 16)),
-        (32, 8, 21, (16, 16)),
-        (7, 1, 6, (1, 7)),
-        (12, 1, 5, (4, 3)),
-        (1, 8, 4, None),
-        (8, 1, 0, None),
+        (32, 8, 0, "--batch_size 16 --accumulation_steps 16,"),
+        (7, 1, 0, "--batch_size 1 --accumulation_steps 7,"),
+        (12, 1, 24, "--batch_size 6,"),
+        (1, 8, 0, "shorter"),
     ],
 )
-def test_smaller_micro_batches_of_the_same_update(batch_size, steps, most, wanted):
-    found = same_update(batch_size, steps, most)
-    assert found == wanted
-    assert found is None or math.prod(found) == batch_size * steps
+def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_update, wanted):
+    settings = SimpleNamespace(
+        batch_size=batch_size, accumulation_steps=steps, rows_per_update=rows_per_update, gradient_checkpointing=True
+    )
+    assert plain_advice(settings, "shorter").startswith(f"try {wanted}")
 
 
 def suggested(line):
@@ -253,7 +252,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     ids=str,
 )
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
-    monkeypatch.setattr(footprint, "total_memory", lambda device: 16 * GB)
+    monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", fails(AssertionError("the model is made")))
     with pytest.raises(SystemExit) as ended:
         run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))

@@ -210,7 +210,6 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
     assert "--from_scratch 1 draws random weights" in line(do_train=0, from_scratch=1)
-    assert "--shard 2: 1 rank cannot be divided" in line(shard=2)
     assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)
     assert "--eval_all_checkpoints 1 needs a training" in line(eval_all_checkpoints=1, save_steps=1, do_train=0)
     assert "--max_seq_len/--max_seq_length: 4 must be at least 5" in line(max_seq_len=4)

@@ -10,7 +10,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
-from trainer.pretrain.footprint import mean_context
+from trainer.pretrain.memory import mean_context
 from trainer.pretrain.settings import PretrainSettings
 
 # Held out where the user names no validation data: no more than this part of the documents, and no more than about so
@@ -30,7 +30,7 @@ class Data:
 
     tokens_of_pass: that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
     text. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
-    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/footprint.py has
+    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
     is, relative to that of the law.
     """

@@ -33,11 +33,10 @@ from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
 from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
-from trainer.machine.collectives import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals
+from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.ranks import first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.sharding import group_size_of

@@ -17,8 +17,7 @@ from dataset.tokenizing.vocabulary import check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, configs
 from trainer.electra.settings import ElectraSettings
-from trainer.machine.collectives import on_main
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, on_main
 from trainer.saving.checkpoint import Checkpoints
 
 # Folder of the vocabulary that is trained where none is given, and its entries.

@@ -14,7 +14,7 @@ from trainer.electra.loss import N_SUMS, metrics, sums_of
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.evaluation import sums_over_batches, undisturbed
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
 
 # Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
 SEED = 0

@@ -34,11 +34,10 @@ from trainer.glue.model import find_model, init_model, open_tokenizer
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim, make_folder
-from trainer.machine.collectives import compare_precision, compare_with_main, first_rank_first, on_main
 from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import compare_precision, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.places import check_writable
-from trainer.sharding import group_size_of
 
 RESULTS = "eval_results.json"
 # What a finished run must have been made with to count as done, beside its data and model.
@@ -92,7 +91,6 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     compare_precision(ranks, dtype)
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
-    group_size_of(settings.shard, ranks)
     with user_errors():
         # Rank 0 looks first: its error ends all ranks, and is told once.
         folders = on_main(ranks, lambda: task_folders(settings, say))

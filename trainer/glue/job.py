@@ -24,12 +24,11 @@ from trainer.glue.settings import GlueSettings
 from trainer.job import LATEST_UPDATE, UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Update
 from trainer.launch import make_folder
 from trainer.loop import Trainer
-from trainer.machine.collectives import on_main
+from trainer.machine.command_line import StopSignals, name_of
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
-from trainer.machine.devices import notes_on_precision
-from trainer.machine.out_of_memory import plain_advice, told_in_a_line
-from trainer.machine.random_state import seed_everything
-from trainer.machine.signals import StopSignals, name_of
+from trainer.machine.devices import notes_on_precision, seed_everything
+from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.ranks import on_main
 from trainer.optim.build import build_adamw
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
@@ -280,7 +279,7 @@ def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any
     # Computed with again after the run's own end.
     trainer.engine.close()
     if job.engine.shards is not None:
-        job.engine.shards.leave_groups()
+        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

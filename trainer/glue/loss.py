@@ -20,7 +20,7 @@ from model.electra.compiled_encoder import graphs_for, ready_mask, uses_graphs
 from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
 from trainer.glue.model import has_segments
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
 
 N_SUMS = 4
 # Families that take a mask for every query as it is. Into one of [R, T] transformers looks, and drops it where nothing is padded: that

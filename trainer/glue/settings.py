@@ -9,7 +9,7 @@ from common.flags import at_least, fraction, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.glue.glue_tasks import METRICS, TASKS, task_list
-from trainer.machine.settings import ShardedMachineSettings
+from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
 from trainer.reporting.settings import OutputSettings, save_interval
@@ -190,10 +190,10 @@ class PublishedFlags(Settings):
 
 
 @dataclass(kw_only=True)
-class GlueMachine(ShardedMachineSettings):
+class GlueMachine(MachineSettings):
     """machine"""
 
-    num_workers: int = with_default(ShardedMachineSettings, "num_workers", 0)
+    num_workers: int = with_default(MachineSettings, "num_workers", 0)
 
 
 @dataclass(kw_only=True)

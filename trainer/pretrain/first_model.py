@@ -1,6 +1,8 @@
-"""Tokenizer and model that a run begins with: a fresh model, or one with weights that are there."""
+"""Tokenizer and model that a run begins with: a fresh model, or one with weights that are there; where they are missing, which
+others there are."""
 
 import dataclasses
+import difflib
 import os
 import re
 from collections.abc import Callable
@@ -16,26 +18,20 @@ from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
-from model.config import ARCHITECTURE, TOKEN_IDS, MiniMindConfig
+from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.footprint import refuse_too_large
-from trainer.pretrain.settings import (
-    DEFAULT_TOKENIZER,
-    FILES_OF_MODELS,
-    MODEL_FLAGS,
-    PretrainSettings,
-    weight_candidates,
-    weight_folder,
-)
-from trainer.pretrain.weights_at_hand import flags_of_trainer, weights_instead
+from trainer.pretrain.memory import refuse_too_large
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, weight_candidates
 from trainer.sharding import build_on_main, group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# Weights that a line on a missing one names
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -82,15 +78,20 @@ def open_model(
     vocabulary = vocabulary_digest(tokenizer)
 
     if folder is not None:
-        notices += tokenizer_notices(folder, path, vocabulary)
+        if Path(path) != folder and has_tokenizer(folder) and vocabulary_digest(load_tokenizer(folder)) != vocabulary:
+            notices.append(
+                f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {path}"
+            )
         config.dropout = settings.dropout
         # The documents begin and end with the tokenizer's own.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
         check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
-        make = partial(model_of_folder, folder, config)
+        make = partial(load_folder, MiniMindForCausalLM, folder, config)
     else:
-        config = config_from_flags(settings, encoder.vocab_size, tokenizer)
+        shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
+        ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
+        config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         refuse_too_large(config, device, ranks, group_size)
         if settings.from_weight != "none":
             weight = find_weight(settings.from_weight, config, Path(settings.out_dir))
@@ -122,27 +123,13 @@ def check_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list
     )
 
 
-def config_from_flags(settings: PretrainSettings, vocab_size: int, tokenizer: Any) -> MiniMindConfig:
-    """The config of a fresh model."""
-    asked = {name: getattr(settings, name) for name in MODEL_FLAGS}
-    return MiniMindConfig(
-        **asked,
-        vocab_size=vocab_size,
-        dropout=settings.dropout,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
 def init_model(
     config: MiniMindConfig,
     from_weight: str | Path = "none",
     out_dir: str | Path = ROOT / "out",
     init_scheme: str = "default",
 ) -> MiniMindForCausalLM:
-    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, the path of a
-    .pth, or a Hugging Face folder.
+    """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or the path of a .pth.
 
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
@@ -155,23 +142,10 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
-    folder = weight_folder(from_weight, out_dir, config.hidden_size, config.use_moe)
-    if folder is not None:
-        try:
-            theirs = read_config(folder)
-        except (ValueError, OSError) as error:
-            raise UserError(f"--from_weight: {error}") from error
-        # The shapes are compared with the files. Other fields, such as rope_theta, do not show in any tensor.
-        for name in ARCHITECTURE:
-            if getattr(theirs, name) != getattr(config, name):
-                raise UserError(
-                    f"--from_weight: {folder}: its {name} is {getattr(theirs, name)}, not {getattr(config, name)}"
-                )
-        return model_of_folder(folder, config)
     path = find_weight(from_weight, config, Path(out_dir))
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
-        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, config, Path(out_dir))}")
+        raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
     # Not the dropout with which the weights were trained before
     asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
     try:
@@ -192,26 +166,37 @@ def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path
     return candidates[0]
 
 
-def why_not_found(from_weight: str, path: Path, config: MiniMindConfig, out_dir: Path) -> str:
+def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
-    if from_weight.endswith(".safetensors") and os.path.isfile(from_weight):
+    if from_weight.endswith(".safetensors"):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
-    asked = {name: getattr(config, name) for name in MODEL_FLAGS}
-    flags_of = partial(flags_of_trainer, asked=asked)
-    instead = weights_instead(Path(from_weight), path.parent, out_dir, first=Path(from_weight).name, flags_of=flags_of)
-    if os.path.isdir(from_weight):
-        return (
-            f"the folder holds no model, none of {', '.join(FILES_OF_MODELS)} as save_pretrained and downloads leave them, and "
-            f"{path} is not there; {instead}"
-        )
-    if from_weight.endswith(".pth"):
-        return f"no such file; {instead}"
-    if os.path.isfile(from_weight):
-        return f"it is a file, but no .pth; {path} is not there; {instead}"
-    said = f"there is neither such a folder nor {path}; {instead}"
+    instead = weights_instead(path.parent, out_dir, like=Path(from_weight).name)
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
-        said += "; a model of the Hugging Face hub is downloaded first, with hf download"
-    return said
+        instead += "; a model of the Hugging Face hub is downloaded first, with hf download"
+    return f"there is neither a folder of a model with that name nor {path}; {instead}"
+
+
+def weights_instead(*folders: Path, like: str = "") -> str:
+    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the likest name first."""
+    for folder in folders:
+        # MiniMind's own trainer keeps its checkpoints beside the weights.
+        found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
+        if found:
+            is_like = {path: bool(difflib.get_close_matches(like, [path.stem])) for path in found}
+            found.sort(key=lambda path: (is_like[path], path.stat().st_mtime), reverse=True)
+            named = [str(from_here(path)) for path in found[:MOST_NAMED]]
+            if len(found) > MOST_NAMED:
+                named.append(f"and {len(found) - MOST_NAMED} more")
+            return f"{'there is' if len(found) == 1 else 'there are'} {', '.join(named)}"
+    return f"{from_here(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
+
+
+def from_here(path: Path) -> Path:
+    """The path as one would type it in the current folder."""
+    try:
+        return path.absolute().relative_to(Path.cwd())
+    except ValueError:
+        return path
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
@@ -238,22 +223,3 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
         raise UserError(f"--from_weight {folder}: no tokenizer is in there; name the model's own with --tokenizer_path")
     # The type checker does not see that names and values belong together.
     return dataclasses.replace(settings, **found)  # type: ignore[arg-type]
-
-
-def tokenizer_notices(folder: Path, tokenizer_path: str, vocabulary: str) -> list[str]:
-    """A line where the tokenizer of the run is another one than the folder's. vocabulary: its `vocabulary_digest`."""
-    if Path(tokenizer_path) == folder or not has_tokenizer(folder):
-        return []
-    if vocabulary_digest(load_tokenizer(folder)) == vocabulary:
-        return []
-    return [
-        f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {tokenizer_path}"
-    ]
-
-
-def model_of_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
-    """Errors: UserError where the weights are damaged or those of another model."""
-    try:
-        return load_folder(MiniMindForCausalLM, folder, config)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--from_weight: {error}") from error

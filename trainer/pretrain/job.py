@@ -1,6 +1,7 @@
 """Pretraining of a MiniMind as a Job: its data, model, loss, rate and files, in the order in which they come about."""
 
 import glob
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +29,14 @@ from trainer.job import (
     Update,
 )
 from trainer.launch import claim
-from trainer.machine.devices import pick_dtype
-from trainer.machine.random_state import seed_everything
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.auto_batch import settle_on_rows
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
-from trainer.pretrain.footprint import free_memory
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
-from trainer.pretrain.outlook import make_fast, pretraining_outlook
+from trainer.pretrain.memory import free_memory, settle_on_rows
+from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts, samples
 from trainer.saving.weights import save_weights
@@ -201,8 +201,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=self.notices,
             answers=self.kind.answers,
         )
-        rows = make_fast(settings, outlook, self.first_model, self.engine.dtype, self.device, self.ranks)
-        if rows:
+        # The model is compiled where that pays. A plan has looked at the precision already.
+        dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
+        said = [] if settings.has_budget else notes_on_precision(self.device, dtype, outlook.flops)
+        rows = self.ranks.rows_of(settings.batch_size)
+        if is_gpu:
+            # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
+            rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
+        shape, width = (rows, outlook.plan.T), self.config.hidden_size
+        compile_blocks(
+            self.model, settings.use_compile, self.device, said.append, shape, outlook.flops, dtype, width=width
+        )
+        outlook.notices = [*outlook.notices, *said]
+        if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)

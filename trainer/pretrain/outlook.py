@@ -19,11 +19,9 @@ from model.config import parameter_count
 from trainer.advice import Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
-from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.footprint import flops_per_token, mean_context, training_bytes
+from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.records import ANSWERS
@@ -167,29 +165,6 @@ def pretraining_outlook(
     )
 
 
-def make_fast(
-    settings: PretrainSettings,
-    outlook: Outlook,
-    first_model: FirstModel,
-    dtype: torch.dtype,
-    device: torch.device,
-    ranks: Ranks,
-) -> int:
-    """Compile the model where that pays; `outlook` says what could not be done. Returns how many rows a micro-batch of the compiled
-    code has on a GPU; 0: any number."""
-    # A plan has looked at it already.
-    said = [] if settings.has_budget else notes_on_precision(device, dtype, outlook.flops)
-    rows = ranks.rows_of(settings.batch_size)
-    if device.type == "cuda":
-        # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
-        rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / ranks.micro_batches_at_once))
-    model, shape = first_model.model, (rows, outlook.plan.T)
-    width = model.config.hidden_size
-    compile_blocks(model, settings.use_compile, device, said.append, shape, outlook.flops, dtype, width=width)
-    outlook.notices = [*outlook.notices, *said]
-    return rows if device.type == "cuda" and model.compiled_backend is not None else 0
-
-
 def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
     """What a user may want to do with the finished run. answers: see pretraining_outlook."""
     weight = "--weight {stem}.pth"
@@ -217,24 +192,15 @@ def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, f
 
     documents: their numbers. Of a long text every n-th document is taken, so the same text gives the same figures.
     """
-    n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64))
-    step = max(1, math.ceil(n_bytes / SAMPLE_BYTES))
+    step = max(1, math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES))
     texts = []
-    left = SAMPLE_BYTES
     for document in documents[::step].tolist():
         begin, end = int(store.offsets[document]), int(store.offsets[document + 1])
-        # A document may be longer than all of the sample; no token stands for less than a byte of it, or nearly none does.
-        ids = np.asarray(store.tokens[begin : min(end, begin + left)]).tolist()
-        text = tokenizer.decode(ids, skip_special_tokens=True).encode(errors="replace")
-        texts.append(text)
-        left -= len(text)
-        if left <= 0:
-            break
-    raw = b"\n".join(texts)
+        # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
+        ids = np.asarray(store.tokens[begin : min(end, begin + SAMPLE_BYTES)]).tolist()
+        texts.append(tokenizer.decode(ids, skip_special_tokens=True))
+    raw = "\n".join(texts).encode(errors="replace")
     if not raw.strip():
         return {}
-    return {
-        "gzip": 8 * len(gzip.compress(raw, 9, mtime=0)) / len(raw),
-        "xz": 8 * len(lzma.compress(raw, preset=6)) / len(raw),
-        "bytes": len(raw),
-    }
+    bits = {"gzip": 8 * len(gzip.compress(raw, 9, mtime=0)), "xz": 8 * len(lzma.compress(raw, preset=6))}
+    return {name: count / len(raw) for name, count in bits.items()} | {"bytes": len(raw)}

@@ -55,8 +55,7 @@ from common.files import (
 )
 from common.nested import replaced
 from model.pth_format import check_kind
-from trainer.machine.collectives import end_all, first_said, on_main, until_all_are_ready
-from trainer.machine.ranks import ONE_RANK, Ranks
+from trainer.machine.ranks import ONE_RANK, Ranks, end_all, first_said, on_main, until_all_are_ready
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
 from trainer.sharding import TensorPart, is_sharded, part_of, rows_of_ranks

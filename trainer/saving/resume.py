@@ -13,9 +13,9 @@ from common.errors import UserError
 from common.wording import counted
 from dataset.mixture import Move
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
-from trainer.machine.collectives import on_main
+from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
-from trainer.machine.random_state import rng_state, set_rng_state
+from trainer.machine.ranks import on_main
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.weights import weights_to_save

@@ -18,8 +18,8 @@ from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.trainer.test_train_electra import equal, train, weights
 from trainer.electra.loss import AUC_BINS, metrics, sums_of
 from trainer.electra.validation import SEED
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.machine.signals import StopSignals
 
 FIGURES = {"val_loss", "val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc_acc", "val_disc_auc"}
 

@@ -1,15 +1,31 @@
-"""The formula of memory. References: the states of an optimiser, and a peak that was measured."""
+"""The formula of memory, and `--batch_size auto`. References: measured peaks, and runs with the flags that it comes to."""
+
+import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from common.errors import UserError
+from dataset.loader import Batch
+from dataset.packing import Totals
 from model.config import MiniMindConfig, parameter_count
+from model.model_minimind import MiniMindForCausalLM
+from tests.helpers import losses, tiny_model, train, write_corpus
+from tests.trainer.machine.simulated_cuda import simulated_cuda
+from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import footprint
-from trainer.pretrain.footprint import STATE_BYTES, refuse_too_large, training_bytes
+from trainer.pretrain import command, memory
+from trainer.pretrain.memory import STATE_BYTES, fits_gpu, recorded_rows, refuse_too_large, settle, training_bytes
+from trainer.pretrain.settings import PretrainSettings, parse_args
 
 SIZE = MiniMindConfig()
+CUDA = torch.device("cuda", 0)
+MANY_ROWS = 100_000
+USUAL_ROWS = PretrainSettings.usual_rows()
+
+# ------------------------------------------------------------------------------------------------ the formula
+
 USUAL = {"half": 2, "compiled": True, "recomputes": False, "device_type": "cpu"}
 
 
@@ -36,10 +52,189 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
 def test_what_can_never_fit_is_refused(monkeypatch):
     """16 bytes for each parameter, over the ranks of a group."""
     bytes_of_all = STATE_BYTES * parameter_count(SIZE)
-    monkeypatch.setattr(footprint, "total_memory", lambda device: bytes_of_all - 1)
+    monkeypatch.setattr(memory, "total_memory", lambda device: bytes_of_all - 1)
     gpu = torch.device("cuda")
     with pytest.raises(
         UserError, match="parameters need 0 GB to train, and this machine has 0 GB on cuda: choose a sm"
     ):
         refuse_too_large(SIZE, gpu, Ranks())
     refuse_too_large(SIZE, gpu, Ranks(world_size=2), group_size=2)
+
+
+# ------------------------------------------------------------------------------------------ which rows are taken
+
+
+def settings_of(*argv):
+    return parse_args(["--batch_size", "auto", *argv])
+
+
+def settled(
+    tmp_path, *argv, rows_of_epoch=MANY_ROWS, config=SIZE, device_type="cuda", ranks=None, fits=lambda rows: True
+):
+    settings = settings_of(*argv)
+    return settle(settings, tmp_path / "run", config, rows_of_epoch, device_type, ranks or Ranks(), fits)
+
+
+@pytest.mark.parametrize(
+    ("argv", "rows_of_epoch", "wanted"),
+    [
+        # 224 and 352 rows an update: odd numbers of rows divide them.
+        (("--accumulation_steps", "7"), MANY_ROWS, (224, 1)),
+        (("--accumulation_steps", "11"), MANY_ROWS, (176, 2)),
+        # Beyond 256 rows nothing is won.
+        (("--accumulation_steps", "64"), MANY_ROWS, (256, 8)),
+        # An epoch of 100 rows never fills more.
+        ((), 100, (64, 4)),
+        ((), 1, (1, 256)),
+        # 100 micro-batches of 32 are 25 of 128, but no number of 256.
+        (("--warmup_iters", "100"), MANY_ROWS, (128, 2)),
+    ],
+)
+def test_the_update_keeps_its_rows(tmp_path, argv, rows_of_epoch, wanted):
+    settings, _ = settled(tmp_path, *argv, rows_of_epoch=rows_of_epoch)
+    assert (settings.batch_size, settings.accumulation_steps) == wanted
+    assert math.prod(wanted) == USUAL_ROWS * settings_of(*argv).accumulation_steps
+    assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
+
+
+@pytest.mark.parametrize(
+    ("argv", "fit", "tried", "wanted"),
+    [
+        ((), 256, [256], (256, 1)),
+        ((), 100, [256, 128, 64], (64, 4)),
+        # An odd number of rows is not halved but for the next one that divides the update.
+        (("--accumulation_steps", "7"), 100, [224, 112, 56], (56, 4)),
+        (("--accumulation_steps", "11"), 30, [176, 88, 44, 22], (22, 16)),
+        # 25 of 128 rows are the warm-up's, and 50 of 64.
+        (("--warmup_iters", "100"), 100, [128, 64], (64, 4)),
+        # Where nothing fits, the run itself ends with a line.
+        ((), 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
+    ],
+)
+def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path, argv, fit, tried, wanted):
+    trials = []
+
+    def fits(rows):
+        trials.append(rows)
+        return rows <= fit
+
+    settings, (line,) = settled(tmp_path, *argv, fits=fits)
+    assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
+    assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
+
+
+# --------------------------------------------------------------------------------------------------------- whole runs
+
+
+AUTO_RUN = {
+    "batch_size": "auto",
+    "accumulation_steps": 2,
+    "log_interval": 2,
+    "eval_interval": 2,
+    "warmup_iters": 4,
+    "val_fraction": 0.1,
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path / "corpus.jsonl", 400)
+
+
+def fails_beyond(monkeypatch, most_rows):
+    """A GPU whose memory ends with the backward pass of more rows than these; gives the rows of each micro-batch."""
+    seen = []
+    losses_of = MiniMindForCausalLM.training_losses
+
+    def limited(model, input_ids, *arguments):
+        seen.append(len(input_ids))
+        loss, aux_loss = losses_of(model, input_ids, *arguments)
+        if len(input_ids) > most_rows:
+            loss.register_hook(out_of_memory)
+        return loss, aux_loss
+
+    def out_of_memory(gradient):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(MiniMindForCausalLM, "training_losses", limited)
+    return seen
+
+
+@pytest.mark.parametrize("recomputed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, capsys, recomputed):
+    """Reference: the run with the flags that it comes to, bit for bit."""
+    given = {**AUTO_RUN, "data_path": data, "device": None, "max_updates": 4, "accumulation_steps": 4}
+    given["gradient_checkpointing"] = recomputed
+    with simulated_cuda():
+        seen = fails_beyond(monkeypatch, 32)
+        auto = train(out_dir=tmp_path / "auto", **given)
+        said = capsys.readouterr().out
+        assert seen[:3] == [128, 64, 32] and max(seen[3:]) <= 32
+        explicit = train(out_dir=tmp_path / "explicit", **{**given, "batch_size": 32})
+    line = "--batch_size auto: an update is 4 micro-batches of 32 rows, since 128 rows do not fit"
+    assert said.splitlines().count(line) == 1
+    assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (32, 4)
+    assert losses(auto) == losses(explicit)
+    for ours, reference in zip(auto.engine.parameters, explicit.engine.parameters, strict=True):
+        assert torch.equal(ours, reference)
+
+
+def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
+    model = tiny_model(dropout=0.2)
+    ids = torch.randint(3, 97, (2, 12))
+    batch = Batch(ids, ids, torch.zeros_like(ids), torch.arange(12).expand(2, 12), 24, 2)
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    arguments = (model, batch, Totals(24, 2), CUDA, torch.bfloat16, 1000)
+    with simulated_cuda():
+        before = torch.get_rng_state()
+        assert fits_gpu(*arguments)
+        assert torch.equal(torch.get_rng_state(), before)
+        fails_beyond(monkeypatch, 1)
+        assert not fits_gpu(*arguments)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+        with pytest.raises(RuntimeError, match="negative"):
+            fits_gpu(*arguments[:-1], -1)
+
+
+@pytest.mark.slow
+def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatch):
+    """Reference: the run that was not stopped. In between other programs take the memory of the GPU."""
+    changes = {"data_path": data, "device": None, **AUTO_RUN, "lr_schedule": "constant"}
+    with simulated_cuda():
+        whole = train(out_dir=tmp_path / "whole", **changes, epochs=2)
+        train(out_dir=tmp_path / "parts", **changes, epochs=1)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 20, 24 << 30))
+        resumed = train(out_dir=tmp_path / "parts", **changes, epochs=2, from_resume=1)
+    assert resumed.settings.batch_size == whole.settings.batch_size == 64
+    assert resumed.settings.warmup_iters == whole.settings.warmup_iters == 2
+    kept = Path(tmp_path / "parts/pretrain_16.settings.yaml").read_text()
+    assert "batch_size: 64\n" in kept and "accumulation_steps: 1\n" in kept
+    assert resumed.progress.update == whole.progress.update
+    for name, weight in whole.engine.model.state_dict().items():
+        assert torch.equal(resumed.engine.model.state_dict()[name], weight)
+
+
+def test_a_run_that_has_saved_nothing_chooses_its_micro_batches_anew(tmp_path):
+    """It may have run out of memory in its first update: a launcher that starts it again must not repeat that."""
+    settings = settings_of("--from_resume", "1")
+    (tmp_path / "run.settings.yaml").write_text("batch_size: 256\naccumulation_steps: 1\n")
+    assert recorded_rows(settings, tmp_path / "run") is None
+    (tmp_path / "run_resume").mkdir()
+    (tmp_path / "run_resume" / "update_00000001.pt").write_bytes(b"")
+    assert recorded_rows(settings, tmp_path / "run") == 256
+
+
+def test_a_budget_leaves_the_batch_to_its_plan(monkeypatch, data):
+    """`auto` beside it is as if nothing had been said."""
+    asked = []
+
+    def plan_run(settings, given, surroundings, kind):
+        asked.append(given)
+
+    monkeypatch.setattr(command, "plan_run", plan_run)
+    argv = ["--device", "cpu", "--data_path", str(data), "--budget_tokens", "3e5", "--seed", "1"]
+    for batch_size, expected in (("auto", set()), ("16", {"batch_size"})):
+        assert train_pretrain.main([*argv, "--batch_size", batch_size]) == 0
+        assert asked.pop() == {"device", "data_path", "budget_tokens", "seed", *expected}

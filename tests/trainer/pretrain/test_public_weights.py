@@ -20,14 +20,12 @@ from dataset.loader import assemble
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.config import DECLARATIONS
-from model.model_minimind import MiniMindConfig
 from model.weight_record import vocabulary_of
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from tests.helpers import ROOT, flags, losses, train, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
-from trainer.pretrain.first_model import init_model
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
 
@@ -187,7 +185,7 @@ def test_a_folder_that_does_not_fit_is_refused(data, copied, tmp_path, spoil, me
 def test_a_name_of_the_hub_is_told_to_be_downloaded(data, tmp_path):
     """Nothing is fetched."""
     with pytest.raises(
-        UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither such a folder nor .* hf download"
+        UserError, match="--from_weight Qwen/Qwen3-0.6B: there is neither a folder of a model .* hf download"
     ):
         train(data_path=data, out_dir=tmp_path, from_weight="Qwen/Qwen3-0.6B")
 
@@ -244,17 +242,3 @@ def same_weights(first, second):
         states.append(torch.load(weight, weights_only=True))
     equal = all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     return equal and states[0].keys() == states[1].keys()
-
-
-def test_init_model_takes_a_folder_too(public):
-    """Reference: transformers on the same ids. A config of another model is refused."""
-    theirs = AutoModelForCausalLM.from_pretrained(public["llama"], dtype=torch.float32).eval()
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    rest = {"head_dim": 12, "intermediate_size": 48, "vocab_size": 320, "rope_theta": 50_000.0}
-    config = MiniMindConfig(**shape, **rest, tie_word_embeddings=False)
-    ids = torch.arange(20)[None]
-    with torch.no_grad():
-        assert torch.equal(init_model(config, str(public["llama"])).eval()(ids).logits, theirs(ids).logits)
-    config.rope_theta = 1e4
-    with pytest.raises(UserError, match=r"--from_weight: .*llama: its rope_theta is 50000.0, not 10000.0"):
-        init_model(config, str(public["llama"]))

@@ -1,0 +1,74 @@
+"""What is said where weights are missing. Reference: the weights that are there."""
+
+import os
+
+import pytest
+
+from common.errors import UserError
+from scripts import evaluate, export_gguf, export_hf, generate, play
+from tests import chats
+from tests.helpers import flags, train
+from trainer import train_sft
+from trainer.pretrain.first_model import weights_instead
+
+
+def weight(folder, name, seconds=0):
+    path = folder / name
+    path.write_bytes(b"")
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_path):
+    """The trainer reads their shape in the .json beside them: no further flag is needed."""
+    shape = {"hidden_size": 24, "num_attention_heads": 4, "use_moe": 1, "generation": "minimind3"}
+    train(data_path=data, out_dir=tmp_path, **shape)
+    # As a user calls it, who says nothing of the model.
+    nothing_said = dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    text = chats.write_chats(tmp_path / "c.jsonl", 8)
+    plain = flags(**nothing_said, data_path=text, max_seq_len=64, out_dir=tmp_path)
+    there = tmp_path / "pretrain_24_moe.pth"
+    with pytest.raises(UserError, match=f"--from_weight pretrain: .*pretrain_512.pth; there is {there}$"):
+        train_sft.main(plain)
+    assert train_sft.main([*plain, "--from_weight", str(there), "--max_updates", "1", "--save_weight", "new"]) == 0
+
+
+def test_the_wanted_kind_comes_first_then_the_newest(tmp_path, monkeypatch):
+    """Checkpoints of MiniMind's own trainer, folders and other files are no weights."""
+    monkeypatch.chdir(tmp_path)
+    assert weights_instead(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
+    for name, seconds in (("full_sft_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
+        weight(tmp_path, name, seconds)
+    weight(tmp_path, "pretrain_512_resume.pth", 99)
+    weight(tmp_path, "pretrain_512.json", 99)
+    (tmp_path / "folder.pth").mkdir()
+    said = "there are pretrain_64.pth, pretrain_256.pth, full_sft_256.pth, and 1 more"
+    for like in ("pretrain", "pretrian_256"):
+        assert weights_instead(tmp_path / "nowhere", tmp_path, like=like) == said
+
+
+SCRIPTS = {
+    generate: [],
+    evaluate: ["perplexity", "--data_path", "TEXT"],
+    export_hf: ["--out_dir", "out"],
+    export_gguf: ["--out", "a.gguf"],
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_each_script_names_the_weights_that_are_there(script, data, tmp_path, monkeypatch):
+    if script is export_gguf:
+        pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    weight(tmp_path, "pretrain_256.pth")
+    arguments = [str(data) if word == "TEXT" else word for word in SCRIPTS[script]]
+    with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is pretrain_256.pth$"):
+        script.main([*arguments, "--weight", "pretrain_512.pth"])
+
+
+def test_the_page_without_its_default_weight_names_those_that_are_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
+    weight(tmp_path, "pretrain_256.pth")
+    play.open_server(play.play_parser().parse_args(["--port", "0", "--out_dir", str(tmp_path)])).server_close()
+    assert "is not there: only runs are shown; there is pretrain_256.pth" in capsys.readouterr().out

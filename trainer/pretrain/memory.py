@@ -1,0 +1,312 @@
+"""What training a MiniMind takes, floating-point operations and bytes; and how `--batch_size auto` cuts an update to fit.
+
+One formula of memory, for plans and for a line before the run. On a GPU `--batch_size auto` does not trust it: the largest
+micro-batch is computed and thrown away, and halved until it fits. On a CPU a try would end the process, and the formula decides.
+
+An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
+the default of --batch_size). Its loss does not depend on how it is cut (docs/design.md), but for the last bits; so a resume keeps
+the rows of its run. What the flags count in micro-batches, as --log_interval does, they count in those of the usual rows.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from common.errors import UserError
+from common.flags import LARGEST
+from common.wording import counted
+from dataset.corpus import Corpus
+from dataset.loader import Batch
+from dataset.packing import RowPlan, Totals
+from model.config import MiniMindConfig, parameter_count
+from model.loss import chunk_rows
+from model.model_minimind import MiniMindForCausalLM
+from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
+from trainer.machine.cpu_ranks import bytes_in_shared_memory
+from trainer.machine.devices import autocast
+from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
+from trainer.pretrain.loss import pretrain_loss
+from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
+from trainer.saving.checkpoint import Checkpoints
+
+
+def flops_per_token(config: MiniMindConfig, length: float) -> float:
+    """Floating-point operations of one training step (forward and backward) per token.
+
+    Counts matrix products alone: 2 per multiply-add forward and twice that backward; exact causal attention over rows
+    of mean squared length / mean length = `length`; the tied head once, the embedding look-up free.
+    """
+    H = config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    # weights of one layer that a token is multiplied with: three matrices of an MLP, and the router of experts.
+    if config.use_moe:
+        experts = config.num_experts_per_tok + config.n_shared_experts
+        mlp = 3 * H * config.moe_intermediate_size * experts + H * config.num_experts
+    else:
+        mlp = 3 * H * config.intermediate_size
+    # q_proj and o_proj, k_proj and v_proj.
+    attention = 2 * H * queries + 2 * H * keys
+    weights = config.num_hidden_layers * (attention + mlp) + config.vocab_size * H
+    # Scores and their products with v: two products over half of the keys.
+    scores = config.num_hidden_layers * length * queries
+    return 6 * weights + 6 * scores
+
+
+def mean_context(plan: RowPlan) -> float:
+    """Mean squared / mean length of the pieces in the first 1,000 rows of a plan: `length` of `flops_per_token`."""
+    *_, pairs = plan.pieces(range(min(plan.n_rows, 1000)))
+    return float((pairs**2).sum() / max(pairs.sum(), 1))
+
+
+FP32 = 4
+# Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
+STATE_BYTES = 4 * FP32
+# Kernels, compiler and threads of a process on the CPU, and the holes in its heap, as a part of the activations
+PROGRAM_BYTES = 100e6
+HEAP_PART = 0.25
+
+
+def training_bytes(
+    config: MiniMindConfig,
+    rows: int,
+    T: int,
+    *,
+    half: int,
+    compiled: bool,
+    recomputes: bool,
+    device_type: str,
+    sharing: int = 1,
+) -> float:
+    """Bytes at the peak, of all processes that share a micro-batch of `rows` rows of T positions.
+
+    half: bytes of a number in matrix products. recomputes: --gradient_checkpointing. sharing: processes.
+    """
+    parameters = parameter_count(config)
+    H, V, layers = config.hidden_size, config.vocab_size, config.num_hidden_layers
+    A = config.num_attention_heads * config.head_dim
+    mlp = config.intermediate_size
+    if config.use_moe:
+        mlp = config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
+    # Kept by a block for the backward pass, bytes a token: the stream and its norms, queries, keys and values, the MLP.
+    block: float
+    if compiled:
+        block = FP32 * H + half * (3 * H + 5 * A + 3 * mlp)
+    else:
+        block = 4 * FP32 * H + half * (5 * H + 4 * A + 4 * mlp + T)
+    if config.dropout and device_type == "cpu":
+        # PyTorch's attention keeps all pairs there: their weights before and after the dropout, and what it drew.
+        block += 3 * FP32 * config.num_attention_heads * T
+    elif compiled and device_type == "cpu":
+        # block_attention keeps exp(scores) of about half of the pairs.
+        block += half * 0.6 * config.num_attention_heads * T
+    blocks: float = layers * FP32 * H + block if recomputes else layers * block
+    # One chunk of logits with its gradients, and the head's copy and gradient
+    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32) + V * H * (2 * FP32 + half)
+    passes: float = rows * T * (blocks + 4 * FP32 * H) + sharing * logits
+    program = 0.0
+    if device_type == "cpu":
+        passes *= 1 + HEAP_PART
+        program = sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
+    copies = half * parameters if half < FP32 else 0
+    return sharing * parameters * STATE_BYTES + sharing * copies + passes + program
+
+
+def free_memory(device: torch.device, ranks: Ranks, at_start: int | None = None) -> float | None:
+    """Bytes that a rank can have, on the rank with the least; None: not known. at_start: what this rank could have when the
+    process began, None: now. A collective."""
+    own = available_memory(device) if at_start is None else at_start
+    if own is not None and device.type == "cpu":
+        own //= ranks.local_world_size
+    least = least_of_ranks(ranks, math.inf if own is None else float(own), device)
+    return None if math.isinf(least) else least
+
+
+def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, group_size: int = 1) -> None:
+    """Errors: UserError where not even weights, gradients and moments fit: the system would end the process without a line.
+
+    group_size: ranks that share one copy of them.
+    """
+    total = total_memory(device)
+    if total is None:
+        return
+    if device.type == "cpu":
+        total //= ranks.local_world_size
+    parameters = parameter_count(config)
+    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / group_size)
+    if needed > total:
+        raise UserError(
+            f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
+            f"parameters need {needed / 1e9:,.0f} GB to train, and this machine has {total / 1e9:,.0f} GB on {device}: "
+            "choose a smaller model"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ --batch_size auto
+
+# share of the free memory that --batch_size auto takes on a CPU
+SAFE_SHARE = 0.85
+
+
+def why_whole(config: MiniMindConfig) -> str:
+    """Why the loss of a micro-batch is not the sum of its parts' losses; "" where it is."""
+    if config.use_moe and not config.seq_aux:
+        return "the auxiliary loss of this mixture of experts is defined over a whole micro-batch"
+    return ""
+
+
+def settle_on_rows(
+    settings: PretrainSettings,
+    stem: Path,
+    model: MiniMindForCausalLM,
+    corpus: Corpus,
+    pad_id: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: Ranks,
+    free: float | None,
+) -> tuple[PretrainSettings, list[str]]:
+    """`settle` with the model and the data of a run. free: bytes of memory. A collective."""
+    plan = corpus.plan(0)
+
+    def fits(rows: int) -> bool:
+        """Tried on a GPU, by the formula elsewhere. A collective."""
+        if device.type != "cuda":
+            needed = training_bytes(
+                model.config,
+                rows,
+                plan.T,
+                half=dtype.itemsize,
+                compiled=settings.use_compile != "0",
+                recomputes=settings.gradient_checkpointing,
+                device_type=device.type,
+                sharing=ranks.sharing,
+            )
+            return free is None or needed <= SAFE_SHARE * free
+        first_rows = range(min(rows, plan.n_rows))
+        batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
+        moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
+        own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
+        return least_of_ranks(ranks, float(own), device) > 0
+
+    return settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
+
+
+def settle(
+    settings: PretrainSettings,
+    stem: Path,
+    config: MiniMindConfig,
+    rows_of_epoch: int,
+    device_type: str,
+    ranks: Ranks,
+    fits: Callable[[int], bool],
+) -> tuple[PretrainSettings, list[str]]:
+    """The settings with a number of rows in the place of AUTO_ROWS, and a line that tells it. A collective.
+
+    stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: whether a micro-batch of so many
+    rows does, on all ranks. Errors: UserError for a number of processes that do not divide the update.
+    """
+    if settings.batch_size != AUTO_ROWS:
+        return settings, []
+    usual = settings.usual_rows()
+    rows_of_update = usual * settings.accumulation_steps
+    # Another machine may divide itself into another number of processes.
+    recorded = on_main(ranks, partial(recorded_rows, settings, stem))
+    if recorded is not None and recorded % ranks.sharing == 0:
+        return with_rows(settings, recorded, ", as before the resume")
+    # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
+    most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
+    most = min(max(most, ranks.sharing), rows_of_update)
+    # They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
+    # micro-batch get equal parts of it.
+    numbers = (rows_of_update, usual * settings.warmup_iters)
+    choices = [n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)]
+    if why_whole(config):
+        choices = [usual]
+    if not choices:
+        raise UserError(
+            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so that all "
+            "processes have the same; take another number, or auto"
+        )
+    rows = choices[0]
+    while not fits(rows):
+        smaller = [choice for choice in choices if 2 * choice <= rows]
+        if not smaller:
+            # The run itself will say what helps.
+            break
+        rows = smaller[0]
+    return with_rows(settings, rows, "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit")
+
+
+def fits_gpu(
+    model: MiniMindForCausalLM,
+    batch: Batch,
+    totals: Totals,
+    device: torch.device,
+    dtype: torch.dtype,
+    optimizer_bytes: int,
+) -> bool:
+    """Whether a GPU has the memory for a micro-batch in the midst of an update. Nothing of it is left.
+
+    It is computed by the plain code, which takes no less than the compiled one.
+    """
+    fitted = True
+    with torch.random.fork_rng(devices=[device]):
+        try:
+            # What is there at a later micro-batch of a later update: the optimiser's moments, and all gradients.
+            moments = torch.empty(optimizer_bytes, dtype=torch.uint8, device=device)
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            with autocast(device, dtype):
+                loss, _ = pretrain_loss(model, batch.to(device), totals)
+            loss.backward()
+            del moments, loss
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            fitted = False
+    # Behind the block: within it the error holds the tensors that filled the memory.
+    model.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    # The peak in the log is that of the run.
+    torch.cuda.reset_peak_memory_stats(device)
+    return fitted
+
+
+def with_rows(settings: PretrainSettings, rows: int, why: str) -> tuple[PretrainSettings, list[str]]:
+    """The settings with micro-batches of so many rows in the place of AUTO_ROWS and the same updates, and a line that tells it."""
+    usual = settings.usual_rows()
+    steps = usual * settings.accumulation_steps // rows
+
+    def converted(count: int) -> int:
+        """So many micro-batches of the usual rows, counted in those of `rows`. 0 means never, and stays."""
+        return min(max(1, round(count * usual / rows)), LARGEST) if count else 0
+
+    settled = dataclasses.replace(
+        settings,
+        batch_size=rows,
+        accumulation_steps=steps,
+        warmup_iters=converted(settings.warmup_iters),
+        log_interval=converted(settings.log_interval),
+        save_interval=converted(settings.save_interval),
+        eval_interval=converted(settings.eval_interval),
+    )
+    cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
+    return settled, [f"--batch_size auto: an update is {cut}{why}"]
+
+
+def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
+    """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
+    path = Path(f"{stem}.settings.yaml")
+    # A run that has saved nothing, as one that ran out of memory at once, has nothing that a resume would go on with.
+    has_saved = bool(Checkpoints(f"{stem}_resume").paths())
+    if not settings.from_resume or not has_saved or not path.is_file():
+        return None
+    before = type(settings).read(path)
+    is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps
+    return before.batch_size if is_same else None
