@@ -10,9 +10,9 @@ from dataclasses import fields
 
 import pytest
 
-from model.electra.sizes import NETWORK_SIZES
 from tests.helpers import ROOT
 from trainer.electra import settings as electra_settings
+from trainer.electra.settings import NETWORK_SIZES
 from trainer.glue import settings as glue_settings
 from trainer.pretrain import settings as pretrain_settings
 from trainer.pretrain.settings import MODEL_FLAGS

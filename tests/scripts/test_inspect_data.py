@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import DataError, UserError
 from common.wording import printable
-from dataset.loader import assemble
+from dataset.loader import Assembler
 from scripts import inspect_data
 from scripts.inspect_data import DataLook, Piece, parse_args, text_of_piece
 from tests.chats import ids_and_mask, write_chats
@@ -89,7 +89,7 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
     plan = look.corpus.plan(0)
     for number in (0, 1, plan.n_rows - 1):
         title, pieces = look.row(number)
-        batch = assemble(look.corpus.store, plan, range(number, number + 1))
+        batch = Assembler(look.corpus.store)[plan.recipe(range(number, number + 1))]
         trained = [token for piece in pieces for token in trained_of(piece)]
         assert trained == batch.targets[0][batch.targets[0] >= 0].tolist()
         assert f"{len(trained)} trained" in title
