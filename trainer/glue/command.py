@@ -35,7 +35,7 @@ from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim, make_folder
 from trainer.machine.devices import pick_dtype
-from trainer.machine.ranks import compare_precision, compare_with_main, first_rank_first, on_main
+from trainer.machine.ranks import compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.places import check_writable
 
@@ -88,7 +88,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings) -> tuple[Command,
     disable_progress_bar()
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
-    compare_precision(ranks, dtype)
+    compare_with_main(ranks, {"precision": str(dtype)})
     say = Reporter(ranks.is_main).say
     out = Path(settings.out_dir)
     with user_errors():
