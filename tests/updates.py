@@ -5,9 +5,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan, Totals
-from tests.helpers import tiny_model, token_store
+from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -65,7 +65,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     store, plan = plan_of(kind)
     assembler = Assembler(store)
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
-    for update, micro, batch in make_loader(assembler, plan, schedule, ranks.rank):
+    for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
         totals = Totals(plan.row_targets(first, end), plan.row_documents(first, end))
         is_last = micro == schedule.micro_batches(update) - 1

@@ -28,7 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from dataset.loader_workers import Loadable, MakesBatches
+from dataset.loader import Loadable, MakesBatches
 from dataset.mixture import Move
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand

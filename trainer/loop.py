@@ -16,8 +16,7 @@ from typing import Any, Generic, NamedTuple
 
 from common.errors import SaidByAnotherRank
 from common.wording import counted
-from dataset.loader import Loader, UpdateSchedule
-from dataset.loader_workers import LoaderError
+from dataset.loader import Loader, LoaderError, UpdateSchedule
 from trainer.due import Intervals, SaveClock
 from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.loader_workers import LoaderError
+from dataset.loader import LoaderError
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome

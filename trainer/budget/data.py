@@ -4,8 +4,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dataset.corpus import EVAL_ROWS
-from dataset.held_out import split_by_hash
+from dataset.corpus import EVAL_ROWS, split_by_hash
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks

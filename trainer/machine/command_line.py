@@ -18,7 +18,7 @@ from common.errors import DataError, UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.wording import nowhere, one_line
-from dataset.loader_workers import LoaderError
+from dataset.loader import LoaderError
 from trainer.machine.measure import what_the_machine_lacks
 from trainer.machine.ranks import loss_of_a_rank
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from common.errors import UserError
-from dataset.loader_workers import LoaderError
+from dataset.loader import LoaderError
 
 SYSTEM_ROOT = Path("/")
 KIB = 1024
