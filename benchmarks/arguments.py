@@ -4,12 +4,18 @@ What only torch knows, the number of threads and the device, is None here and fi
 """
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any
 
 from common.flags import Parser, not_negative, positive, seed
 from common.paths import ROOT
 from trainer.budget.settings import duration
 
+# Measuring corpora, public tokenizers, GLUE files and golden outputs, which the repository does not hold: docs/corpora.md tells
+# how to make them. Tests that need them are skipped where they are absent, and benchmarks take the embedded corpus.
+REFERENCE = Path(os.environ.get("MINIMIND_REFERENCE") or ROOT.parent / "shared")
+CORPORA = REFERENCE / "corpora"
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2},

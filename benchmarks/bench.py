@@ -47,11 +47,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.arguments import SIDES, SIZES, bench_parser
-from benchmarks.out_file import check_out
-from benchmarks.reference import CORPORA
+from benchmarks.arguments import CORPORA, SIDES, SIZES, bench_parser
 from benchmarks.sides import train_side
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from common.files import atomic_file
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -354,7 +352,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             if name not in known:
                 p.error(f"{name!r} is none of {', '.join(known)}")
     out = Path(args.out)
-    check_out(out)
+    with user_errors():
+        # Before the minutes of work that fill it
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.touch()
     records = []
     with tempfile.TemporaryDirectory() as folder:
         documents = Path(folder, "documents.jsonl")

@@ -41,7 +41,7 @@ from tokenizers import Tokenizer
 from benchmarks.arguments import DATA_SECTIONS, data_parser
 from benchmarks.bench import corpus_files, texts_of
 from dataset.corpus import Corpus
-from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -120,14 +120,16 @@ def loader(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     torch.set_num_threads(1)
     rates: dict[int, list[float]] = {0: [], 1: []}
     for workers in (0, 1) * ROUNDS:
-        batches = make_loader(Assembler(corpus.store), plan, schedule, num_workers=workers)
+        source = Loader(Assembler(corpus.store), num_workers=workers)
+        batches = source.updates(plan, schedule)
         # The start of the worker process is not counted.
         next(batches)
         start = time.perf_counter()
         tokens = 0
-        for _, _, batch in batches:
+        for _, (batch,) in batches:
             assert batch is not None
             tokens += batch.n_targets
+        source.close()
         rates[workers].append(tokens / (time.perf_counter() - start) / 1e6)
     torch.set_num_threads(threads)
     for workers, name in enumerate(("in the trainer's process, one thread", "through one worker process")):

@@ -44,28 +44,33 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import dataclasses
+import gc
 import json
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import IO, Any, NoReturn
 
 import torch
+import transformers
 
-from benchmarks import gpu_checks, gpu_electra, gpu_figures
-from benchmarks.arguments import GPU_SECTIONS, USUAL_SECTIONS
+from benchmarks import gpu_checks, gpu_electra
+from benchmarks.arguments import GPU_SECTIONS, SIZES, USUAL_SECTIONS
 from benchmarks.gpu_checks import Check, NotPromised
-from benchmarks.gpu_figures import FULL, SMALL, Measurement
-from benchmarks.out_file import check_out
-from common.errors import UserError
+from benchmarks.training import Training, per_step
+from common.errors import UserError, user_errors
 from trainer.machine.command_line import run_cli
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
+from trainer.pretrain.memory import flops_per_token
 
 LAST_START_S = 500
 END_S = 535
@@ -74,10 +79,141 @@ LIMIT_S = 90
 LIMITS_S = {1: 200, 2: 120, 3: 120, 7: 240}
 # On a CPU: nobody waits for its figures, and other programs may use it too.
 CPU_LIMIT_S = 1200
+T = 512
+
+
+# A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok"} of a check. ok: None is neither
+# right nor wrong, see NotPromised.
+Result = dict[str, Any]
+
+
+def figure(what: str, value: str | float, unit: str = "") -> Result:
+    """What was measured."""
+    return {"what": what, "value": value, "unit": unit}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured: all of it, or so little that a CPU has done it in a minute."""
+
+    # (size, rows), what decides most first
+    shapes: tuple[tuple[str, int], ...]
+    turn_s: float
+    product_s: float
+    copied_bytes: int
+    product_sizes: tuple[int, ...]
+
+
+FULL = Scale(
+    shapes=(("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256)),
+    turn_s=2.0,
+    product_s=10.0,
+    copied_bytes=1 << 30,
+    product_sizes=(4096, 8192),
+)
+SMALL = Scale(
+    shapes=(("tiny", 2), ("tiny", 4)), turn_s=0.5, product_s=0.5, copied_bytes=1 << 24, product_sizes=(512, 1024)
+)
+Measurement = Callable[[torch.device, Scale], Iterator[Result]]
+
+
+def machine(device: torch.device, scale: Scale) -> Iterator[Result]:
+    """Versions, and what the machine reaches without any of our code."""
+    yield figure("torch", str(torch.__version__))
+    yield figure("transformers", transformers.__version__)
+    for name, value in describe_machine(device).items():
+        yield figure(name, str(value))
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        yield figure("compute capability", f"{properties.major}.{properties.minor}")
+        yield figure("memory of the GPU", round(properties.total_memory / 1e9, 1), "GB")
+    dtype, notice = pick_dtype("bfloat16", device)
+    yield figure("precision", notice or str(dtype))
+
+    n = scale.product_sizes[-1]
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    b = torch.randn(n, n, device=device, dtype=dtype)
+    best = product_rate(device, dtype, scale.product_sizes)
+    yield figure("best product", round(best / 1e12, 2), "TFLOP/s")
+    of_one, _ = per_step(partial(torch.mm, a, b), device, scale.product_s)
+    sustained = 2 * n**3 / of_one
+    yield figure(f"products for {scale.product_s:g} s", round(sustained / 1e12, 2), "TFLOP/s")
+    source = torch.empty(scale.copied_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    of_copy, _ = per_step(partial(target.copy_, source), device, scale.turn_s / 3)
+    # Each byte is read and written.
+    yield figure("copy on the device", round(2 * scale.copied_bytes / of_copy / 1e9), "GB/s")
+
+
+def throughput(device: torch.device, scale: Scale) -> Iterator[Result]:
+    """Updates of one micro-batch of full rows."""
+    dtype, _ = pick_dtype("bfloat16", device)
+    rate = product_rate(device, dtype, scale.product_sizes)
+    yield figure("best product, of which the shares are", round(rate / 1e12, 2), "TFLOP/s")
+    for size, rows in scale.shapes:
+        # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
+        torch.compiler.reset()
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            figures = throughput_of(size, rows, device, scale.turn_s, rate)
+        except torch.OutOfMemoryError:
+            # Not within this block: the error holds the tensors that filled the memory.
+            figures = [figure("peak memory", "does not fit")]
+        for found in figures:
+            yield {**found, "what": f"{size}, {rows} rows: {found['what']}"}
+
+
+def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Result]:
+    """Of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
+    start = time.perf_counter()
+    training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
+    seconds(training.step, device)
+    figures = [figure("first update", round(time.perf_counter() - start, 1), "s")]
+    flops = flops_per_token(training.model.config, training.length)
+    for graphs in (False, True) if training.engine.graphs is not None else (False,):
+        if training.engine.graphs is not None:
+            # With them the next step records them.
+            training.engine.graphs.is_on = graphs
+        training.step()
+        of_step, of_host = per_step(training.step, device, turn_s)
+        how = "with graphs" if graphs else "without graphs"
+        share = 100 * training.tokens / of_step * flops / rate
+        figures += [
+            figure(f"tokens, {how}", round(training.tokens / of_step), "1/s"),
+            figure(f"share of the product rate, {how}", round(share, 1), "%"),
+            figure(f"a step, {how}", round(of_step * 1e3, 2), "ms"),
+            figure(f"the host's part of it, {how}", round(of_host * 1e3, 2), "ms"),
+        ]
+    return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
+
+
+def against_plain_loop(device: torch.device, scale: Scale) -> Iterator[Result]:
+    """benchmarks/bench.py with the 26 M model on the documents inside Python: sides take turns in one run."""
+    flags = ["--sizes", "26m", "--seconds", "40", "--slice", "2", "--documents", "2000"]
+    if scale is not FULL:
+        flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "bench.json")
+        command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--sides", "plain,ours", "--out", str(out)]
+        # Its progress is not for this table.
+        subprocess.run([*command, "--device", device.type, *flags], check=True, stdout=subprocess.DEVNULL)
+        (record,) = json.loads(out.read_text())
+    for name, side in record["sides"].items():
+        yield figure(f"{name}: text tokens", round(side["text_tokens_per_second"]), "1/s")
+        yield figure(f"{name}: share of the product rate", round(100 * side["utilisation"], 1), "%")
+        yield figure(f"{name}: peak memory", round(side["peak_memory_bytes"] / 1e9, 2), "GB")
+        yield figure(f"{name}: first update", round(side["first_update_seconds"], 1), "s")
+    for what, (middle, least, greatest) in record["ratios"].items():
+        yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
+
+
 MEASUREMENTS: dict[int, Measurement] = {
-    0: gpu_figures.machine,
-    1: gpu_figures.throughput,
-    6: gpu_figures.against_plain_loop,
+    0: machine,
+    1: throughput,
+    6: against_plain_loop,
 }
 CHECKS: dict[int, Mapping[str, Check]] = {
     2: gpu_checks.TRAINER,
@@ -88,17 +224,13 @@ CHECKS: dict[int, Mapping[str, Check]] = {
 }
 # Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
 SIDE_BY_SIDE = (2, 7)
-# A result as a line of --out: of a Figure, or {"what", "value", "ok"} of a check. ok: None is neither right nor wrong, see
-# NotPromised.
-Result = dict[str, Any]
 VERDICTS = {True: "ok", False: "FAILED", None: "not promised"}
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
     """What a section finds, as it finds it."""
     if number in MEASUREMENTS:
-        for figure in MEASUREMENTS[number](device, SMALL if small else FULL):
-            yield dataclasses.asdict(figure)
+        yield from MEASUREMENTS[number](device, SMALL if small else FULL)
         return
     checks = CHECKS[number]
     if number not in SIDE_BY_SIDE:
@@ -244,8 +376,9 @@ def main(args: argparse.Namespace) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
     path = Path(args.out)
-    check_out(path)
-    out = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by the block below
+    with user_errors():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        out = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by the block below
     record = Record(out)
     start = time.monotonic()
     for name in ("SIGTERM", "SIGHUP"):

@@ -53,7 +53,7 @@ from benchmarks.training import LEARNING_RATE, Training
 from model.backend import CompiledBackend
 from model.model_minimind import Block
 from trainer.machine.command_line import run_cli
-from trainer.machine.random_state import deterministic
+from trainer.machine.devices import deterministic
 
 # Updates after which moments and weights are compared
 COMPARED_UPDATES = (1, 2, 10)

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -200,19 +199,10 @@ def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
     return saved[-1]
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A run that was killed and resumed, beside one that went through."""
+def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, device: torch.device) -> str:
+    """A run that is killed and resumed ends with the bytes of one that went through; returns what was seen.
 
-    # The weights, to the last bit
-    is_same: bool
-    # In words
-    how: str
-
-
-def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, device: torch.device) -> Resumed:
-    """command_for: what starts a run, from its --out_dir, which is in `folder`.
-
+    command_for: what starts a run, from its --out_dir, which is in `folder`.
     The resume takes the compiled code that the other two have left in the cache: the bits must not depend on that.
     """
     whole = start(command_for(folder / "whole"))
@@ -225,18 +215,17 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
     resumed = end_of(start([*command, "--from_resume", "1"]))
     assert "resumed from" in resumed, resumed[:1000]
-    is_same = weights_in(folder / "whole") == weights_in(folder / "again")
-    return Resumed(is_same, f"on {device.type}, killed behind {last_save}")
+    how = f"on {device.type}, killed behind {last_save}"
+    assert weights_in(folder / "whole") == weights_in(folder / "again"), f"{how}: the weights differ"
+    return f"{how}: the same weights to the last bit"
 
 
 def resumes_bitwise(device: torch.device, *flags: str) -> str:
-    """A run that is killed and resumed ends with the bytes of one that went through."""
+    """By the flags of a small run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         documents_for(folder, DOCUMENTS_OF_RUN[device.type])
-        run = killed_and_resumed(lambda out_dir: trainer_command(folder, out_dir, device, *flags), folder, device)
-    assert run.is_same, f"{run.how}: the weights differ"
-    return f"{run.how}: the same weights to the last bit"
+        return killed_and_resumed(lambda out_dir: trainer_command(folder, out_dir, device, *flags), folder, device)
 
 
 def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer: str) -> str:

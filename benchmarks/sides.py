@@ -11,15 +11,18 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
-from benchmarks.plain_loop import plain_steps, step_context
 from benchmarks.training import LEARNING_RATE, WARM_UP
+from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, Loader, UpdateSchedule
@@ -32,6 +35,7 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.schedules import get_lr
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
@@ -97,6 +101,56 @@ class Turns:
 def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausalLM:
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device)  # type: ignore[arg-type]  # wrapped without types
     return model.train()
+
+
+def step_context(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The context of one step's forward pass: bf16 on a GPU, fp32 elsewhere.
+
+    One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
+    every later step would compute with the weights of the start.
+    """
+    if device.type == "cuda":
+        return torch.autocast("cuda", torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def plain_steps(
+    model: MiniMindForCausalLM,
+    dataset: PretrainDataset,
+    batch_size: int,
+    updates: int,
+    lr: float,
+    seed: int = 42,
+    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Iterator[tuple[float, int]]:
+    """The plain MiniMind loop: tokenise each item when it is asked for, pad it to the full length, eager, AdamW, one forward
+    with all logits.
+
+    Trains `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
+
+    context: makes the context of a step's forward pass. Errors: UserError where the documents are less than a batch.
+    """
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
+    generator = torch.Generator().manual_seed(seed)
+    loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
+    if len(dataset) < batch_size:
+        raise UserError(f"{len(dataset)} documents are less than a batch of {batch_size}: give more, or fewer rows")
+    # As many epochs as it takes.
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    for step, batch in zip(range(updates), batches, strict=False):
+        inputs, targets, mask = (part.to(device) for part in batch)
+        for group in optimizer.param_groups:
+            group["lr"] = get_lr(step, updates, lr)
+        with context():
+            output = model(inputs)
+            losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
+            loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item(), int(mask.sum())
 
 
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:

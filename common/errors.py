@@ -15,10 +15,6 @@ class SaidByAnotherRank(UserError):
         super().__init__("")
 
 
-class ProcessLostError(RuntimeError):
-    """A process that this one needs was ended from outside. It ends the command with one line and exit code 1."""
-
-
 class DataError(ValueError):
     """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
 

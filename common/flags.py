@@ -17,40 +17,27 @@ LARGEST = 10**9
 LONGEST_MESSAGE = 300
 # What a flag takes where the command is to decide.
 AUTO = "auto"
-# {flag of MiniMind, nanoGPT or Hugging Face: what it may be called here}. Those that differ in spelling alone are found.
+# {flag of MiniMind, nanoGPT or Hugging Face: what it may be called here}. Those that are spelt nearly alike are found.
 ELSEWHERE = {
     "lr": ("learning_rate",),
-    "max_iters": ("max_updates", "max_steps"),
-    "max_steps": ("max_updates",),
-    "max_seq_length": ("max_seq_len", "max_length"),
     "block_size": ("max_seq_len", "max_length"),
-    "seq_length": ("max_seq_len", "max_length"),
     "dim": ("hidden_size",),
     "n_embd": ("hidden_size",),
     "n_layer": ("num_hidden_layers",),
-    "n_layers": ("num_hidden_layers",),
     "n_head": ("num_attention_heads",),
-    "n_heads": ("num_attention_heads",),
-    "n_kv_heads": ("num_key_value_heads",),
     "num_train_epochs": ("epochs",),
     "per_device_train_batch_size": ("batch_size",),
-    "gradient_accumulation_steps": ("accumulation_steps",),
-    "warmup_steps": ("warmup_iters",),
     "logging_steps": ("log_interval",),
     "save_steps": ("save_interval",),
     "eval_steps": ("eval_interval",),
     "max_grad_norm": ("grad_clip",),
-    "output_dir": ("out_dir",),
     "save_total_limit": ("keep_checkpoints",),
     "resume_from_checkpoint": ("from_resume",),
     "report_to": ("tracker",),
     "train_file": ("data_path",),
-    "dataset": ("data_path",),
-    "model_name_or_path": ("from_weight", "model_path", "weight", "model"),
-    "load": ("weight",),
+    "model_name_or_path": ("from_weight", "weight", "model"),
     "load_from": ("weight",),
 }
-EMPTY_TEXT = "an empty text; was a variable of the shell not set?"
 
 
 def boolean(text: str) -> bool:
@@ -65,84 +52,40 @@ def boolean(text: str) -> bool:
 SWITCH: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
 
 
-def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
-    """A converter of numbers above 0."""
+def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
+    """A converter of numbers for which `fits` holds. wanted: which these are, for the line on another one."""
 
     def convert(text: str) -> Number:
         value = kind(text)
-        if not 0 < value <= most:
-            raise argparse.ArgumentTypeError(f"{text} must be a number above 0 and at most {most:,}")
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text} must be {wanted}")
         return value
 
-    # What argparse calls it in its message.
-    convert.__name__ = f"positive {kind.__name__}"
+    # What argparse calls it in its message on a text that is no number.
+    convert.__name__ = kind.__name__
     return convert
+
+
+def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
+    """A converter of numbers above 0."""
+    return number(kind, lambda value: 0 < value <= most, f"a number above 0 and at most {most:,}")
 
 
 def at_least(least: int, reason: str) -> Callable[[str], int]:
     """A converter of whole numbers from `least` on. reason: the end of the line on a smaller one."""
-    whole = positive(int)
-
-    def convert(text: str) -> int:
-        value = whole(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text} must be at least {least} {reason}")
-        return value
-
-    convert.__name__ = whole.__name__
-    return convert
+    return number(int, lambda value: least <= value <= LARGEST, f"at least {least} {reason}")
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     """A converter of numbers from 0 on."""
-
-    def convert(text: str) -> Number:
-        value = kind(text)
-        if not 0 <= value <= LARGEST:
-            raise argparse.ArgumentTypeError(f"{text} must be a number from 0 to {LARGEST:,}")
-        return value
-
-    convert.__name__ = f"non-negative {kind.__name__}"
-    return convert
+    return number(kind, lambda value: 0 <= value <= LARGEST, f"a number from 0 to {LARGEST:,}")
 
 
-def share(text: str) -> float:
-    """A part of a whole, above 0 and up to all of it."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0 and at most 1")
-    return value
-
-
-def fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
-    return value
-
-
-def inner_share(text: str) -> float:
-    """A part of a whole that is neither none nor all of it."""
-    value = float(text)
-    if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be above 0 and below 1")
-    return value
-
-
-def seed(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 2**32")
-    return value
-
-
-def end_with_line(message: str) -> NoReturn:
-    """End a command whose flags are wrong."""
-    message = one_line(message)
-    if len(message) > LONGEST_MESSAGE:
-        message = f"{message[:LONGEST_MESSAGE]} ..."
-    print(f"error: {message} (--help lists the flags)", file=sys.stderr)
-    sys.exit(2)
+# parts of a whole: above 0 and up to all of it; from none of it on; neither none nor all of it
+share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
+fraction = number(float, lambda value: 0 <= value < 1, "at least 0 and below 1")
+inner_share = number(float, lambda value: 0 < value < 1, "above 0 and below 1")
+seed = number(int, lambda value: 0 <= value < 2**32, "at least 0 and below 2**32")
 
 
 class Parser(argparse.ArgumentParser):
@@ -179,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         """Errors: argparse.ArgumentError for an empty text, also as one of several."""
         values = value if isinstance(value, list) else [value]
         if "" in values and action.dest not in self.may_be_empty:
-            raise argparse.ArgumentError(action, EMPTY_TEXT)
+            raise argparse.ArgumentError(action, "an empty text; was a variable of the shell not set?")
 
     def nearest(self, words: Sequence[str]) -> str:
         """The end of a line on words that are no flags: those that are meant, as far as that can be guessed."""
@@ -194,7 +137,11 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {' '.join(meant)}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:
-        end_with_line(message)
+        message = one_line(message)
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        print(f"error: {message} (--help lists the flags)", file=sys.stderr)
+        sys.exit(2)
 
     def switch(self, group: argparse._ActionsContainer, name: str, default: bool | None, help: str) -> None:
         group.add_argument(name, default=default, help=help, **SWITCH)

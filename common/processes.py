@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 POLL_S = 0.2
@@ -29,31 +29,22 @@ def end_with(parent: int) -> None:
     parent: the parent's `id_for_children`. On Linux the kernel does it. Elsewhere a thread looks every 0.2 s. 0: nothing
     is done; such a process has to notice by itself that its pipe has no other end.
     """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_S)
+        os._exit(1)
+
     if not parent:
         return
     if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     elif os.name == "posix" and os.getppid() == parent:
-        watch_parent(parent, leave)
+        threading.Thread(target=watch, name="parent", daemon=True).start()
     # A server that forks for others (multiprocessing's) is a parent of its own: the pipe tells there too.
     # Gone before this line.
     if os.getppid() == 1 != parent:
-        leave()
-
-
-def watch_parent(parent: int, gone: Callable[[], None]) -> None:
-    """Call `gone()` in a thread when this process has another parent than `parent`. Windows keeps a dead one's number."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(POLL_S)
-        gone()
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def leave() -> None:
-    os._exit(1)
+        os._exit(1)
 
 
 def obey_ctrl_c() -> None:

@@ -54,13 +54,8 @@ def setting(
     argparse.ArgumentTypeError for one that it does not take; default: text as it is. several: the flag takes one or more
     values. may_be_empty: an empty text means something. first: --help shows it at the top.
     """
-    options: dict[str, Any] = {"help": help, "type": check or str}
-    if several:
-        options["nargs"] = "+"
-    if choices is not None:
-        options["choices"] = tuple(choices)
-    if metavar is not None:
-        options["metavar"] = metavar
+    options = {"help": help, "type": check or str, "nargs": "+" if several else None, "choices": choices}
+    options["metavar"] = metavar
     metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}
     if isinstance(default, list):
         # Each settings object gets a list of its own.
@@ -101,17 +96,9 @@ class Settings:
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def field_of(kind: type[Settings], name: str) -> "Field[Any]":
-    """The field of that name."""
-    for one in fields(kind):
-        if one.name == name:
-            return one
-    raise AssertionError(f"{kind.__name__} has no field {name}")
-
-
 def default_of(kind: type[Settings], name: str) -> Any:
     """What a field is where nobody sets it."""
-    return default_of_field(field_of(kind, name))
+    return default_of_field(kind.__dataclass_fields__[name])
 
 
 def default_of_field(one: "Field[Any]") -> Any:
@@ -123,7 +110,7 @@ def default_of_field(one: "Field[Any]") -> Any:
 
 def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequence[str] = ()) -> Any:
     """The field of a group with another default, for a command that wants one. aliases: further names of its flag."""
-    metadata = field_of(kind, name).metadata
+    metadata = kind.__dataclass_fields__[name].metadata
     return field(default=default, metadata={**metadata, "aliases": (*metadata["aliases"], *aliases)})
 
 
@@ -142,43 +129,22 @@ class SettingsParser(Parser):
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
         self.usage = f"{prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
+        n_first = sum(one.metadata["first"] for one in fields(kind))
+        top = self.add_argument_group(f"the {n_first} flags that matter first")
         # The bases stand in the order in which Python looks things up, the last group of the help first.
         for group in reversed(kind.groups()):
-            self._add_group(group)
-        if any(one.metadata["first"] for one in fields(kind)):
-            self._put_first()
-
-    def _add_group(self, group: type[Settings]) -> None:
-        """A flag for each field of a group."""
-        flags = self.add_argument_group((group.__doc__ or "").strip())
-        for one in fields(group):
-            options = dict(one.metadata["options"])
-            if "choices" not in options:
-                options.setdefault("metavar", one.name.upper())
-            default = default_of_field(one)
-            if default is not MISSING and default is not None and default != [] and "default" not in options["help"]:
-                options["help"] += f" (default: {default})".replace("%", "%%")
-            # A flag that is not given is no part of what is parsed: the field knows its default.
-            flags.add_argument(
-                f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
-            )
-
-    def _put_first(self) -> None:
-        """Show the flags that matter first at the top, and --help and --config at the end."""
-        # argparse has no public way to move a flag to another group, or a group to another place.
-        first = {one.name for one in fields(self.kind) if one.metadata["first"]}
-        top = self.add_argument_group(f"the {len(first)} flags that matter first")
-        for group in self._action_groups:
-            if group is top:
-                continue
-            for action in list(group._group_actions):
-                if action.dest in first:
-                    group._group_actions.remove(action)
-                    top._group_actions.append(action)
-        # The first two are argparse's own: arguments without a dash, of which there are none, and --help.
-        positionals, options, *others = self._action_groups
-        others.remove(top)
-        self._action_groups = [positionals, top, *others, options]
+            flags = self.add_argument_group((group.__doc__ or "").strip())
+            for one in fields(group):
+                options = dict(one.metadata["options"])
+                if options.get("choices") is None and options["metavar"] is None:
+                    options["metavar"] = one.name.upper()
+                default = default_of_field(one)
+                if default not in (MISSING, None, []) and "default" not in options["help"]:
+                    options["help"] += f" (default: {default})".replace("%", "%%")
+                # A flag that is not given is no part of what is parsed: the field knows its default.
+                (top if one.metadata["first"] else flags).add_argument(
+                    f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
+                )
 
     def read(self, argv: Sequence[str] | None = None) -> tuple[Any, frozenset[str]]:
         """(the settings of a command line, the names of those that a flag or its --config file says).

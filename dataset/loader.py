@@ -1,19 +1,28 @@
-"""From row numbers to tensors: who trains which rows when, and the batches themselves.
+"""From row numbers to tensors: who trains which rows when, the batches themselves, and the processes that make them.
 
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
+import atexit
 import math
+import multiprocessing
+import signal
+import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
-from dataset.loader_workers import BatchT, LoaderError, MakesBatches, RecipeT, WorkerPool, assemble_or_explain
-from dataset.packing import Recipe, RowPlan
-from dataset.store.format import Column, Documents, Ints
+from common.errors import DataError
+from common.processes import end_with, id_for_children, ignore_stop_signals
+from dataset.packing import Recipe
+from dataset.store.format import Column, Documents
 
 # The target of a position that has none.
 IGNORE = -100
@@ -21,9 +30,11 @@ IGNORE = -100
 # its next update, on CUDA one later. Until then it must still have batches to take part with.
 UPDATES_AHEAD = 2
 
+# batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
+BATCHES_AHEAD = 4
+
 # A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.
 PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
-RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 
 
 def to_device(batch: PartsT, device: torch.device | str) -> PartsT:
@@ -125,11 +136,6 @@ def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = N
     )
 
 
-def assemble(store: Documents, plan: RowPlan, rows: range | Ints, pad_id: int = 0) -> Batch:
-    """The Batch of the given rows of a plan; `store` has `.tokens`, the plan's documents end to end."""
-    return gather(store.tokens, plan.recipe(rows), pad_id)
-
-
 class UpdateSchedule(NamedTuple):
     """How the rows of an epoch are dealt out to updates, micro-batches and ranks.
 
@@ -226,14 +232,97 @@ class Assembler:
         return batch if self.only is None else self.only(batch)
 
 
+# ------------------------------------------------------------------------------------------ the processes
+
+
+class Loadable(Protocol):
+    """What comes from a loader process: a NamedTuple of CPU tensors and numbers."""
+
+    def __iter__(self) -> Iterator[object]: ...
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with its tensors on a device."""
+
+    def pin_memory(self) -> Self:
+        """The same with its tensors in memory that a GPU can fetch from by itself."""
+
+
+RecipeT = TypeVar("RecipeT")
+RecipeT_co = TypeVar("RecipeT_co", covariant=True)
+RecipeT_contra = TypeVar("RecipeT_contra", contravariant=True)
+BatchT = TypeVar("BatchT", bound=Loadable)
+BatchT_co = TypeVar("BatchT_co", bound=Loadable, covariant=True)
+
+
 class HasRecipes(Protocol[RecipeT_co]):
     """A plan, as far as a loader asks: what goes to the process that makes a batch."""
 
     def recipe(self, rows: range) -> RecipeT_co: ...
 
 
+class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
+    """An assembler: makes the batch of a recipe. It is pickled to each loader process where these are not forked."""
+
+    def __getitem__(self, recipe: RecipeT_contra, /) -> BatchT_co: ...
+
+
+class LoaderError(RuntimeError):
+    """The batches cannot go on: one line that says why. `is_fault_of_data`: what was tokenised has to be mended."""
+
+    def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
+        # Both: an exception is pickled with what it was given here.
+        super().__init__(message, is_fault_of_data)
+        self.is_fault_of_data = is_fault_of_data
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PackedBatch(Generic[BatchT]):
+    """A batch on its way from a loader process, with numpy arrays in the place of its tensors: these go through a pipe, where
+    tensors would go through shared memory, of which some machines have little."""
+
+    def __init__(self, batch: BatchT) -> None:
+        self.kind: Callable[..., BatchT] = type(batch)
+        self.parts = [part.numpy() if isinstance(part, torch.Tensor) else part for part in batch]
+
+    def unpacked(self) -> BatchT:
+        return self.kind(*(torch.from_numpy(part) if hasattr(part, "dtype") else part for part in self.parts))
+
+    def pin_memory(self) -> BatchT:
+        """For the thread of DataLoader that pins what has come."""
+        return self.unpacked().pin_memory()
+
+
+class _Batches(Generic[RecipeT, BatchT]):
+    """The data set of DataLoader: a recipe in the place of an index. What goes wrong comes in the place of the batch."""
+
+    def __init__(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
+        self.assembler = assembler
+
+    def __getitem__(self, recipe: RecipeT) -> PackedBatch[BatchT] | LoaderError:
+        try:
+            return PackedBatch(self.assembler[recipe])
+        except MemoryError as error:
+            return LoaderError(f"no memory is left to assemble a batch ({error})")
+        except DataError as error:
+            return LoaderError(str(error), is_fault_of_data=True)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            return LoaderError(
+                f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
+                "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
+                "is made anew",
+                is_fault_of_data=True,
+            )
+
+
 class Loader(Generic[RecipeT, BatchT]):
-    """Gives one rank its batches, epoch after epoch. Its worker processes live from the first epoch until `close`."""
+    """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
+
+    assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
+    DataLoader. The batches do not depend on num_workers, and torch's global random numbers are left alone.
+    """
 
     def __init__(
         self,
@@ -242,17 +331,21 @@ class Loader(Generic[RecipeT, BatchT]):
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        """assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or in a worker process.
-
-        The batches do not depend on num_workers, and torch's global random numbers are left alone.
-        """
-        self.assembler = assembler
+        self.batches = _Batches(assembler)
         self.rank = rank
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._pool: WorkerPool[RecipeT, BatchT] | None = None
+        self._recipes: Iterable[RecipeT] = ()
+        self._processes: DataLoader[Any] | None = None
+        self._workers: list[multiprocessing.process.BaseProcess] = []
+        # Whether this process waits for a batch.
+        self._waits = False
+
+    def __iter__(self) -> Iterator[RecipeT]:
+        """For DataLoader, whose sampler this is."""
+        return iter(self._recipes)
 
     def updates(self, plan: HasRecipes[RecipeT], schedule: UpdateSchedule) -> Iterator[tuple[int, list[BatchT | None]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
@@ -265,7 +358,9 @@ class Loader(Generic[RecipeT, BatchT]):
         numbers = iter(range(schedule.first_update, schedule.n_updates))
         # made when they are asked for
         recipes = (plan.recipe(range(lo, hi)) for _, _, lo, hi in schedule.steps(self.rank) if lo < hi)
-        batches = self._batches(recipes, schedule.accumulation_steps)
+        made = (
+            self._from_processes(recipes, schedule.accumulation_steps) if self.num_workers else self._from_here(recipes)
+        )
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
         ready: deque[tuple[int, list[BatchT | None]]] = deque()
@@ -277,7 +372,7 @@ class Loader(Generic[RecipeT, BatchT]):
                 slices = schedule.slices(update, self.rank)
                 try:
                     # The recipes leave the empty slices out too, so the next batch is the one of this slice.
-                    ready.append((update, [next(batches) if lo < hi else None for lo, hi in slices]))
+                    ready.append((update, [next(made) if lo < hi else None for lo, hi in slices]))
                 except LoaderError as error:
                     self.failure = error
             if not ready:
@@ -286,37 +381,104 @@ class Loader(Generic[RecipeT, BatchT]):
         if self.failure is not None:
             raise self.failure
 
-    def _batches(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
-        """The batches of the recipes, made here or by the workers."""
-        if self.num_workers:
-            if self._pool is None:
-                self._pool = WorkerPool(self.assembler, self.num_workers, self.pin_memory, per_update)
-            yield from self._pool.batches(recipes)
-            return
+    def _from_here(self, recipes: Iterator[RecipeT]) -> Iterator[BatchT]:
         for recipe in recipes:
-            batch = assemble_or_explain(self.assembler, recipe)
-            yield batch.pin_memory() if self.pin_memory else batch
+            answer = self.batches[recipe]
+            if isinstance(answer, LoaderError):
+                raise answer
+            yield answer.pin_memory() if self.pin_memory else answer.unpacked()
+
+    def _from_processes(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
+        """The batches in the order of the recipes. Errors: LoaderError after those that were made before it."""
+        self._recipes = recipes
+        try:
+            answers = iter(self._processes) if self._processes is not None else self._started(per_update)
+            while (answer := self._next(answers)) is not None:
+                if isinstance(answer, LoaderError):
+                    raise answer
+                yield answer.unpacked() if isinstance(answer, PackedBatch) else answer
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, LoaderError):
+                raise
+            raise self._explained(error) from error
+
+    def _started(self, per_update: int) -> Iterator[Any]:
+        """The answers of processes that are started for them."""
+        self._processes = DataLoader(
+            cast(Any, self.batches),
+            batch_size=None,
+            sampler=self,
+            collate_fn=_as_it_is,
+            num_workers=self.num_workers,
+            prefetch_factor=BATCHES_AHEAD + math.ceil(per_update / self.num_workers),
+            persistent_workers=True,
+            pin_memory=self.pin_memory,
+            worker_init_fn=partial(_begin, id_for_children()),
+            # torch's global random numbers are left alone.
+            generator=torch.Generator(),
+        )
+        others = set(multiprocessing.active_children())
+        try:
+            return iter(self._processes)
+        finally:
+            self._workers = [child for child in multiprocessing.active_children() if child not in others]
+            # torch would raise the death of a process in the middle of whatever the trainer does.
+            if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, self._notice)
+            # Behind torch's own, so that it comes first: the workers ignore that they are asked to end.
+            atexit.register(self.close)
+
+    def _next(self, answers: Iterator[Any]) -> Any:
+        """The next answer, None at the end. Errors: RuntimeError where a process is gone."""
+        # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so the
+        # signal of its death ends the wait, and no wait begins after it.
+        self._waits = True
+        try:
+            self._notice()
+            return next(answers, None)
+        finally:
+            self._waits = False
+
+    def _notice(self, *signal_and_frame: object) -> None:
+        """A process may have ended, one of these or another."""
+        if self._waits and not all(worker.is_alive() for worker in self._workers):
+            raise RuntimeError("a process is gone")
+
+    def _explained(self, error: Exception) -> LoaderError:
+        """How a process ended that should still be there, or why none could be started."""
+        for worker in self._workers:
+            worker.join(timeout=0.1)
+            code = worker.exitcode
+            if code is not None:
+                how = (
+                    f"was killed by {signal.Signals(-code).name} (out of memory?)"
+                    if code < 0
+                    else f"ended with code {code}"
+                )
+                return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
+        reason = " ".join(str(error).split())[:200]
+        return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
 
     def close(self) -> None:
-        """End the worker processes. Further updates start new ones."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
+        atexit.unregister(self.close)
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.join()
+        if self._workers and hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == self._notice:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._workers = []
+        # torch ends its threads and pipes with the last reference.
+        self._processes = None
 
 
-def make_loader(
-    assembler: MakesBatches[RecipeT, BatchT],
-    plan: HasRecipes[RecipeT],
-    schedule: UpdateSchedule,
-    rank: int = 0,
-    num_workers: int = 0,
-    pin_memory: bool = False,
-) -> Iterator[tuple[int, int, BatchT | None]]:
-    """Yields (update, micro-batch within it, batch) of one epoch. Worker processes end with the iterator."""
-    loader = Loader(assembler, rank, num_workers, pin_memory)
-    try:
-        for update, batches in loader.updates(plan, schedule):
-            for micro_batch, batch in enumerate(batches):
-                yield update, micro_batch, batch
-    finally:
-        loader.close()
+def _as_it_is(answer: Any) -> Any:
+    """In the place of torch's, which would make tensors of the arrays."""
+    return answer
+
+
+def _begin(parent: int, number: int) -> None:
+    """A loader process's first act. It ends with the trainer's; torch lets it compute with one thread."""
+    ignore_stop_signals()
+    end_with(parent)

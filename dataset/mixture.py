@@ -17,8 +17,9 @@ it goes on. Then the rows that are trained stay, and what is left of the schedul
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -40,12 +41,10 @@ from dataset.store.format import Column, Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
-# A plan of more rows is refused: it holds some 10 bytes a row, and takes up to 100 while it is made.
-MOST_ROWS = 1 << 26
 # Plans of passes that a source keeps. While a batch is made ahead in the next pass, the totals of an update may be asked in
 # this one.
 KEPT_PLANS = 2
-# How far beyond the end of a run its rows are laid out first: its speed is right to about a row.
+# How far beyond the end of a run its rows are laid out first
 MARGIN = 0.02
 # How often the speed of a stretch is corrected by the rows that it gives: to about a row.
 CORRECTIONS = 4
@@ -126,8 +125,7 @@ class SourceRows:
     """All rows of one source, pass after pass. make_plan(n) is the plan of pass n; None: there is no such pass."""
 
     def __init__(self, make_plan: Callable[[int], RowPlan | None]) -> None:
-        self.make_plan = make_plan
-        self._plans: dict[int, RowPlan] = {}
+        self.plan = lru_cache(KEPT_PLANS)(make_plan)
         # targets of each row, for each pass that is laid out
         self._targets: list[Ints] = []
         # rows before each of these passes, and in all
@@ -135,30 +133,24 @@ class SourceRows:
         # targets of all these rows
         self.laid_out = 0
         self.has_all = False
-
-    def plan(self, number: int) -> RowPlan:
-        """Of a pass that there is."""
-        if number not in self._plans:
-            plan = self.make_plan(number)
-            assert plan is not None
-            while len(self._plans) >= KEPT_PLANS:
-                # The one that was made first.
-                del self._plans[next(iter(self._plans))]
-            self._plans[number] = plan
-        return self._plans[number]
+        first = self.plan(0)
+        assert first is not None
+        self.T = first.T
+        self.pack = first.pack
+        targets = first.row_targets(0, first.n_rows)
+        # targets of a row
+        self.mean = targets / max(first.n_rows, 1)
+        # Of conversations the answers alone are trained, so a row holds more tokens than targets.
+        self.pairs_of_target = first.n_pairs / max(targets, 1)
 
     def lay_out(self, targets: float) -> None:
         """Go on until the rows have so many targets, and one row more, or all passes are laid out."""
         while not self.has_all and self.laid_out <= targets + (self._targets[0].max() if self._targets else 0):
-            number = len(self._targets)
-            plan = self.make_plan(number)
+            plan = self.plan(len(self._targets))
             if plan is None or not plan.n_rows:
                 self.has_all = True
                 return
-            # Usually it is wanted soon, and the later ones come in their turn.
-            if number < KEPT_PLANS:
-                self._plans[number] = plan
-            self._targets.append(plan.targets_of_rows())
+            self._targets.append(plan.targets)
             self._rows_before.append(self._rows_before[-1] + plan.n_rows)
             self.laid_out += plan.row_targets(0, plan.n_rows)
 
@@ -171,14 +163,14 @@ class SourceRows:
         targets = self.targets()
         return np.cumsum(targets, dtype=np.int64) - targets / 2
 
-    def by_pass(self, rows: Ints) -> list[tuple[RowPlan, Ints, Ints]]:
-        """[(plan of a pass, which of `rows` lie in it, their numbers there)]"""
+    def by_pass(self, rows: Ints) -> Iterator[tuple[RowPlan, Ints, Ints]]:
+        """(plan of a pass, which of `rows` lie in it, their numbers there)"""
         pass_of = np.searchsorted(self._rows_before, rows, side="right") - 1
-        found: list[tuple[RowPlan, Ints, Ints]] = []
         for number in np.unique(pass_of).tolist():
             inside = np.flatnonzero(pass_of == number)
-            found.append((self.plan(number), inside, rows[inside] - self._rows_before[number]))
-        return found
+            plan = self.plan(number)
+            assert plan is not None
+            yield plan, inside, rows[inside] - self._rows_before[number]
 
 
 class MixedPlan(RowPlan):
@@ -193,29 +185,15 @@ class MixedPlan(RowPlan):
         self._source = source_of
         self._number = number
         self.n_rows = len(source_of)
-        first = sources[0].plan(0)
-        self.T = first.T
-        self.pack = first.pack
-        self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        self.T = sources[0].T
+        self.pack = sources[0].pack
+        self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         pairs = 0.0
         for i, source in enumerate(sources):
             own = source_of == i
-            self._targets[own] = source.targets()[number[own]]
-            # Of conversations the answers alone are trained, so a row holds more tokens than targets.
-            first = source.plan(0)
-            pairs_of_target = first.n_pairs / max(first.row_targets(0, first.n_rows), 1)
-            pairs += pairs_of_target * int(self._targets[own].sum(dtype=np.int64))
+            self.targets[own] = source.targets()[number[own]]
+            pairs += source.pairs_of_target * int(self.targets[own].sum(dtype=np.int64))
         self.fill = pairs / max(self.n_rows * self.T, 1)
-
-    def row_targets(self, lo: int, hi: int) -> int:
-        return int(self._targets[lo:hi].sum(dtype=np.int64))
-
-    def row_documents(self, lo: int, hi: int) -> int:
-        count, *_ = self.pieces(range(lo, hi))
-        return int(count.sum())
-
-    def targets_of_rows(self) -> Ints:
-        return self._targets
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)
@@ -230,7 +208,7 @@ class MixedPlan(RowPlan):
 
     def source_targets(self, lo: int, hi: int) -> list[int]:
         """Targets of each source in the rows [lo, hi)."""
-        counts = np.bincount(self._source[lo:hi], weights=self._targets[lo:hi], minlength=len(self.sources))
+        counts = np.bincount(self._source[lo:hi], weights=self.targets[lo:hi], minlength=len(self.sources))
         return [round(count) for count in counts.tolist()]
 
 
@@ -241,7 +219,7 @@ class Mixture:
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
     source, and in all. make_plan: see MakePlan. most_targets: a document counts for at most so many. A run of some updates may ask for more than the sources have: see `shortage`.
-    Errors: DataError for a source without documents, and for a run that is too long to be laid out.
+    Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
     def __init__(
@@ -278,21 +256,20 @@ class Mixture:
         # The end of a run of some updates, and how it has moved.
         self.moves: tuple[Move, ...] = ()
         self._plan: MixedPlan | None = None
-        if self.is_of_run and length.rows is not None:
+        if not self.is_of_run:
+            return
+        if length.rows is not None:
             self.rows = [SourceRows(self._passes(i, math.inf)) for i in range(len(sources))]
-            for rows in self.rows:
-                rows.lay_out(0)
-            means = [rows.targets().mean() for rows in self.rows]
-            tokens = length.rows / sum(share / mean for share, mean in zip(self.shares, means, strict=True))
+            tokens = length.rows / sum(
+                share / source.mean for share, source in zip(self.shares, self.rows, strict=True)
+            )
             self._refuse_what_is_too_long([share * tokens for share in self.shares])
             self.replan([Move(row=0, fall_row=length.rows, fall_progress=1.0, end=length.rows)])
-        elif self.is_of_run:
+        else:
             # The longest run in which no source comes more often than it may.
             wanted = self._quotas([source.repeat * length.epochs for source in sources])
-            self.rows = [SourceRows(self._passes(i, of_source)) for i, of_source in enumerate(wanted)]
-            for rows in self.rows:
-                rows.lay_out(0)
             self._refuse_what_is_too_long(wanted)
+            self.rows = [SourceRows(self._passes(i, of_source)) for i, of_source in enumerate(wanted)]
             self._plan = self._merged(self.rows)
 
     # ------------------------------------------------------------------------------------------- the documents
@@ -366,7 +343,7 @@ class Mixture:
             return
         assert moves[0].row == 0, "the first one is that of the start"
         self.moves = tuple(moves)
-        stretches: list[Stretch] = [(0.0, self._stretch([0.0] * len(self.rows), 0.0, 1.0, moves[0].end)[0])]
+        stretches: list[Stretch] = [(0.0, self._speed([0.0] * len(self.rows), 0.0, 1.0, moves[0].end)[0])]
         source_of, number = in_order([])
         taken = [0] * len(self.rows)
         for k, move in enumerate(moves):
@@ -383,13 +360,12 @@ class Mixture:
             taken = np.bincount(source_of, minlength=len(self.rows)).tolist()
         self._plan = MixedPlan(self.store.offsets, self.rows, source_of, number)
 
-    def _stretch(self, given: Sequence[float], begin: float, end: float, rows: int) -> tuple[float, list[float]]:
+    def _speed(self, given: Sequence[float], begin: float, end: float, rows: int) -> tuple[float, list[float]]:
         """(the speed with which the run has about so many rows from progress `begin` to `end`, the tokens that each source has
         given at `end`). given: the same at `begin`."""
         areas = [float(curve.area(end) - curve.area(begin)) for curve in self.curves]
         # The mean row of a source is that of its first pass; then what the rows themselves say corrects the speed.
-        means = [source.targets().mean() for source in self.rows]
-        found = sum(area / mean for area, mean in zip(areas, means, strict=True))
+        found = sum(area / source.mean for area, source in zip(areas, self.rows, strict=True))
         speed = 1.0
         for _ in range(CORRECTIONS):
             speed *= max(rows, 1) / max(found, 1e-9)
@@ -412,9 +388,9 @@ class Mixture:
         at_now = [float(np.interp(now, progress, tokens)) for tokens in given]
         fall = move.fall_progress
         if not (move.row < move.fall_row < move.end and now < fall < 1):
-            return [*kept, (now, self._stretch(at_now, now, 1.0, move.end - move.row)[0])]
-        constant, at_fall = self._stretch(at_now, now, fall, move.fall_row - move.row)
-        return [*kept, (now, constant), (fall, self._stretch(at_fall, fall, 1.0, move.end - move.fall_row)[0])]
+            return [*kept, (now, self._speed(at_now, now, 1.0, move.end - move.row)[0])]
+        constant, at_fall = self._speed(at_now, now, fall, move.fall_row - move.row)
+        return [*kept, (now, constant), (fall, self._speed(at_fall, fall, 1.0, move.end - move.fall_row)[0])]
 
     def _course(self, stretches: Sequence[Stretch]) -> tuple[np.ndarray, list[np.ndarray]]:
         """(progress, tokens that each source has given by then): float64, rising, with straight lines between."""
@@ -441,21 +417,13 @@ class Mixture:
     # ------------------------------------------------------------------------------------- what a person is told
 
     def _refuse_what_is_too_long(self, wanted: Sequence[float]) -> None:
-        """Errors: DataError for a run of more rows or passes than are laid out. wanted: about so many targets of each source."""
-        shorter = "train fewer epochs or allow fewer passes" if self.length.rows is None else "train fewer updates"
-        n_rows = 0.0
-        for source, rows, there, targets in zip(self.sources, self.rows, self.targets, wanted, strict=True):
-            n_rows += targets / rows.targets().mean()
+        """Errors: DataError for more passes than are laid out. wanted: about so many targets of each source."""
+        for source, there, targets in zip(self.sources, self.targets, wanted, strict=True):
             if targets / there > MOST_REPEATS:
                 raise DataError(
                     f"--data_path: the run passes over {name_of(source.paths)} about {targets / there:,.0f} times, and where shares "
-                    f"change over the run at most {MOST_REPEATS:,} passes are planned: {shorter}, or name more text"
+                    f"change over the run at most {MOST_REPEATS:,} passes are planned: train less, or name more text"
                 )
-        if n_rows > MOST_ROWS:
-            raise DataError(
-                f"--data_path: the run has about {n_rows:,.0f} rows, and where shares change over the run at most "
-                f"{MOST_ROWS:,} are planned: {shorter}, or give a larger --max_seq_len"
-            )
 
     def shortage(self) -> Shortage | None:
         """Where the run, to its end as it is planned now, takes more of a source than it may; None: nowhere.

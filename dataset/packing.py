@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dataset.best_fit import best_fit, rows_of
 from dataset.store.format import Column, Documents, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
@@ -119,47 +118,73 @@ def sum_of_targets(store: Documents, documents: Ints, most: MostTargets = None) 
     return total
 
 
-class Cut:
-    """How documents become pieces that fit a row.
+class Run(NamedTuple):
+    """Each of the rows first_row ... first_row + rows - 1 takes the next `each` pieces."""
 
-    pack, long_documents: as in EpochPlan. T: positions of a row; limit: pairs of a piece at most.
+    first_row: int
+    rows: int
+    each: int
+
+
+# (first row, number of rows)
+Rows = tuple[int, int]
+
+
+def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
+    """Best-fit decreasing: counts [T+1], pieces of each length -> (runs, room, number of rows).
+
+    `runs` are in the order in which the pieces, sorted by falling length, are taken; room[r] lists the rows that end
+    with r positions free.
+
+    The rule, as in https://arxiv.org/abs/2404.10830: take the pieces from the longest to the shortest, and put each into the
+    fullest row that still has room for it; where none has, begin a new row. Done piece by piece it takes a search for each.
+    But a piece is only a length here, and a row only its free room. All pieces of one length are placed at once, and rows
+    with the same room are kept together as *runs* of consecutive row numbers. So the time depends on the number of different
+    lengths, some hundreds, and not on the number of documents, some millions. The tests compare with the rule done piece by
+    piece.
     """
-
-    def __init__(self, max_seq_len: int, pack: bool, long_documents: str) -> None:
-        if long_documents not in ("split", "truncate"):
-            raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
-        if max_seq_len < 2:
-            raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
-        self.split = pack and long_documents == "split"
-        self.T = max_seq_len if pack else max_seq_len - 1
-        # A document that is cut at max_seq_len tokens has one pair less than tokens.
-        self.limit = max_seq_len if self.split else max_seq_len - 1
-
-    def pieces(self, pairs: Ints) -> tuple[Ints, Ints]:
-        """(pieces of each document, pairs of each piece) of documents with so many pairs."""
-        if self.split:
-            pieces = np.asarray(-(-np.maximum(pairs, 0) // self.limit))
-        else:
-            pieces = (pairs > 0).astype(np.int64)
-            pairs = np.minimum(pairs, self.limit)
-        # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
-        lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
-        some = pieces > 0
-        last = np.cumsum(pieces)[some] - 1
-        lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
-        return pieces, lengths
-
-    def counts(self, pairs: Ints) -> Ints:
-        """int64 [T + 1]: how many pieces of each length documents with so many pairs have."""
-        if self.split:
-            full, rest = np.divmod(np.maximum(pairs, 0), self.limit)
-        else:
-            full, rest = np.zeros_like(pairs), np.clip(pairs, 0, self.limit)
-        counts = np.bincount(rest, minlength=self.T + 1)
-        # What has no rest has no further piece.
-        counts[0] = 0
-        counts[self.limit] += full.sum()
-        return counts
+    runs: list[Run] = []
+    room: list[list[Rows]] = [[] for _ in range(T + 1)]
+    # whether there may be rows with so many positions free
+    occupied = np.zeros(T + 1, dtype=bool)
+    n_rows = 0
+    for length in range(T, 0, -1):
+        count = int(counts[length])
+        # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the loop. So
+        # no row comes back into this list, and it can be made once.
+        fullest_first = np.flatnonzero(occupied[length:]) + length
+        for free in [*fullest_first.tolist(), T]:
+            if not count:
+                break
+            # A row that takes a piece is now the fullest one with room, so the next piece of this length goes there too: rows
+            # are filled one after the other, each with as many pieces as fit.
+            fit = free // length
+            if free == T:
+                # No open row has room. An empty row has all of it, so new rows are the last in the list.
+                needed = -(-count // fit)
+                room[free].append((n_rows, needed))
+                n_rows += needed
+            while room[free] and count:
+                first, rows = room[free].pop()
+                whole = min(rows, count // fit)
+                parts = [Run(first, whole, fit)]
+                count -= whole * fit
+                if whole < rows and count:
+                    # Too few pieces are left to fill the next row: it takes them all.
+                    parts.append(Run(first + whole, 1, count))
+                    count = 0
+                for run in parts:
+                    if run.rows:
+                        runs.append(run)
+                        left = free - run.each * length
+                        room[left].append((run.first_row, run.rows))
+                        occupied[left] = True
+                        first += run.rows
+                        rows -= run.rows
+                if rows:
+                    room[free].append((first, rows))
+            occupied[free] = bool(room[free])
+    return runs, room, n_rows
 
 
 # What `RowPlan.pieces` says of some rows
@@ -187,26 +212,15 @@ class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
     n_rows: how many. T: positions of a row. pack: whether documents share rows. fill: share of the positions that hold a
-    token. offsets: of the store that the documents are in.
+    token. targets: int [R], of each row. offsets: of the store that the documents are in.
     """
 
     n_rows: int
     T: int
     pack: bool
     fill: float
+    targets: Ints
     offsets: Column
-
-    @abstractmethod
-    def row_targets(self, lo: int, hi: int) -> int:
-        """Targets in the rows [lo, hi)."""
-
-    @abstractmethod
-    def row_documents(self, lo: int, hi: int) -> int:
-        """Documents (pieces) in the rows [lo, hi)."""
-
-    @abstractmethod
-    def targets_of_rows(self) -> Ints:
-        """Of each row."""
 
     @abstractmethod
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
@@ -215,6 +229,15 @@ class RowPlan(ABC):
         Returns int64 arrays (count [R], document [P], start [P], pairs [P]): pieces of each row; the number of a
         piece's document in the store, its first token within the document, and its pairs.
         """
+
+    def row_targets(self, lo: int, hi: int) -> int:
+        """Targets in the rows [lo, hi)."""
+        return int(self.targets[lo:hi].sum(dtype=np.int64))
+
+    def row_documents(self, lo: int, hi: int) -> int:
+        """Documents (pieces) in the rows [lo, hi)."""
+        count, *_ = self.pieces(range(lo, hi))
+        return int(count.sum())
 
     @property
     def n_pairs(self) -> int:
@@ -271,19 +294,25 @@ class EpochPlan(RowPlan):
         shuffle: bool = True,
         trained: Ints | None = None,
     ) -> None:
-        self.cut = Cut(max_seq_len, pack, long_documents)
+        if long_documents not in ("split", "truncate"):
+            raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
+        if max_seq_len < 2:
+            raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
+        self.split = pack and long_documents == "split"
+        # Pairs of a piece at most: a document that is cut at max_seq_len tokens has one pair less than tokens.
+        self.limit = max_seq_len if self.split else max_seq_len - 1
         self.offsets = store.offsets
         self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
         self.pack = pack
-        self.T = self.cut.T
+        self.T = max_seq_len if pack else max_seq_len - 1
         # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it.
         bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
         # Lengths are counted here and computed again wherever they are needed: to keep them all takes 8 bytes a piece.
         counts = np.zeros(self.T + 1, dtype=np.int64)
         for lo, hi in chunks(self.n_documents):
-            counts += self.cut.counts(self._pairs(lo, hi))
+            counts += np.bincount(self._piece_lengths(lo, hi)[1], minlength=self.T + 1)
         self.n_pieces = int(counts.sum())
         assert self.n_pieces <= int(LOW) and self.T < 1 << 24, "piece numbers and lengths share a 64-bit key"
         if pack:
@@ -299,22 +328,32 @@ class EpochPlan(RowPlan):
             self._first_piece[lo + 1 : hi + 1] = ends
             at = int(ends[-1])
         if trained is not None:
-            assert not self.cut.split, "of the pieces of a document it is not known which has how many"
+            assert not self.split, "of the pieces of a document it is not known which has how many"
             for lo, hi in chunks(self.n_rows):
                 count, document, _, _ = self.pieces(range(lo, hi))
                 sums = np.add.reduceat(trained[document], np.cumsum(count) - count, dtype=np.int64)
-                self._targets[lo:hi] = sums
-
-    def _pairs(self, lo: int, hi: int) -> Ints:
-        """int64: of the documents [lo, hi) of the selection, -1 for an empty one."""
-        if self.documents is None:
-            return np.diff(self.offsets[lo : hi + 1]) - 1
-        chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
-        return np.asarray(self.offsets[chosen + 1] - self.offsets[chosen] - 1)
+                self.targets[lo:hi] = sums
 
     def _piece_lengths(self, lo: int, hi: int) -> tuple[Ints, Ints]:
-        """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection."""
-        return self.cut.pieces(self._pairs(lo, hi))
+        """(pieces of each document, pairs of each piece) of the documents [lo, hi) of the selection, int64."""
+        # -1 for an empty document
+        if self.documents is None:
+            pairs = np.diff(self.offsets[lo : hi + 1]) - 1
+        else:
+            chosen = np.asarray(self.documents[lo:hi], dtype=np.int64)
+            pairs = np.asarray(self.offsets[chosen + 1] - self.offsets[chosen] - 1)
+        pairs = np.maximum(pairs, 0)
+        if self.split:
+            pieces = -(-pairs // self.limit)
+        else:
+            pieces = (pairs > 0).astype(np.int64)
+            pairs = np.minimum(pairs, self.limit)
+        # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
+        lengths = np.full(pieces.sum(), self.limit, dtype=np.int64)
+        some = pieces > 0
+        last = np.cumsum(pieces)[some] - 1
+        lengths[last] = (pairs - (pieces - 1) * self.limit)[some]
+        return pieces, lengths
 
     def _pack_rows(self, counts: Ints, bits: np.random.PCG64 | None) -> None:
         """Pieces share rows. counts [T+1]: pieces of each length.
@@ -327,16 +366,15 @@ class EpochPlan(RowPlan):
         length is overwritten by the piece's row, and sorting again gives the pieces row by row. The same with lists, piece
         by piece, stands in tests/dataset/test_packing.py.
         """
-        runs, room = best_fit(counts, self.T)
-        self.n_rows = rows_of(room)
+        runs, room, self.n_rows = best_fit(counts, self.T)
         # Where each row of `best_fit` comes in the epoch. It is drawn before the order of the pieces: these are the next
         # numbers of the same stream, so the other way round would be another epoch.
         place = permutation(bits, self.n_rows)
         # Kept for all rows, in one or two bytes each: the totals of an update must be known without its batches.
-        self._targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
+        self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         for free, of_room in enumerate(room):
             for first, rows in of_room:
-                self._targets[place[first : first + rows]] = self.T - free
+                self.targets[place[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
         # The runs follow each other through the list: this one takes its pieces from `at` on.
@@ -394,13 +432,7 @@ class EpochPlan(RowPlan):
             part = self._piece_lengths(lo, hi)[1]
             lengths[at : at + len(part)] = part
             at += len(part)
-        self._targets = lengths[self._order]
-
-    def row_targets(self, lo: int, hi: int) -> int:
-        return int(self._targets[lo:hi].sum(dtype=np.int64))
-
-    def targets_of_rows(self) -> Ints:
-        return self._targets
+        self.targets = lengths[self._order]
 
     def row_documents(self, lo: int, hi: int) -> int:
         return int(self._row_start[hi]) - int(self._row_start[lo])
@@ -417,8 +449,8 @@ class EpochPlan(RowPlan):
         # A piece is known by its number alone. `_first_piece` rises, with equal entries where a document has no piece, so
         # the last entry that is not above the number belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
-        start = (piece.astype(np.int64) - self._first_piece[document]) * self.cut.limit
+        start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
         if self.documents is not None:
             document = np.asarray(self.documents[document], dtype=np.int64)
-        pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.cut.limit)
+        pairs = np.minimum(self.offsets[document + 1] - self.offsets[document] - 1 - start, self.limit)
         return count, document, start, pairs

@@ -11,10 +11,9 @@ the passes that it may make as `path:0.3:x4`. A file (`--mixture`) can say more:
         repeat: 4
 """
 
-import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ import numpy as np
 
 from common.errors import DataError
 from common.settings import read_plain
-from common.wording import as_written
 
 # With these no sum or product overflows.
 LARGEST_SHARE = 1e9
@@ -33,7 +31,6 @@ MOST_REPEATS = 1000
 SUM_ERROR = 1e-6
 # Between the two shares of a source on the command line. A shell takes `>` for itself where it is not quoted.
 FROM_TO = re.compile(r"\.\.|>")
-FIELDS_OF_SOURCE = ("path", "share", "repeat")
 # Parts of each piece of a curve, in which the area under it is taken for linear: wrong by 2e-6 of the piece at most.
 PARTS = 256
 
@@ -235,55 +232,39 @@ def normal_curves(sources: Sequence[Source]) -> list[Curve]:
 def read_mixture(path: Path) -> list[Source]:
     """The sources of a --mixture file. Errors: UserError for what is no YAML, DataError for one that says no mixture."""
     content = read_plain(path, "--mixture")
-    if not isinstance(content, Mapping) or not isinstance(content.get("sources"), list):
-        raise DataError(f"--mixture {path}: a list `sources:` is wanted, each with path and share (docs/data.md)")
-    refuse_unknown(content, ("sources",), f"--mixture {path}")
-    entries = content["sources"]
-    sources = [source_of(entry, f"--mixture {path}: source {n}") for n, entry in enumerate(entries, start=1)]
-    if not sources:
-        raise DataError(f"--mixture {path}: `sources:` is empty")
+    if (
+        not isinstance(content, dict)
+        or [*content] != ["sources"]
+        or not isinstance(content["sources"], list)
+        or not content["sources"]
+    ):
+        raise DataError(
+            f"--mixture {path}: a list `sources:` is wanted and nothing else, each with path and share (docs/data.md)"
+        )
+    sources = [source_of(entry, f"--mixture {path}: source {n}") for n, entry in enumerate(content["sources"], start=1)]
     check_sums(sources, f"--mixture {path}")
     return sources
 
 
-def source_of(entry: object, where: str) -> Source:
-    """A source of the file. Errors: DataError."""
-    if not isinstance(entry, Mapping):
-        raise DataError(f"{where}: path and share are wanted")
-    refuse_unknown(entry, FIELDS_OF_SOURCE, where)
-    for name in ("path", "share"):
-        if entry.get(name) is None:
-            raise DataError(f"{where} has no {name}")
+def source_of(entry: Any, where: str) -> Source:
+    """A source of the file, in which numbers stand as text. Errors: DataError."""
+    if not isinstance(entry, dict) or not {"path", "share"} <= entry.keys() <= {"path", "share", "repeat"}:
+        raise DataError(f"{where}: path, share and perhaps repeat are wanted, and nothing else (docs/data.md)")
     named = entry["path"]
     paths = named if isinstance(named, list) else [named]
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise DataError(f"{where}: path is a path, or a list of paths")
     share = entry["share"]
-    entries = share if isinstance(share, list) else [["0", share]]
-    if not all(isinstance(entry, list) and len(entry) == 2 for entry in entries):
-        raise DataError(
-            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]]"
+    try:
+        points = tuple(
+            Point(float(at), float(height)) for at, height in (share if isinstance(share, list) else [[0, share]])
         )
-    points = tuple(Point(*(number_in(number, f"{where}: share") for number in entry)) for entry in entries)
-    repeat = 1.0
-    if entry.get("repeat") is not None:
-        repeat = checked_repeat(number_in(entry["repeat"], f"{where}: repeat"), where)
-    return Source(list(paths), checked_points(points, where), repeat)
-
-
-def number_in(entry: object, where: str) -> float:
-    """A number of the file, which stands there as text. Errors: DataError."""
-    number = number_of(entry) if isinstance(entry, str) else None
-    if number is None or not math.isfinite(number):
-        raise DataError(f"{where}: {as_written(entry)} is not a number")
-    return number
-
-
-def refuse_unknown(entry: Mapping[object, object], known: Sequence[str], where: str) -> None:
-    """Errors: DataError for a key that is none of `known`."""
-    for key in entry:
-        if key not in known:
-            raise DataError(f"{where}: {as_written(key)} means nothing here; there is {', '.join(known)}")
+        repeat = float(entry.get("repeat") or 1)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]], and repeat a number"
+        ) from None
+    return Source(list(paths), checked_points(points, where), checked_repeat(repeat, where))
 
 
 def spelt(shares: Sequence[Sequence[float]], repeat: float) -> str:

@@ -1,7 +1,7 @@
 """Look at the data before training on it.
 
     python scripts/inspect_data.py --data_path my.jsonl
-    python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0 --out data.html
+    python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
 Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
@@ -38,7 +38,6 @@ class LookSettings(Settings):
     )
     texts: bool = switch(True, help="look at all texts: near copies, languages, odd documents; 0: only count")
     examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
-    out: str | None = setting(None, metavar="PAGE", help="also write an HTML page, as data.html", first=True)
 
 
 @dataclass(kw_only=True)
@@ -72,7 +71,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
 from itertools import groupby
-from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -101,58 +100,41 @@ from trainer.sft.settings import SftSettings
 EXCERPT, EXCERPT_TOKENS = 120, 80
 # Characters of the longest bar on a terminal
 BAR = 40
-# Tokens that a character may be spread over, at most
-TOKENS_OF_CHARACTER = 8
-
-
-@dataclass
-class Example:
-    """A finding: where it stands, what is said of it, and some of the text."""
-
-    place: str
-    said: str
-    text: str
 
 
 @dataclass
 class Section:
-    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it."""
+    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it. below: lines on what was found."""
 
     title: str
     heads: list[str]
     rows: list[list[str]]
-    remarks: list[str] = field(default_factory=list)
     bars: list[float] | None = None
-    examples: list[Example] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The first column to the left, numbers to the right."""
+        table = [self.heads, *self.rows] if self.rows else []
+        widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+        lines = [self.title.upper()]
+        for i, cells in enumerate(table):
+            aligned = [cells[0].ljust(widths[0])]
+            aligned += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+            bar = "  " + "█" * round(BAR * self.bars[i - 1]) if self.bars is not None and i else ""
+            lines.append(f"  {'  '.join(aligned)}{bar}".rstrip())
+        return "\n".join([*lines, *(f"  {line}" for line in self.below)])
 
 
-@dataclass
-class Span:
-    """Some tokens that make whole characters. is_trained: the model has to predict them."""
+class Piece(NamedTuple):
+    """A document or a part of one, within a row. is_trained: for each token whether the model has to predict it."""
 
-    text: str
+    title: str
     tokens: list[int]
-    is_trained: bool
-
-
-@dataclass
-class Piece:
-    """A document or a part of one, within a row."""
-
-    title: str
-    spans: list[Span]
-
-
-@dataclass
-class Row:
-    title: str
-    pieces: list[Piece]
+    is_trained: list[bool]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse_args(argv)
-    if settings.out is not None and Path(settings.out).suffix != ".html":
-        raise UserError(f"--out {settings.out}: a name that ends in .html is wanted")
     with user_errors():
         look = DataLook(settings)
         # A row that is not there is told before all texts are read.
@@ -162,16 +144,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
     for line in [*look.corpus.notices, *(line for bad in look.corpus.bad_lines for line in bad.report())]:
         announce(line)
-    sections = look.sections()
-    rows = [row_of(look, number) for number in settings.row]
-    announce(text_of(sections, rows))
-    if settings.out is not None:
-        # matplotlib takes a while to import.
-        from trainer.reporting.html_report import write_page
-
-        with user_errors():
-            write_page(settings.out, "inspect_data.html", Path(__file__).parent, sections=sections, rows=rows)
-        announce(f"page: {settings.out}")
+    blocks = [str(section) for section in look.sections()]
+    for number in settings.row:
+        title, pieces = look.row(number)
+        lines = [title, "  ⟦ ⟧: read, and not trained"]
+        for piece in pieces:
+            lines += [f"──── {piece.title}", text_of_piece(look.tokenizer, piece)]
+        blocks.append("\n".join(lines))
+    announce(printable("\n\n".join(blocks)))
     return 0
 
 
@@ -220,7 +200,8 @@ class DataLook:
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.bounds))
         self.place_of: dict[int, str] = {}
         self.languages: Counter[str] = Counter()
-        self.oddities: dict[str, list[Example]] = {}
+        # {kind: lines with examples}
+        self.oddities: dict[str, list[str]] = {}
         self.odd_counts: Counter[str] = Counter()
 
     def sections(self) -> list[Section]:
@@ -243,7 +224,7 @@ class DataLook:
             self._lengths(),
             self._copies(copies),
             Section("Languages, roughly", ["", "documents"], languages),
-            Section("Odd documents", ["", "documents"], odd, [] if odd else ["None."], examples=examples),
+            Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."]),
         ]
 
     def _texts(self) -> Iterator[tuple[int, str]]:
@@ -275,11 +256,11 @@ class DataLook:
                     for oddity in finder.oddities_of(body, int(self.lengths[number])):
                         self.odd_counts[oddity.kind] += 1
                         examples = self.oddities.setdefault(oddity.kind, [])
-                        if len(examples) < self.settings.examples:
+                        if len(examples) < 2 * self.settings.examples:
                             # With some of what stands before
                             excerpt = body[max(oddity.at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
                             said = f"{oddity.kind}; {int(self.lengths[number]):,} tokens"
-                            examples.append(Example(self.place(number), said, shortened(excerpt)))
+                            examples += example(self.place(number), said, excerpt)
                     yield number, text
                     bar.update()
 
@@ -330,13 +311,12 @@ class DataLook:
             exact, copied = int(copies.is_exact[mine].sum()), int(is_copy[mine].sum())
             near = share_of(copied - exact, len(mine)) if self.settings.texts else "not looked for"
             rows.append([name, share_of(exact, len(mine)), near])
-        remarks = []
+        below = []
         if self.settings.texts and is_copy.any():
-            remarks.append(
+            below.append(
                 f"Near: about {NEAR_FROM} and more of the runs of five characters are the same. --deduplicate exact or near "
                 "leaves them out of training."
             )
-        examples = []
         for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
             originals, counts = np.unique(copies.of[chosen], return_counts=True)
             # Of equally many the first one
@@ -349,8 +329,8 @@ class DataLook:
                 i = int(np.searchsorted(self.bounds, original, side="right")) - 1
                 tokens = self.stores[i].document(original - int(self.bounds[i]))[:EXCERPT_TOKENS]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-                examples.append(Example(self.place(original), said, shortened(text)))
-        return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, remarks, None, examples)
+                below += example(self.place(original), said, text)
+        return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, below=below)
 
     def place(self, number: int) -> str:
         """file:line of a document, numbered among all sources; its number where the texts were not read."""
@@ -364,6 +344,51 @@ class DataLook:
         # Of equal texts the first one is left.
         return self.place(int(np.flatnonzero(self.doc_hash == self.corpus.store.doc_hash[document])[0]))
 
+    def row(self, number: int) -> tuple[str, list[Piece]]:
+        """(title, pieces) of row `number` of the first epoch, as the model gets it."""
+        plan = self.corpus.plan(0)
+        store = self.corpus.store
+        # What stands in the padding is not shown.
+        batch = self.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
+        targets = batch.targets[0].tolist()
+        documents = batch.document_ids[0].tolist()
+        pieces = []
+        for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
+            places = [place for place in range(plan.T) if documents[place] == i]
+            begin, end = (int(offset) for offset in store.offsets[document : document + 2])
+            tokens = store.tokens[begin + start : begin + start + pairs + 1]
+            if isinstance(self.encoder, ChatEncoder):
+                tokens = self.encoder.answers.as_read(tokens)
+            # The first token is only read. Each further one is the target of the place before it.
+            is_trained = [False] + [targets[place] >= 0 for place in places]
+            part = "whole"
+            if pairs + 1 < end - begin:
+                part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
+            title = (
+                f"{self.place_in_corpus(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
+                f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
+            )
+            pieces.append(Piece(title, tokens.tolist(), is_trained))
+        title = (
+            f"Row {number:,} of {plan.n_rows:,}: {plan.T} positions, "
+            f"{counted(len(pieces), 'conversation' if self.is_chat else 'document')}, "
+            f"{sum(target >= 0 for target in targets)} trained, {documents.count(-1)} of padding"
+        )
+        return title, pieces
+
+
+def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
+    """Its text, with marks around what is only read."""
+    parts = []
+    before, end = "", 0
+    for is_trained, of_run in groupby(piece.is_trained):
+        end += len(list(of_run))
+        # All of it anew: some decoders look at the token before, to decide on a space.
+        text = str(tokenizer.decode(piece.tokens[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        parts.append(text[len(before) :] if is_trained else f"⟦{text[len(before) :]}⟧")
+        before = text
+    return "".join(parts)
+
 
 def shown_path(path: Path) -> str:
     """A path without what everybody knows of it."""
@@ -373,115 +398,16 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-def shortened(text: str) -> str:
-    """One line of at most EXCERPT characters."""
+def example(place: str, said: str, text: str) -> list[str]:
+    """Two lines on a finding: where it stands, what is said of it, and the beginning of the text."""
     # Control characters are shown by pictures, which are what an example may be about.
     line = one_line(text)
-    return line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ..."
+    return [f"- {place}: {said}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
 
 
 def share_of(number: int, total: int) -> str:
     """As `12 (0.3%)`."""
     return f"{number:,} ({number / max(total, 1):.1%})" if number else "0"
-
-
-# --------------------------------------------------------------------------------------------------------- rows
-
-
-def row_of(look: DataLook, number: int) -> Row:
-    """Row `number` of the first epoch, as the model gets it."""
-    plan = look.corpus.plan(0)
-    store = look.corpus.store
-    # What stands in the padding is not shown.
-    batch = look.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
-    targets = batch.targets[0].tolist()
-    documents = batch.document_ids[0].tolist()
-    pieces = []
-    for i, (document, start, pairs) in enumerate(plan.pieces_of_row(number)):
-        places = [place for place in range(plan.T) if documents[place] == i]
-        begin, end = (int(offset) for offset in store.offsets[document : document + 2])
-        tokens = store.tokens[begin + start : begin + start + pairs + 1]
-        if isinstance(look.encoder, ChatEncoder):
-            tokens = look.encoder.answers.as_read(tokens)
-        # The first token is only read. Each further one is the target of the place before it.
-        is_trained = [False] + [targets[place] >= 0 for place in places]
-        part = "whole"
-        if pairs + 1 < end - begin:
-            part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
-        title = (
-            f"{look.place_in_corpus(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
-            f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
-        )
-        pieces.append(Piece(title, spans_of(look.tokenizer, tokens.tolist(), is_trained)))
-    title = (
-        f"Row {number:,} of {plan.n_rows:,}: {plan.T} positions, "
-        f"{counted(len(pieces), 'conversation' if look.is_chat else 'document')}, "
-        f"{sum(target >= 0 for target in targets)} trained, {documents.count(-1)} of padding"
-    )
-    return Row(title, pieces)
-
-
-def spans_of(tokenizer: PreTrainedTokenizerBase, tokens: list[int], is_trained: list[bool]) -> list[Span]:
-    """The tokens in order, each with its text; those that share a character are one span."""
-
-    def decoded(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    spans: list[Span] = []
-    # Some decoders look at the token before, to decide on a space: the last span is decoded once more with the new one.
-    before: list[int] = []
-    waiting: list[int] = []
-    for i, token in enumerate(tokens):
-        waiting.append(token)
-        text = decoded(before + waiting)[len(decoded(before)) :]
-        # The replacement character is what the first bytes of a character decode to.
-        is_whole = not text.endswith("\ufffd") or len(waiting) == TOKENS_OF_CHARACTER
-        # What is trained may end within a character, as a piece may.
-        is_last = i + 1 == len(tokens) or is_trained[i + 1] != is_trained[i]
-        if is_whole or is_last:
-            spans.append(Span(text, waiting, is_trained[i]))
-            before, waiting = waiting, []
-    return spans
-
-
-# ------------------------------------------------------------------------------------------------ on a terminal
-
-
-def text_of(sections: Sequence[Section], rows: Sequence[Row]) -> str:
-    """What the command prints."""
-    blocks = []
-    for section in sections:
-        lines = [section.title.upper(), *(table_lines(section) if section.rows else [])]
-        lines += [f"  {remark}" for remark in section.remarks]
-        for example in section.examples:
-            lines += [f"  - {example.place}: {example.said}"]
-            if example.text:
-                lines.append(f"      {example.text}")
-        blocks.append("\n".join(lines))
-    for row in rows:
-        lines = [row.title, "  ⟦ ⟧: read, and not trained"]
-        for piece in row.pieces:
-            lines.append(f"──── {piece.title}")
-            parts = []
-            for is_trained, spans in groupby(piece.spans, key=attrgetter("is_trained")):
-                text = "".join(span.text for span in spans)
-                parts.append(text if is_trained else f"⟦{text}⟧")
-            lines.append("".join(parts))
-        blocks.append("\n".join(lines))
-    return printable("\n\n".join(blocks))
-
-
-def table_lines(section: Section) -> list[str]:
-    """The first column to the left, numbers to the right."""
-    table = [section.heads, *section.rows]
-    widths = [max(len(cells[column]) for cells in table) for column in range(len(section.heads))]
-    lines = []
-    for i, cells in enumerate(table):
-        aligned = [cells[0].ljust(widths[0])]
-        aligned += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        bar = "  " + "█" * round(BAR * section.bars[i - 1]) if section.bars is not None and i else ""
-        lines.append(f"  {'  '.join(aligned)}{bar}".rstrip())
-    return lines
 
 
 if __name__ == "__main__":

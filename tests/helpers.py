@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reference import REFERENCE
+from benchmarks.arguments import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.
@@ -48,6 +48,19 @@ def token_store(lengths, vocab_size=97, seed=0):
     generator = np.random.default_rng(seed)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     return SimpleNamespace(tokens=generator.integers(3, vocab_size, offsets[-1]).astype(np.uint16), offsets=offsets)
+
+
+def batches_of(assembler, plan, schedule, rank=0, num_workers=0):
+    """Yields (update, micro-batch within it, batch) of one epoch; the loader's processes end with the iterator."""
+    from dataset.loader import Loader
+
+    loader = Loader(assembler, rank, num_workers)
+    try:
+        for update, batches in loader.updates(plan, schedule):
+            for micro_batch, batch in enumerate(batches):
+                yield update, micro_batch, batch
+    finally:
+        loader.close()
 
 
 def write_corpus(path, n_documents=40, seed=0):

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan, Totals
-from tests.helpers import tiny_model, token_store
+from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -57,7 +57,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     model = tiny_model(**ALL_KINDS[kind][0])
     if prepare is not None:
         prepare(model)
-    shards = Shards(model, group_size, ranks, torch.device("cpu")) if group_size > 1 else None
+    shards = Shards(model, ranks, torch.device("cpu")) if group_size > 1 else None
     engine = Engine(
         model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
         ranks=ranks, grad_clip=0, n_sums=n_sums(model.config), shards=shards,
@@ -65,13 +65,13 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     store, plan = plan_of(kind)
     assembler = Assembler(store)
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
-    for update, micro, batch in make_loader(assembler, plan, schedule, ranks.rank):
+    for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
         totals = Totals(plan.row_targets(first, end), plan.row_documents(first, end))
         is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)
-        elif engine.needs_every_rank(is_last):
+        elif shards is not None:
             engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
         if is_last:
             engine.update(1.0)

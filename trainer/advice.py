@@ -14,7 +14,7 @@ from common.paths import ROOT
 from common.settings import Settings, default_of
 from common.wording import counted
 from trainer.budget import laws
-from trainer.machine.out_of_memory import gigabytes, plain_advice
+from trainer.machine.measure import gigabytes, plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.settings import NONE
 from trainer.pretrain.settings import PretrainSettings

@@ -20,27 +20,24 @@ and the host learns of an update's outcome while the next one runs. Another opti
 """
 
 import contextlib
-import gc
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from trainer.cuda_graphs import UpdateGraphs, pinned
-from trainer.machine.collectives import compare_precision
+from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
-from trainer.machine.ranks import Ranks
-from trainer.machine.signals import STOP_NUMBERS
+from trainer.machine.ranks import Ranks, compare_precision
 from trainer.optim.build import build_optimizer
-from trainer.reducer import LossAndSums, SumsGradients, make_reducer
+from trainer.reducer import SumsGradients, make_reducer
 from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")
 # What a job calls its `loss`: see above.
-Objective = Callable[[BatchT, TotalsT], LossAndSums]
+Objective = Callable[[BatchT, TotalsT], tuple[torch.Tensor, torch.Tensor]]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
@@ -74,15 +71,14 @@ class Outcome(NamedTuple):
     # What the caller of `poll` said of the update.
     where: Where | None = None
 
+    @property
+    def asks_to_save(self) -> bool:
+        """Whether some rank was asked to save, or to stop, which begins with a save."""
+        return bool(self.stop_signal or self.save)
+
 
 # How many numbers an Outcome is made of on the device.
 N_OUTCOME = len(Outcome._fields) - 1
-
-
-def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
-    """values [N_OUTCOME]. Waits for the device where they are on it."""
-    skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow = values.tolist()
-    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, where)
 
 
 class Engine(Generic[BatchT, TotalsT]):
@@ -171,11 +167,10 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool = True, counts: bool = True) -> None:
         """`micro_batch`, on the device alone."""
-        if self.shards is not None:
-            self.shards.begin_micro_batch(last)
-        compute = partial(self.objective, batch, totals)
+        if self.reducer is not None:
+            self.reducer.begin_micro_batch(last)
         with self.autocast():
-            loss, sums = self.reducer.forward(compute, last) if self.reducer is not None else compute()
+            loss, sums = self.objective(batch, totals)
         if not counts:
             loss = loss * 0.0
             sums = torch.zeros_like(sums)
@@ -183,12 +178,6 @@ class Engine(Generic[BatchT, TotalsT]):
         self.bad_losses += ~torch.isfinite(loss)
         # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
-
-    def needs_every_rank(self, last: bool) -> bool:
-        """Whether all ranks have to compute a micro-batch, also one that has no rows in it. last: as in `micro_batch`."""
-        if self.shards is not None:
-            return True
-        return last and self.reducer is not None and self.reducer.last_needs_every_rank
 
     def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
@@ -296,7 +285,7 @@ class Engine(Generic[BatchT, TotalsT]):
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return [_outcome(self.outcome, where)]
+            return [Outcome._make([*self.outcome.tolist(), where])]
         known = self.drain()
         # Only into pinned memory the device copies by itself, while the host goes on.
         host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
@@ -312,7 +301,7 @@ class Engine(Generic[BatchT, TotalsT]):
         host, arrived, where = self._pending
         self._pending = None
         arrived.synchronize()
-        return [_outcome(host, where)]
+        return [Outcome._make([*host.tolist(), where])]
 
     def collect(self) -> list[float]:
         """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
@@ -335,19 +324,11 @@ class Engine(Generic[BatchT, TotalsT]):
         return int(numbers.item())
 
     def close(self) -> None:
-        """To be called behind the last update, before the process group is left.
-
-        What adds up gradients refers to the group. Were it the last to do so, the process could wait for ever when it goes: for
-        a thread of Gloo, which waits for the interpreter.
-        """
+        """To be called behind the last update, before the process group is left."""
         # A recorded graph keeps the memory of its activations.
         self.graphs = None
         if self.shards is not None:
             self.shards.close()
-        if self.reducer is not None:
-            self.reducer = None
-            # It lies in a circle of references, with the weights, and its gradients.
-            gc.collect()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

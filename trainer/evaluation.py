@@ -16,8 +16,8 @@ from dataset.loader import Batch
 from dataset.packing import Totals
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
-from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
+from trainer.machine.devices import rng_state, set_rng_state
 
 
 @torch.no_grad()

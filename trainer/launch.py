@@ -2,35 +2,24 @@
 
 import contextlib
 import gc
-import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from common.errors import UserError
 from trainer.job import Surroundings
-from trainer.machine.collectives import compare_settings, on_main
-from trainer.machine.command_line import launch_line
-from trainer.machine.cpu_ranks import ONE_PROCESS, Division, join_copies, side_by_side
-from trainer.machine.devices import pick_device
-from trainer.machine.random_state import deterministic
-from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals, launch_line
+from trainer.machine.cpu_ranks import ONE_PROCESS, Division, Join, side_by_side
+from trainer.machine.devices import deterministic, pick_device
+from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
+from trainer.machine.settings import MachineSettings
 from trainer.saving.places import check_seen_by_all, check_writable, hold, release_all
 
-
-class LaunchSettings(Protocol):
-    """The flags that decide where a command runs."""
-
-    device: str | None
-    dist_timeout: int
-    deterministic: bool
-
-
-SettingsT = TypeVar("SettingsT", bound=LaunchSettings)
+SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
 
 def launch(
@@ -48,59 +37,31 @@ def launch(
     """
     command = launch_line(script, argv)
 
-    def join() -> tuple[Ranks, torch.device]:
-        return init_distributed_mode(settings.device, settings.dist_timeout, ddp)
-
-    # --ddp without a launcher ends in `join`, with a line.
-    if division.processes == 1 or ddp:
-        limit_threads(division)
-        return run_rank(train, settings, join, command, division.notices)
-
-    def work(rank: int, meeting_place: socket.socket) -> int:
-        # Before the first operation: each process would begin with the threads of all.
-        limit_threads(division)
-
-        def join_others() -> tuple[Ranks, torch.device]:
-            return join_copies(rank, division.processes, meeting_place), torch.device("cpu")
-
-        return run_rank(train, settings, join_others, command, division.notices)
-
-    return side_by_side(division.processes, work)
-
-
-def limit_threads(division: Division) -> None:
-    """Take no more threads than this process is to have: PyTorch does not know of a container's limit."""
-    if division.threads is not None:
-        torch.set_num_threads(min(torch.get_num_threads(), division.threads))
-
-
-def run_rank(
-    train: Callable[[SettingsT, Surroundings], int],
-    settings: SettingsT,
-    join: Callable[[], tuple[Ranks, torch.device]],
-    command: str,
-    notices: Sequence[str],
-) -> int:
-    """The work of one process. join: make it one of the ranks."""
-    # Whoever made a process group before this, such as Ray Train, also ends it.
-    is_own_group = not dist.is_initialized()
-    with StopSignals() as signals, contextlib.ExitStack() as at_end:
-        at_end.callback(release_all)
-        # Before a GPU is first used. On a CPU every run gives the same bits anyway.
-        on_gpu = pick_device(settings.device).type == "cuda"
-        at_end.enter_context(deterministic(settings.deterministic and on_gpu))
-        ranks, device = join()
-        compare_settings(ranks, settings)
-        exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
-        # After an error this is not reached, and the other ranks would not reach it either.
-        if dist.is_initialized():
-            # A sharded model refers to the process group, and lies in circles of references.
-            gc.collect()
-            # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
-            dist.barrier()
-            if is_own_group:
+    def work(join: Join) -> int:
+        # Before the first operation: PyTorch does not know of a container's limit, and each copy would have the threads of all.
+        if division.threads is not None:
+            torch.set_num_threads(min(torch.get_num_threads(), division.threads))
+        with StopSignals() as signals, contextlib.ExitStack() as at_end:
+            at_end.callback(release_all)
+            # Before a GPU is first used. On a CPU every run gives the same bits anyway.
+            on_gpu = pick_device(settings.device).type == "cuda"
+            at_end.enter_context(deterministic(settings.deterministic and on_gpu))
+            ranks, device = join()
+            compare_settings(ranks, settings)
+            exit_code = train(settings, Surroundings(ranks, device, signals, command, division.notices))
+            # After an error this is not reached, and the other ranks would not reach it either.
+            if dist.is_initialized():
+                # A sharded model refers to the process group, and lies in circles of references.
+                gc.collect()
+                # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
+                dist.barrier()
                 dist.destroy_process_group()
-        return exit_code
+            return exit_code
+
+    # --ddp without a launcher ends here, with a line.
+    if division.processes == 1 or ddp:
+        return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
+    return side_by_side(division.processes, work)
 
 
 def claim(ranks: Ranks, *stems: Path) -> None:

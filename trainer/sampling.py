@@ -16,9 +16,9 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
-from trainer.machine.collectives import on_main
-from trainer.machine.random_state import rng_state, set_rng_state
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
+from trainer.machine.devices import rng_state, set_rng_state
+from trainer.machine.ranks import on_main
 from trainer.saving.weights import beyond_float16, in_dtype
 
 # How a sample is drawn. The snippet in an export's README.md draws the same way.

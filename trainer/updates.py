@@ -4,7 +4,6 @@ import copy
 import math
 from typing import Protocol, TypeVar
 
-from common.wording import counted
 from dataset.loader import UpdateSchedule
 from trainer.machine.ranks import Ranks
 
@@ -58,17 +57,3 @@ def epochs_of_updates(n_updates: int, settings: RowFlags, ranks: Ranks, n_rows: 
 def rows_of_run(settings: RowFlags, ranks: Ranks, n_rows: int, epochs: int, max_updates: float) -> float:
     """Rows of a run over all ranks: so many epochs of n_rows rows, or so many updates where these end the run before."""
     return min(n_rows * epochs, max_updates * rows_of_update(settings, ranks))
-
-
-def note_on_rows(settings: RowFlags, ranks: Ranks) -> str | None:
-    """A line where micro-batches of these ranks are not full, though those of another --batch_size would be."""
-    rows = settings.rows_per_update
-    steps = with_accumulation(settings, ranks).accumulation_steps
-    room = settings.batch_size * steps * ranks.micro_batches_at_once
-    if not rows or room == rows:
-        return None
-    return (
-        f"note: --rows_per_update {rows}: {counted(steps, 'micro-batch', 'micro-batches')} of --batch_size "
-        f"{settings.batch_size} on {counted(ranks.micro_batches_at_once, 'rank')} would hold {counted(room, 'row')}, so some "
-        "ranks wait for others"
-    )

@@ -9,8 +9,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.chat.answers import TOKENS_AT_ONCE, Answers
-from dataset.chat.encoder import ChatEncoder
+from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
 from dataset.corpus import Corpus, sources_of
 from dataset.packing import EpochPlan, RowPlan, all_documents
 from dataset.reading.conversations import FIELDS
@@ -42,22 +41,6 @@ class ChatCorpus(Corpus):
         self.only = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
-        self.notices += self._untrained_report()
-
-    def _untrained_report(self) -> list[str]:
-        """A line on the answers that are only read, if there are any."""
-        untrained = 0
-        for store in self.stores:
-            for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
-                # Somewhat more, for a header that goes on there. A turn that begins there belongs to what comes next.
-                ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header)]
-                untrained += int((self.answers.untrained(ids) < TOKENS_AT_ONCE).sum())
-        if not untrained:
-            return []
-        verb = "is" if untrained == 1 else "are"
-        return [
-            f"note: {counted(untrained, 'answer')} of weight 0, or in which nothing is said, {verb} read and not trained"
-        ]
 
     @cached_property
     def trains_thoughts(self) -> bool:
@@ -106,19 +89,14 @@ class ChatCorpus(Corpus):
         longer = np.flatnonzero(np.diff(offsets) > self.max_seq_len)
         if not len(longer):
             return []
-        longest = int(np.diff(offsets).max())
-        there = int(self.answers.count(self.store, longer, longest).sum(dtype=np.int64))
+        there = self.answers.count(self.store, longer, int(np.diff(offsets).max()))
         kept = self.answer_targets[longer]
-        lost = there - int(kept.sum(dtype=np.int64))
-        is_longer, is_cut = ("is", "is") if len(longer) == 1 else ("are", "are")
-        line = (
-            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} {is_longer} longer than --max_seq_len "
-            f"{self.max_seq_len} and {is_cut} cut there; {counted(lost, 'token')} of answers {'is' if lost == 1 else 'are'} not trained"
-        )
-        without = int((kept == 0).sum())
-        if without:
-            line += f"; nothing is trained of {counted(without, 'conversation')} whose answers begin behind that"
-        return [line]
+        lost = int(there.sum(dtype=np.int64)) - int(kept.sum(dtype=np.int64))
+        return [
+            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
+            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((kept == 0).sum()), 'conversation')} without "
+            "an answer that begins before"
+        ]
 
 
 def holds_conversations(

@@ -11,16 +11,33 @@ at the special tokens that are left:
 
 The text is cut where an answer begins, too. The ids of the question and of "assistant\\n" are then the same
 whatever is answered: a model is trained on them as it is asked.
+
+What the assistant wrote is trained, all else is only read. The template writes each turn as <|im_start|>, the role and a line
+break, the text, <|im_end|>. Text of messages never becomes one of these two tokens, so they tell where a turn begins and
+ends, in a row that several conversations share too.
+
+Some answers are not to be trained: those of weight 0 and those in which nothing is said. In the store such a turn begins with
+<|im_end|> instead of <|im_start|>, which is put right when a batch is made:
+
+    trained         <|im_start|>assistant\\nYes<|im_end|>\\n
+    only read       <|im_end|>assistant\\nYes<|im_end|>\\n
+
+Nothing else looks like it, since a line break follows each <|im_end|> that ends a turn.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataset.chat.answers import Answers
+import numpy as np
+import torch
+
+from dataset.loader import IGNORE, Batch
 from dataset.reading.conversations import is_trained
+from dataset.store.format import Documents, Ints
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
 
@@ -35,6 +52,84 @@ INSIDE = MARK + "2"
 # What the template writes before an answer, and the place behind that
 ANSWER_BEGINS = f"{BOS}assistant\n"
 BEFORE_ANSWER = re.compile(f"(?<={re.escape(ANSWER_BEGINS)})")
+
+# Tokens that are looked at together, of whole documents.
+TOKENS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Finds what the assistant wrote.
+
+    start, end: the ids of <|im_start|> and <|im_end|>. header: those of "assistant" and the line break, between the start of
+    such a turn and its text.
+    """
+
+    start: int
+    end: int
+    header: tuple[int, ...]
+
+    def trained(self, inputs: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether the target of each input is trained, bool [N]: a token of an answer, or the <|im_end|> that ends it.
+
+        inputs: of whole pieces one after the other, each without its last token, which is a target alone.
+        """
+        # The last token of the header is the input of the answer's first token.
+        firsts = self._before_header(inputs, self.start) + len(self.header)
+        # An answer goes on up to <|im_end|>, which is no input of it any more. One that was cut off ends with its piece, and
+        # the next piece begins with a turn.
+        marks = np.flatnonzero((inputs == self.start) | (inputs == self.end))
+        marks = np.append(marks, len(inputs))
+        ends = marks[np.searchsorted(marks, firsts, side="right")]
+        change = np.zeros(len(inputs) + 1, dtype=np.int8)
+        change[firsts] += 1
+        change[ends] -= 1
+        return np.cumsum(change[:-1], dtype=np.int8) > 0
+
+    def _before_header(self, ids: Ints, token: int) -> Ints:
+        """Where `token` stands with the whole header behind it."""
+        places = np.flatnonzero(ids == token)
+        has_header = places + len(self.header) < len(ids)
+        for number, of_header in enumerate(self.header, 1):
+            at = np.minimum(places + number, len(ids) - 1)
+            has_header &= ids[at] == of_header
+        return places[has_header]
+
+    def untrained(self, ids: Ints) -> Ints:
+        """Where the turns of the answers begin that are only read."""
+        return self._before_header(ids, self.end)
+
+    def as_read(self, ids: Ints) -> Ints:
+        """The ids as the model reads them: each turn begins with <|im_start|>."""
+        ids = ids.copy()
+        ids[self.untrained(ids)] = self.start
+        return ids
+
+    def only(self, batch: Batch) -> Batch:
+        """The Batch with the targets of answers alone."""
+        # Row by row from left to right: so the pieces lie in a batch.
+        has_pair = batch.document_ids >= 0
+        stored = batch.input_ids[has_pair].numpy()
+        trained = torch.from_numpy(self.trained(stored))
+        input_ids = batch.input_ids.clone()
+        input_ids[has_pair] = torch.from_numpy(self.as_read(stored))
+        targets = batch.targets.clone()
+        targets[has_pair] = torch.where(trained, batch.targets[has_pair], IGNORE)
+        return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
+
+    def count(self, store: Documents, documents: Ints, most_pairs: int) -> Ints:
+        """uint32: how many targets of answers are among the first `most_pairs` pairs of each of the given documents."""
+        counts = np.zeros(len(documents), dtype=np.uint32)
+        at_once = max(1, TOKENS_AT_ONCE // most_pairs)
+        for lo in range(0, len(documents), at_once):
+            chosen = np.asarray(documents[lo : lo + at_once], dtype=np.int64)
+            begins = np.asarray(store.offsets[chosen])
+            pairs = np.clip(np.asarray(store.offsets[chosen + 1]) - begins - 1, 0, most_pairs)
+            ends = np.cumsum(pairs)
+            source = np.arange(pairs.sum()) + np.repeat(begins - (ends - pairs), pairs)
+            trained_up_to = np.append(0, np.cumsum(self.trained(store.tokens[source])))
+            counts[lo : lo + at_once] = trained_up_to[ends] - trained_up_to[ends - pairs]
+        return counts
 
 
 class ChatEncoder(DocumentEncoder):
@@ -79,7 +174,7 @@ class ChatEncoder(DocumentEncoder):
         return 0
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one conversation. dataset/chat/answers.py tells how answers that are not to be trained begin."""
+        """The ids of one conversation. The top of this file tells how answers that are not to be trained begin."""
         yield self._ids_of(text)
 
     def prompt_ids(self, text: str) -> list[int]:
@@ -108,37 +203,30 @@ class ChatEncoder(DocumentEncoder):
         marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
         conversation = json.loads(marked)
         # Each part but the last one ends where an answer begins.
-        *before_answers, rest = BEFORE_ANSWER.split(rendered(conversation, is_asked))
+        # A slow import, which a process that reads no conversations does without.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # ([text], nothing that is asked for here)
+        rendered: Any = render_jinja_template(
+            [conversation["messages"]],
+            tools=conversation.get("tools"),
+            chat_template=CHAT_TEMPLATE,
+            add_generation_prompt=is_asked,
+        )
+        *before_answers, rest = BEFORE_ANSWER.split(rendered[0][0])
         answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
         # Where one is asked for, nothing is trained.
         only_read = [not is_asked and not is_trained(answer) for answer in answers]
         if is_asked:
             only_read.append(False)
+        parts = []
         for part, is_only_read in zip(before_answers, only_read, strict=True):
             if is_only_read:
                 part = part.removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
-            yield from self._pieces_of(part)
-        yield from self._pieces_of(rest)
-
-    def _pieces_of(self, part: str) -> Iterator[str | int]:
-        """The same of a part of what the template writes."""
-        for piece in self._cut_at.split(part):
-            if piece in self.special:
-                yield self.special[piece]
-            elif piece:
-                yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
-
-
-def rendered(conversation: dict[str, Any], is_asked: bool) -> str:
-    """What the template writes."""
-    # A slow import, which a process that reads no conversations does without.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    # (texts, nothing that is asked for here)
-    result: Any = render_jinja_template(
-        [conversation["messages"]],
-        tools=conversation.get("tools"),
-        chat_template=CHAT_TEMPLATE,
-        add_generation_prompt=is_asked,
-    )
-    return str(result[0][0])
+            parts.append(part)
+        for part in [*parts, rest]:
+            for piece in self._cut_at.split(part):
+                if piece in self.special:
+                    yield self.special[piece]
+                elif piece:
+                    yield piece.replace(INSIDE, "").replace(ITSELF, MARK)

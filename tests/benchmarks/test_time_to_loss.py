@@ -11,8 +11,7 @@ from transformers import Trainer
 
 from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser, time_to_loss_parser
-from benchmarks.plain_loop import plain_steps, step_context
-from benchmarks.sides import train_hf
+from benchmarks.sides import plain_steps, step_context, train_hf
 from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
 from benchmarks.trained import Outcome, flag_words
 from benchmarks.training import LEARNING_RATE

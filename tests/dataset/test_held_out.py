@@ -1,4 +1,4 @@
-"""dataset/held_out.py, beside what tests/dataset/quality/test_leaks.py says of it. Reference: sets of texts."""
+"""What is held out, beside what tests/dataset/quality/test_leaks.py says of it. Reference: sets of texts."""
 
 from itertools import accumulate
 

@@ -14,15 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataset.held_out import split_by_hash
-from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule, assemble, make_loader
+from dataset.corpus import split_by_hash
+from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.format import ConcatStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.test_packing import make_store, random_lengths
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT
+from tests.helpers import ROOT, batches_of
 
 
 def naive_batch(store, plan, rows, pad_id):
@@ -50,7 +50,7 @@ def test_packed_batch_equals_a_naive_loop(long_documents):
     store = make_store(random_lengths(200))
     plan = EpochPlan(store, 32, 5, 0, long_documents=long_documents)
     for rows in (range(3), range(plan.n_rows), [4, 1, 9]):
-        batch = assemble(store, plan, rows, pad_id=7)
+        batch = Assembler(store, 7)[plan.recipe(rows)]
         for tensor, naive in zip(batch[:4], naive_batch(store, plan, rows, 7), strict=True):
             assert tensor.dtype == torch.int64 and tensor.tolist() == naive
         assert batch.n_targets == (batch.targets != IGNORE).sum() and batch.n_documents == sum(
@@ -64,7 +64,7 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
     tokens = np.random.default_rng(0).integers(0, 3, sum(lengths)).astype(np.uint16)
     store, L = make_store(lengths, tokens), 10
     plan = EpochPlan(store, L, 0, 0, pack=False)
-    batch = assemble(store, plan, range(plan.n_rows), pad_id=0)
+    batch = Assembler(store)[plan.recipe(range(plan.n_rows))]
     assert plan.n_rows == 6
     for r in range(plan.n_rows):
         document = plan.pieces_of_row(r)[0][0]
@@ -125,7 +125,7 @@ def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
         targets, totals = [], np.zeros((schedule.n_updates, 2), dtype=int)
         for rank in range(world):
             steps = 0
-            for update, _, part in make_loader(Assembler(store), plan, schedule, rank, workers):
+            for update, _, part in batches_of(Assembler(store), plan, schedule, rank, workers):
                 steps += 1
                 if part is not None:
                     kept = part.targets != IGNORE
@@ -147,7 +147,7 @@ def test_workers_outlive_stop_signals_and_end_with_the_iterator():
     store = make_store(random_lengths(400))
     plan = EpochPlan(store, 32, 2, 0)
     schedule = UpdateSchedule(plan.n_rows, 2)
-    loader = make_loader(Assembler(store), plan, schedule, num_workers=2)
+    loader = batches_of(Assembler(store), plan, schedule, num_workers=2)
     got = [next(loader) for _ in range(4)]  # both workers are at work now
     children = multiprocessing.active_children()
     assert len(children) == 2
@@ -158,7 +158,7 @@ def test_workers_outlive_stop_signals_and_end_with_the_iterator():
     assert all(child.is_alive() for child in children)
     loader.close()
     assert not any(child.is_alive() for child in children)
-    for (*_, a), (*_, b) in zip(got, make_loader(Assembler(store), plan, schedule), strict=False):
+    for (*_, a), (*_, b) in zip(got, batches_of(Assembler(store), plan, schedule), strict=False):
         assert equal(a, b)
 
 
@@ -166,12 +166,13 @@ def test_workers_outlive_stop_signals_and_end_with_the_iterator():
 def test_a_crash_of_the_main_process_ends_the_workers():
     """The traceback keeps the iterator alive and workers ignore SIGTERM: without care the exit waits for them for ever."""
     code = """
-from dataset.loader import Assembler, UpdateSchedule, make_loader
+from dataset.loader import Assembler, UpdateSchedule
 from dataset.packing import EpochPlan
 from tests.dataset.test_packing import make_store
+from tests.helpers import batches_of
 store = make_store([9] * 500)
 plan = EpochPlan(store, 16, 0, 0)
-loader = make_loader(Assembler(store), plan, UpdateSchedule(plan.n_rows, 2), num_workers=2)
+loader = batches_of(Assembler(store), plan, UpdateSchedule(plan.n_rows, 2), num_workers=2)
 for i, _ in enumerate(loader):
     if i == 5:
         raise RuntimeError("crash")
@@ -233,7 +234,7 @@ def test_joined_stores_read_like_one():
         assert np.array_equal(array[pick], copy[pick]) and np.array_equal(array[690:2250], copy[690:2250])
         assert array[pick].dtype == copy.dtype
     plans = [EpochPlan(store, 32, 4, 0) for store in (joined, one)]
-    assert equal(assemble(joined, plans[0], range(100)), assemble(one, plans[1], range(100)))
+    assert equal(Assembler(joined)[plans[0].recipe(range(100))], Assembler(one)[plans[1].recipe(range(100))])
 
 
 @pytest.mark.parametrize("method", sorted({"spawn", multiprocessing.get_start_method()}))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataset import packing
-from dataset.best_fit import best_fit
-from dataset.packing import EpochPlan
+from dataset.packing import EpochPlan, best_fit
 
 
 def make_store(lengths, tokens=None, hashes=None):
@@ -67,7 +66,7 @@ def naive_plan(lengths, max_seq_len, seed, epoch, long_documents, shuffle):
     bits = np.random.PCG64([seed, epoch])
     T = max_seq_len
     pieces = sorted(naive_pieces(lengths, T, long_documents))
-    runs, _ = best_fit(np.bincount([pairs for *_, pairs in pieces], minlength=T + 1), T)
+    runs, *_ = best_fit(np.bincount([pairs for *_, pairs in pieces], minlength=T + 1), T)
     n_rows = len(naive_best_fit([pairs for *_, pairs in pieces], T))
 
     def draws(n):
@@ -103,7 +102,7 @@ PIECES = st.integers(1, 12).flatmap(lambda T: st.tuples(st.just(T), st.lists(st.
 def test_best_fit_puts_each_piece_into_the_fullest_row_that_has_room(case):
     """Reference: the rule itself, asked of every piece in turn."""
     T, lengths = case
-    runs, _ = best_fit(np.bincount(lengths, minlength=T + 1), T)
+    runs, *_ = best_fit(np.bincount(lengths, minlength=T + 1), T)
     pieces = iter(sorted(lengths, reverse=True))
     room_of = {}
     for first, rows, each in runs:

@@ -92,7 +92,7 @@ def fail_at(updates, kind, rank=0):
 
 def hold_until_signal(update, rank=0):
     """Wait before an update until a stop signal has come."""
-    from trainer.machine.signals import StopSignals
+    from trainer.machine.command_line import StopSignals
 
     enter, entered = StopSignals.__enter__, []
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.chats import write_chats
 from tests.faults.harness import Lab, rising, seeded_random
 from trainer.saving.checkpoint import load_checkpoint, verified
 
@@ -78,15 +79,10 @@ def saving(lab, name):
 
 
 def test_kill_9_at_random_points(lab, whole):
-    kill_often(lab, whole, 10, 3, seeded_random("kills"))
+    kill_often(lab, whole, 8, 3, seeded_random("kills"))
 
 
-@pytest.mark.slow
-def test_kill_9_at_50_random_points(lab, whole):
-    kill_often(lab, whole, 50, 20, seeded_random("kill, slow"))
-
-
-@pytest.mark.parametrize("call, at", [("replace", n) for n in range(1, 6)] + [("fsync", 2), ("fsync", 3)])
+@pytest.mark.parametrize("call, at", [("replace", 2), ("replace", 3), ("replace", 5), ("fsync", 2)])
 def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
     """The order: metrics, digest, checkpoint, config, weights; then the next save's."""
     assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
@@ -97,7 +93,6 @@ def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
 @pytest.mark.parametrize(
     "use_moe, pack, dtype, world_size",
     [
-        (False, 0, "bfloat16", 1),
         (True, 1, "bfloat16", 1),
         (False, 1, "bfloat16", 2),
         pytest.param(True, 0, "float32", 2, marks=pytest.mark.slow),
@@ -123,11 +118,9 @@ def test_kill_9_and_exact_resume(scratch, server, tokenizer, corpus, tmp_path, u
     assert all("val_loss" in line or "loss" in line for line in lab.metrics("run"))
 
 
-@pytest.mark.parametrize(
-    ("update", "name"), [(1, "SIGTERM"), (10, "SIGKILL"), (11, "SIGTERM"), (19, "SIGKILL"), (20, "SIGTERM")]
-)
+@pytest.mark.parametrize(("update", "name"), [(1, "SIGTERM"), (10, "SIGKILL"), (20, "SIGTERM")])
 def test_awkward_stops(lab, whole, update, name):
-    """Step 1, epoch end, first step of epoch 2, before the last step, the last one (20 updates, 10 an epoch)."""
+    """Step 1, epoch end, the last one (20 updates, 10 an epoch)."""
     assert whole.state("whole")["progress"]["update"] == 20
     process = lab.start("run", {"signal_at": {"updates": [update], "name": name}})
     assert process.wait() == (143 if name == "SIGTERM" else -9)
@@ -144,15 +137,25 @@ def test_awkward_stops_a_finished_run_does_nothing(lab, whole):
     assert before == {path: path.read_bytes() for path in lab.stem("run").parent.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
 def test_killed_between_save_and_prune(lab, whole):
-    """--keep_checkpoints 1, 20 times."""
-    kills = 0
-    for number in itertools.count():
-        name = f"run{number}"
-        while kills < 20 and lab.start(name, {"kill_in_prune": {}}, keep_checkpoints=1, from_resume=1).wait() == -9:
-            kills += 1
-            assert check_readable(lab, name) > 0
-        finish(lab, name, whole, keep_checkpoints=1)
-        if kills == 20:
-            break
+    """--keep_checkpoints 1, three times."""
+    for _ in range(3):
+        assert lab.start("run", {"kill_in_prune": {}}, keep_checkpoints=1, from_resume=1).wait() == -9
+        assert check_readable(lab, "run") > 0
+    finish(lab, "run", whole, keep_checkpoints=1)
+
+
+class SftLab(Lab):
+    """Runs of train_sft.py. Its tokenizer has a token for each byte, so rows are long."""
+
+    trainer = "train_sft"
+    prefix = "full_sft"
+
+
+def test_a_fine_tuning_that_is_killed_ends_as_one_that_is_not(lab):
+    chats = write_chats(lab.folder / "chats.jsonl", 60, most_words=3)
+    options = {"from_weight": "none", "max_seq_len": 96, "learning_rate": 1e-3}
+    chat_lab = SftLab(lab.folder, lab.server, lab.tokenizer, chats, **options)
+    chat_lab.run("whole")
+    assert chat_lab.start("run", {"signal_at": {"updates": [7], "name": "SIGKILL"}}).wait() == -9
+    finish(chat_lab, "run", chat_lab)

@@ -9,16 +9,17 @@ import time
 import pytest
 import torch
 
-from tests.faults.harness import Lab, make_corpus, rank_environments, start_torchrun
+from tests.faults.harness import make_corpus, rank_environments, start_torchrun
 from trainer.saving.checkpoint import load_checkpoint
 
 
+@pytest.mark.slow
 def test_other_worker_counts_see_the_same_batches(lab, whole):
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
-    for workers, update in ((0, 6), (4, 13)):
+    for workers, update in ((0, 6), (2, 13)):
         hooks = {**ledger, "signal_at": {"updates": [update]}}
         assert lab.start("run", hooks, num_workers=workers, from_resume=1).wait() == 143
-    lab.run("run", hooks=ledger, num_workers=2, from_resume=1)
+    lab.run("run", hooks=ledger, num_workers=1, from_resume=1)
     assert lab.ledger(lab.folder / "ledger") == lab.ledger(whole.folder / "ledger")
     assert lab.result("run") == whole.result("whole")
 
@@ -68,29 +69,6 @@ def test_rows_per_update_keep_the_updates_on_any_world_size(lab):
         torch.testing.assert_close(tensor, ends[1][name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
-def test_a_sharded_model_resumes_bit_for_bit(lab, optimizer):
-    lab.settings.update(shard="full", optimizer=optimizer)
-    lab.run_ranks("whole")
-    lab.run_ranks("run", hooks={"signal_at": {"updates": [5]}}, expect=143)
-    lab.run_ranks("run", from_resume=1)
-    assert lab.result("run") == lab.result("whole")
-
-
-@pytest.mark.slow
-def test_a_sharded_model_goes_on_with_other_ranks(lab):
-    """2, 1, 3, 4 in groups of 2, and 2 ranks without groups; compared with one rank that is never stopped."""
-    lab.settings.update(rows_per_update=8, accumulation_steps=None, epochs=3)
-    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}})
-    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
-    for world_size, shard, update in ((2, "full", 2), (1, "full", 4), (3, "full", 6), (4, "2", 8)):
-        stop = {**ledger, "signal_at": {"updates": [update]}}
-        lab.run_ranks("run", world_size, hooks=stop, expect=143, from_resume=1, shard=shard)
-    lab.run_ranks("run", 2, hooks=ledger, from_resume=1)
-    lab.check_ledger(lab.folder / "ledger", epochs=3)
-    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
-
-
 def run_apart(lab, of_rank_1, **changes):
     """Two ranks, of which the second one has other flags; their processes, which have ended."""
     environments = rank_environments(2)
@@ -108,6 +86,7 @@ def test_ranks_with_other_flags_are_told(lab):
     assert "num_workers" not in processes[0].err and lab.checkpoints("run") == []
 
 
+@pytest.mark.slow
 def test_ranks_with_other_data_are_told(lab):
     """Of the same name, as a copy on another machine that was not renewed. The same data in another place will do."""
     (lab.folder / "copy").mkdir()
@@ -129,6 +108,7 @@ def test_ranks_that_see_other_folders_are_told(lab):
     assert str(lab.folder / "run") in processes[0].err and lab.leftovers("run") == []
 
 
+@pytest.mark.slow
 def test_a_global_batch_that_cannot_be_kept(lab):
     """A warning that names both sizes, and still every document once an epoch."""
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
@@ -141,13 +121,6 @@ def test_a_global_batch_that_cannot_be_kept(lab):
     lab.check_ledger(lab.folder / "ledger", epochs=2)
     steps = [line["step"] for line in lab.metrics("run")]
     assert steps == sorted(set(steps))
-
-
-def test_ragged_tail_of_two_ranks(scratch, server, tokenizer, tmp_path):
-    """103 documents on two ranks: each once, the tail too."""
-    lab = Lab(tmp_path, server, tokenizer, make_corpus(tmp_path / "corpus.jsonl", n_documents=103))
-    lab.run_ranks("run", hooks={"ledger": {"path": str(tmp_path / "ledger")}}, num_workers=1)
-    lab.check_ledger(tmp_path / "ledger", epochs=2)
 
 
 # --------------------------------------------------------------------------- lost ranks

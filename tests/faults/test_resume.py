@@ -71,12 +71,11 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     assert Path(f"{stem}.metrics.jsonl").read_text().count('"settings"') == 1
 
 
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_fresh_run_killed_right_after_setting_aside(lab, whole, at):
-    """At its first system calls that write: the old run is whole in one place, and the next start is clean."""
+def test_a_fresh_run_killed_right_after_setting_aside(lab, whole):
+    """At its first system call that writes: the old run is whole in one place, and the next start is clean."""
     lab.start("run", {"signal_at": {"updates": [5]}}).wait()
     kept = sorted(path.name for path in lab.checkpoints("run"))
-    assert lab.start("run", {"kill_at_call": {"name": "replace", "at": at}}).wait() == -9
+    assert lab.start("run", {"kill_at_call": {"name": "replace", "at": 1}}).wait() == -9
     found = sorted(path.name for path in (lab.folder / "run").rglob("update_*.pt"))
     assert found[: len(kept)] == kept and all(map(verified, (lab.folder / "run").rglob("update_*.pt")))
     lab.run("run", from_resume=1)

@@ -51,15 +51,6 @@ def job(lab, nodes):
     return Job(lab, nodes, "run", PACE)
 
 
-def test_a_worker_is_killed(job, undisturbed):
-    once = job.lab.folder / "killed"
-    job.hooks["signal_at"] = {"updates": [STRUCK], "name": "SIGKILL", "rank": 1, "once": str(once)}
-    job.start()
-    job.wait()
-    assert Path(f"{once}.{STRUCK}").exists()
-    assert job.lab.result("run") == undisturbed.result("whole")
-
-
 def test_a_node_is_lost_without_a_word_and_comes_back(job):
     """A sharded model is compared with one of its own: the norm of its gradient is a sum of other parts."""
     job.settings["shard"] = "full"

@@ -5,14 +5,11 @@ Programs that write their arguments down stand in for torchrun and for Slurm's. 
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import time
-from types import ModuleType
 
 import pytest
-import yaml
 from torch.distributed.run import get_args_parser
 
 from tests.helpers import ROOT
@@ -133,52 +130,3 @@ def test_slurm_gives_whole_nodes():
 def moment_in(seconds):
     """As Slurm writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
-
-
-def test_kubeflow():
-    """torchrun's own flags come from the environment, which Kubeflow's Trainer sets."""
-    spec = yaml.safe_load((ROOT / "launch" / "kubeflow.yaml").read_text(encoding="utf-8"))["spec"]
-    trainer = spec["trainer"]
-    program, *arguments = [*trainer["command"], *trainer["args"]]
-    assert program == "torchrun"
-    launcher = get_args_parser().parse_args(arguments)
-    assert (ROOT / launcher.training_script).is_file()
-    assert parse_args(launcher.training_script_args).from_resume
-    (variable,) = trainer["env"]
-    assert variable == {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": "110"}
-    (job,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = job["template"]["spec"]["template"]["spec"]
-    # The save after a request to stop has time, and what is mounted is there.
-    assert pod["terminationGracePeriodSeconds"] > int(variable["value"])
-    volumes = {volume.pop("name"): volume for volume in pod["volumes"]}
-    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in pod["containers"][0]["volumeMounts"]}
-    assert mounts["/dev/shm"] == {"emptyDir": {"medium": "Memory"}} and "/shared" in mounts
-
-
-def test_ray_train(monkeypatch):
-    """Modules that call the function at once stand in for Ray, which is not among the requirements."""
-    asked, calls = [], []
-
-    class TorchTrainer:
-        def __init__(self, train, train_loop_config, scaling_config, run_config):
-            asked.append(
-                (scaling_config["num_workers"], scaling_config["use_gpu"], run_config["failure_config"]["max_failures"])
-            )
-            self.work = lambda: train(train_loop_config)
-
-        def fit(self):
-            self.work()
-
-    configs = dict.fromkeys(("FailureConfig", "RunConfig", "ScalingConfig"), dict)
-    for name, content in (("ray", {}), ("ray.train", configs), ("ray.train.torch", {"TorchTrainer": TorchTrainer})):
-        module = ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", ["ray_train.py", "--workers", "3", "--gpus", "0", "--", *FLAGS])
-    monkeypatch.setattr("trainer.train_pretrain.main", lambda flags: calls.append(flags) or 0)
-    runpy.run_path(str(ROOT / "launch" / "ray_train.py"), run_name="__main__")
-    assert asked == [(3, False, 3)]
-    ((flags,),) = [calls]
-    settings = parse_args(flags)
-    assert settings.from_resume and settings.data_path == ["my text.jsonl"]

@@ -112,7 +112,6 @@ def card(monkeypatch):
     card.tried = []
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(compiling, "compiler_missing", lambda device: None)
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: None)
     with simulated_cuda():
@@ -312,7 +311,7 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
     half = compiling.WIDE_ON_CPU // 2
     assert compiled("auto", enough / 2, half) and not compiled("auto", 0.4 * enough, half)
     assert not compiled("auto", 0.9 * enough, 10 * half)
-    monkeypatch.setattr(compiling, "compiler_missing", lambda device: "no C++ compiler")
+    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: "no C++ compiler")
     assert not compiled("auto", enough) and not compiled("1", 0) and len(notices) == 2
 
 

@@ -171,7 +171,7 @@ def test_a_llama_with_parts_that_minimind_lacks_is_refused(tmp_path):
     model = LlamaForCausalLM(config)
     model.model.layers[0].self_attn.q_proj.bias.data.fill_(1)
     model.save_pretrained(tmp_path / "llama")
-    with pytest.raises(UserError, match="MiniMind has no biases"):
+    with pytest.raises(UserError, match="MiniMind has no such part"):
         export_hf.main(["--weight", str(tmp_path / "llama"), "--to_pth", str(tmp_path / "x.pth")])
     model.model.layers[0].self_attn.q_proj.bias.data.fill_(0)
     model.save_pretrained(tmp_path / "llama")

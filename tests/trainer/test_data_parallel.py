@@ -20,9 +20,9 @@ from trainer.due import SaveClock
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
+from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import SharedOrthogonalise
-from trainer.machine.ranks import Ranks, init_distributed_mode
-from trainer.machine.signals import StopSignals
+from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.job import PretrainJob
@@ -103,13 +103,19 @@ def poisoned_rank(ranks):
     return seen
 
 
+def sharing_memory(ranks, name):
+    """The ranks as copies of a command, which share memory."""
+    file = os.open(f"{os.environ['RANKS_FOLDER']}/{name}", os.O_RDWR | os.O_CREAT)
+    return replace(ranks, sharing=2, memory=SharedMemory(file, 2))
+
+
 def shared_sums(ranks):
     """Gradients and messages of four updates, added up in shared memory, and by one all-reduce for each of them. Rank 1 has
     a gradient less in the second update and none in the third."""
     generator = torch.Generator().manual_seed(ranks.rank)
     shapes = [(3,), (70, 5), (), (129,), (64,)]
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), replace(ranks, sharing=2))
+    reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
     found = []
     for missing in ([], [2], range(len(shapes)), []):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -132,7 +138,7 @@ def shared_muon(ranks):
     three matrices, and one of a single one."""
     shapes = [(6, 10)] * 2 + [(10, 6)] * 3 + [(4, 4)]
     ended = []
-    for how in (orthogonalise, SharedOrthogonalise(ranks)):
+    for how in (orthogonalise, SharedOrthogonalise(sharing_memory(ranks, "matrices"))):
         generator = torch.Generator().manual_seed(0)
         matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
         muon = Muon(matrices, lr=0.1, orthogonalise=how)
@@ -215,26 +221,26 @@ def three_ranks():
     ranks, _ = init_distributed_mode("cpu", timeout_s=60)
     try:
         model = tiny_model(use_moe=True)
-        reducer = DistributedReducer(model, bucket_bytes=3000)
+        parameters = list(model.parameters())
+        reducer = DistributedReducer(parameters, bucket_bytes=3000)
         batch, totals = batch_of(rows=[ranks.rank])
         found = []
         for _ in range(3):
-            for parameter in reducer.parameters:
+            for parameter in parameters:
                 parameter.grad.zero_()
-            loss, _ = reducer.forward(lambda: pretrain_loss(model, batch, totals), last=True)
+            reducer.begin_micro_batch(last=True)
+            loss, _ = pretrain_loss(model, batch, totals)
             loss.backward()
             reducer.finish(torch.zeros(1))
-            found.append([parameter.grad.clone() for parameter in reducer.parameters])
+            found.append([parameter.grad.clone() for parameter in parameters])
         return found
     finally:
-        del reducer
         dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_sums_of_three_ranks_have_the_same_bits_at_a_start_and_later():
-    """Else a resumed run would not be the one that was never stopped: torch makes its buckets anew after its first backward pass,
-    and how three numbers are rounded depends on the buckets."""
+    """Else a resumed run would not be the one that was never stopped: how three numbers are rounded depends on the buckets."""
     for first, second, third in run_ranks(three_ranks, world_size=3):
         assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
         assert all(torch.equal(p, q) for p, q in zip(first, third, strict=True))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from dataset.loader import assemble
+from dataset.loader import Assembler
 from dataset.packing import Totals
 from tests.helpers import tiny_model
 from tests.updates import KINDS, gradients, plan_of, reference_gradients, relative_difference
@@ -35,7 +35,7 @@ def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, **options):
 def batch_of(kind="dense packed", rows=range(4)):
     """(Batch, Totals) of an update of these rows alone."""
     store, plan = plan_of(kind)
-    batch = assemble(store, plan, rows)
+    batch = Assembler(store)[plan.recipe(rows)]
     return batch, Totals(batch.n_targets, batch.n_documents)
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dataset.loader_workers import LoaderError
+from dataset.loader import LoaderError
 from tests.helpers import flags, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
 from trainer.loop import Trainer
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
 from trainer.saving.checkpoint import load_checkpoint
 
 

@@ -1,10 +1,10 @@
 """Memory that is used up. References: the errors that torch raises, a limit of the system, and a run that had enough."""
 
 import itertools
-import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +13,9 @@ from tests.helpers import ROOT, flags, train, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
-from trainer.machine.out_of_memory import is_out_of_memory, same_update, told_in_a_line
+from trainer.machine.measure import is_out_of_memory, plain_advice, told_in_a_line
 from trainer.pretrain import first_model, memory
+from trainer.pretrain import job as pretrain_job
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified
 
@@ -60,20 +61,19 @@ def test_other_errors_keep_their_traceback(error):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "steps", "most", "wanted"),
+    ("batch_size", "steps", "rows_per_update", "wanted"),
     [
-        (32, 8, 16, (16, 16)),
-        (32, 8, 21, (16, 16)),
-        (7, 1, 6, (1, 7)),
-        (12, 1, 5, (4, 3)),
-        (1, 8, 4, None),
-        (8, 1, 0, None),
+        (32, 8, 0, "--batch_size 16 --accumulation_steps 16,"),
+        (7, 1, 0, "--batch_size 1 --accumulation_steps 7,"),
+        (12, 1, 24, "--batch_size 6,"),
+        (1, 8, 0, "shorter"),
     ],
 )
-def test_smaller_micro_batches_of_the_same_update(batch_size, steps, most, wanted):
-    found = same_update(batch_size, steps, most)
-    assert found == wanted
-    assert found is None or math.prod(found) == batch_size * steps
+def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_update, wanted):
+    settings = SimpleNamespace(
+        batch_size=batch_size, accumulation_steps=steps, rows_per_update=rows_per_update, gradient_checkpointing=True
+    )
+    assert plain_advice(settings, "shorter").startswith(f"try {wanted}")
 
 
 def suggested(line):
@@ -127,7 +127,7 @@ STAGES = {
     "model": (first_model, "init_model", 0),
     "backward": (torch.Tensor, "backward", 5),
     "update": (torch.optim.AdamW, "step", 2),
-    "samples": (PretrainJob, "samples", 0),
+    "samples": (pretrain_job, "samples", 0),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
-from trainer.machine.signals import StopSignals
+from trainer.machine.command_line import StopSignals
 from trainer.sampling import sample, samples
 
 

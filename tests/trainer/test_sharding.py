@@ -10,23 +10,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
 from tests.faults.harness import digest
 from tests.helpers import losses, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer.engine import Engine
-from trainer.machine.ranks import Ranks, init_distributed_mode
+from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
-from trainer.sharding import Shards, build_on_main, gathered, group_size_of, is_sharded, own_part, whole_of
+from trainer.sharding import Shards, build_on_main, gathered, is_sharded, own_part, replaced, whole_of
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 # {world size: (rows, micro-batches) of a rank}: 8 rows in all, or 9. The tail of an epoch leaves the last ranks short or without
 # rows.
-ONE_MICRO_BATCH = {2: (4, 1), 3: (3, 1), 4: (2, 1)}
-ACCUMULATED = {2: (2, 2), 3: (1, 3), 4: (1, 2)}
+ONE_MICRO_BATCH = {2: (4, 1), 3: (3, 1)}
+ACCUMULATED = {2: (2, 2), 3: (1, 3)}
 QUICK_KINDS = ("dense packed", "moe packed", "minimind3 moe")
 RUN = {"batch_size": 2, "use_moe": 1, "epochs": 1, "log_interval": 3, "val_fraction": 0.2, "eval_interval": 6}
 
@@ -42,7 +41,7 @@ def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float
 
     # Only rank 0 has the weights that the others are to get.
     model = tiny_model(seed if ranks.is_main or group_size == 1 else seed + 1)
-    shards = Shards(model, group_size, ranks, CPU) if group_size > 1 else None
+    shards = Shards(model, ranks, CPU) if group_size > 1 else None
     optimizer = build_optimizer(model, 1e-3, kind=kind, ranks=ranks, shards=shards)
     engine = Engine(
         model,
@@ -76,7 +75,7 @@ def in_group(name, work, timeout_s=60):
 
 
 def cuts_of(kind, ranks, group_size, prepare=None):
-    """The gradients of each cut, sharded among groups."""
+    """The gradients of each cut."""
     world_size = ranks.world_size
     cuts = (ONE_MICRO_BATCH[world_size], ACCUMULATED[world_size])
     return [gradients(kind, *cut, ranks, group_size, prepare) for cut in cuts]
@@ -130,7 +129,7 @@ def built(ranks):
     """What `build_on_main` and `Shards` make on this rank: whether it had memory before, and the weights, ties and buffers then."""
     model = build_on_main(ranks, partial(tiny_model, use_moe=True))
     had_content = not any(parameter.is_meta for parameter in model.parameters())
-    Shards(model, 2, ranks, CPU)
+    Shards(model, ranks, CPU)
     whole = {name: whole_of(parameter) for name, parameter in model.named_parameters()}
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
     return {
@@ -255,20 +254,17 @@ def test_a_checkpoint_of_a_sharded_run_goes_on_in_one_process(both, folder, tmp_
 # ------------------------------------------------------------------------------------- more ranks, and other ways
 
 
-def several_ranks(group_sizes):
-    """The largest relative differences from the formula and from one rank, by group size and kind; and from whole models after
-    updates of Muon."""
+def three_ranks():
+    """The largest relative differences from the formula and from one rank, and from whole models after updates of Muon."""
 
     def work(ranks):
-        found = {}
-        for group_size in group_sizes:
-            found[f"{group_size} recomputed"] = worst("moe packed", ranks, group_size, recomputing)
-            found[f"{group_size} minimind3"] = worst("minimind3 moe", ranks, group_size)
-        (whole, norms), *sharded = [trained_engine(ranks, size, kind="muon") for size in (1, *group_sizes)]
-        for group_size, (engine, of_group) in zip(group_sizes, sharded, strict=True):
-            found[f"{group_size} muon"] = [max(abs(a / b - 1) for a, b in zip(of_group, norms, strict=True))]
-            before_and_after = carried_over(whole, engine, ranks, group_size)
-            found[f"{group_size} carried over"] = [float(any(before != after for before, after in before_and_after))]
+        found = {
+            "recomputed": worst("moe packed", ranks, recomputing),
+            "minimind3": worst("minimind3 moe", ranks),
+        }
+        (whole, norms), (engine, of_shards) = (trained_engine(ranks, size, kind="muon") for size in (1, 3))
+        found["muon"] = [max(abs(a / b - 1) for a, b in zip(of_shards, norms, strict=True))]
+        found["carried over"] = [float(a != b) for a, b in carried_over(whole, engine, ranks, 3)]
         return found
 
     # The others wait while rank 0 compiles its references.
@@ -279,9 +275,9 @@ def recomputing(model):
     model.activation_checkpointing_enable({"use_reentrant": False})
 
 
-def worst(kind, ranks, group_size, prepare=None):
+def worst(kind, ranks, prepare=None):
     """[from the formula, from one rank with one micro-batch for each of the ranks, and with several]"""
-    cuts = cuts_of(kind, ranks, group_size, prepare)
+    cuts = cuts_of(kind, ranks, ranks.world_size, prepare)
     # Rank 0 computes the references for all.
     references = [references_of(kind, ranks.world_size, prepare)] if ranks.is_main else [None]
     dist.broadcast_object_list(references, src=0)
@@ -298,32 +294,27 @@ def references_of(kind, world_size, prepare):
     return formula, cuts_of_one_rank(kind, world_size, prepare)
 
 
-@pytest.mark.parametrize(("world_size", "group_sizes"), [(3, (3,)), (4, (2,))])
-def test_gradients_of_several_ranks(world_size, group_sizes):
-    """References: the formula, and one rank with all micro-batches. Tensors that ranks cannot divide evenly, groups that hold
-    the same, layers that are computed again."""
-    for result in run_ranks(several_ranks, group_sizes, world_size=world_size, timeout_s=500):
+def test_gradients_of_three_ranks():
+    """References: the formula, and one rank with all micro-batches. Tensors that ranks cannot divide evenly, and layers that are
+    computed again."""
+    for result in run_ranks(three_ranks, world_size=3, timeout_s=500):
         for what, differences in result.items():
             assert max(differences) < (1e-3 if "muon" in what else 1e-6), what
-
-
-# ------------------------------------------------------------------------------------------------ flags
-
-
-@pytest.mark.parametrize(
-    ("shard", "world_size", "group_size"), [("none", 4, 1), ("full", 4, 4), ("full", 1, 1), ("2", 4, 2), ("4", 4, 4)]
-)
-def test_how_many_ranks_have_a_model_together(shard, world_size, group_size):
-    assert group_size_of(shard, Ranks(world_size=world_size)) == group_size
-
-
-@pytest.mark.parametrize(("shard", "world_size"), [("2", 1), ("3", 4), ("8", 4)])
-def test_groups_that_do_not_come_out_even(shard, world_size):
-    with pytest.raises(UserError, match=f"--shard {shard}: {world_size} ranks? cannot be divided"):
-        group_size_of(shard, Ranks(world_size=world_size))
 
 
 def test_one_process_has_nothing_to_shard(tmp_path, capsys):
     write_corpus(tmp_path / "data.jsonl", 20)
     train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, shard="full", max_updates=1)
     assert "--shard full has no effect" in capsys.readouterr().out
+
+
+def test_a_tensor_that_is_there_twice_stays_one():
+    asked = []
+
+    def copied(name, value):
+        asked.append(name)
+        return value.clone()
+
+    tensor = torch.ones(2)
+    found = replaced({"weight": tensor, "tied": tensor, "other": torch.ones(2)}, copied)
+    assert asked == ["weight", "other"] and found["weight"] is found["tied"] is not tensor

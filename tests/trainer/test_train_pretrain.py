@@ -196,9 +196,9 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
         train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1
     model = MiniMindForCausalLM.from_pth(tmp_path / "base_16.pth")
-    from dataset.loader import assemble
+    from dataset.loader import Assembler
 
-    batch = assemble(by_name.job.assembler.store, by_name.job.plan(0), range(2))
+    batch = Assembler(by_name.job.assembler.store)[by_name.job.plan(0).recipe(range(2))]
     expected = model.training_losses(*batch[:4])[0].item() / batch.n_targets
     assert losses(by_name)[0] == pytest.approx(expected, rel=1e-5)
 

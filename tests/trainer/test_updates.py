@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import losses, records, train, write_corpus
 from trainer.machine.ranks import Ranks
-from trainer.updates import note_on_rows, rows_of_update, schedule_of, with_accumulation
+from trainer.updates import rows_of_update, schedule_of, with_accumulation
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
@@ -57,8 +57,6 @@ def test_micro_batches_follow_from_the_ranks(ranks, steps):
     # What was asked for stays as it is, for the settings that are kept.
     assert asked.accumulation_steps == 8
     assert rows_of_update(asked, ranks) == 24
-    full = ranks.world_size != 4
-    assert (note_on_rows(asked, ranks) is None) == full
 
 
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path):

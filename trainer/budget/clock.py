@@ -28,9 +28,8 @@ from common.processes import seconds_since_start
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from trainer.budget import laws
 from trainer.budget.settings import seconds_of
-from trainer.machine.collectives import on_main
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, on_main
 from trainer.updates import RowFlags, rows_of_update
 
 LOOKS = 200

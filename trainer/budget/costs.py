@@ -16,8 +16,7 @@ from statistics import median
 
 import torch
 
-from dataset.corpus import EVAL_ROWS
-from dataset.held_out import split_by_hash
+from dataset.corpus import EVAL_ROWS, split_by_hash
 from dataset.loader import Batch
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
@@ -29,10 +28,9 @@ from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
-from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
@@ -42,7 +40,7 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 
 # Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
-# adds. `assumed_product_rate` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
+# adds. `PRODUCT_RATE` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
 # Guesses, for widths that were not measured: without bounds narrow models would reach nothing, and wide ones more than all.

@@ -28,9 +28,9 @@ from trainer.budget.outcome import chosen_settings, kept_plan, plan_lines, quant
 from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
-from trainer.machine.collectives import on_main
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
+from trainer.machine.ranks import on_main
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import free_memory, refuse_too_large

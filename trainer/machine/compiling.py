@@ -1,14 +1,9 @@
 """Making training fast on this machine: torch.compile where it pays, and memory that is kept at hand."""
 
-import contextlib
 import ctypes
 import functools
-import gc
-import importlib.util
 import os
 import platform
-import shutil
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -59,57 +54,37 @@ def compile_blocks(
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
     dtype: of the matrix products. width: of the network's layers, which "auto" must know.
     """
-    # Runs that are not compiled gain by this too.
-    set_up_device(device, dtype)
-    if not is_to_be_compiled(choice, device, flops, width):
-        return
-    missing = what_the_compiler_lacks(device)
-    if missing:
-        say(f"{missing}: training without torch.compile, which takes longer")
-        return
-    notice = model.compile_training(shape, dtype)
-    if notice:
-        say(notice)
-
-
-def set_up_device(device: torch.device, dtype: torch.dtype) -> None:
-    """What makes training fast without a compiler: memory that is kept at hand on the CPU, TF32 on a GPU.
-
-    dtype: of the matrix products.
-    """
+    # Runs that are not compiled gain by these too.
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-
-
-def is_to_be_compiled(choice: str, device: torch.device, flops: float, width: int | None) -> bool:
-    """Whether the run is to be compiled, if the machine can. The arguments are those of `compile_blocks`."""
-    if choice != "auto":
-        return choice == "1"
-    assert width is not None
-    # Compiling saves about as much time as the matrix products alone take (PLAIN_TIME - COMPILED_TIME), and takes
-    # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
-    least_flops = COMPILE_SECONDS * assumed_product_rate(device, width)
-    return flops >= least_flops
+    if choice == "auto":
+        assert width is not None
+        # of the matrix products of all threads together; a device without a known rate never compiles by itself
+        rate = PRODUCT_RATE.get(device.type, float("inf"))
+        if device.type == "cpu":
+            rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
+        # Compiling saves about as much time as the matrix products alone take (PLAIN_TIME - COMPILED_TIME), and takes
+        # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
+        choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
+    if choice == "0":
+        return
+    lack = what_the_compiler_lacks(device)
+    notice = (
+        f"{lack}: training without torch.compile, which takes longer" if lack else model.compile_training(shape, dtype)
+    )
+    if notice:
+        say(notice)
 
 
 def what_the_compiler_lacks(device: torch.device) -> str | None:
     """Why this machine cannot compile, or None. The compiler is tried as it will work for the run."""
     if device.type == "cuda":
         choose_kernels_by_rule()
-    return compiler_missing(device) or failure_to_compile(device.type)
-
-
-def assumed_product_rate(device: torch.device, width: int) -> float:
-    """Of the matrix products of a network whose layers have this width, all threads together, in FLOP/s."""
-    # A device without a known rate never compiles by itself.
-    rate = PRODUCT_RATE.get(device.type, float("inf"))
-    if device.type == "cpu":
-        rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
-    return rate
+    return failure_to_compile(device.type)
 
 
 def choose_kernels_by_rule() -> None:
@@ -142,95 +117,20 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TOP_PAD, 64 << 20)
 
 
-def compiler_missing(device: torch.device) -> str | None:
-    """What torch.compile lacks on this machine, or None."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    compilers = compilers_by_name()
-    if device.type == "cpu" and not any(map(shutil.which, compilers)):
-        return f"no C++ compiler ({' or '.join(dict.fromkeys(compilers))}) is found"
-    return None
-
-
-def compilers_by_name() -> list[str]:
-    """The C++ compilers that torch.compile may use on a CPU of this system."""
-    if sys.platform == "win32":
-        return [os.environ.get("CXX", "cl")]
-    return [os.environ.get("CXX", "g++"), "g++", "clang++"]
-
-
 @functools.cache
 def failure_to_compile(device_type: str) -> str | None:
     """What goes wrong when a tiny function and its backward pass are compiled, or None; tried once, within seconds.
 
-    A compiler that is there may still lack something: Apple's clang has no OpenMP, Triton wants a C compiler. Found out
+    There may be no compiler, or one that lacks something: Apple's clang has no OpenMP, Triton wants a C compiler. Found out
     now, the run goes on without. In the first micro-batch, half of an update would have been computed.
     """
     numbers = torch.ones(64, device=device_type, requires_grad=True)
+
+    def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.sin().sum()
+
     try:
         torch.compile(sum_of_sines, dynamic=False)(numbers).backward()
     except Exception as error:
         return f"torch.compile does not work here ({reason_of(error)})"
     return None
-
-
-def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers.sin().sum()
-
-
-# --------------------------------------------------------------------------- the garbage collector beside a busy GPU
-
-# updates after which the collector is quiet: the first ones compile, fill caches and set up what stays
-SETTLED_AFTER = 3
-# A run that is neither evaluated nor saved for so many updates leaves little that only the collector can free, but not nothing.
-LOOK_EVERY = 1000
-
-
-class QuietCollector:
-    """Keeps Python's garbage collector from looking through everything in the middle of training.
-
-    torch, transformers and the compiler leave millions of objects that live as long as the process. A look through all of
-    them takes half a second, in which nobody gives the GPU any work. So after the first updates they are declared
-    permanent, and the collector works only where the training pauses anyway: at a save and an evaluation. Almost all
-    memory in Python is freed without it, as soon as nobody refers to it.
-
-    active: whether there is a GPU to keep busy; otherwise nothing is done. A context manager: a program that calls a
-    trainer as a function has its collector back afterwards.
-    """
-
-    def __init__(self, active: bool) -> None:
-        self.active = active
-        self._updates = 0
-        # what gives the program its collector back, once it is quiet
-        self._at_end = contextlib.ExitStack()
-        self._is_quiet = False
-
-    def __enter__(self) -> "QuietCollector":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_quiet = False
-        self._at_end.close()
-
-    def after_update(self) -> None:
-        """To be called after every update."""
-        if not self.active:
-            return
-        self._updates += 1
-        if self._updates == SETTLED_AFTER:
-            self._is_quiet = True
-            gc.collect()
-            # There is one set of permanent objects, and `unfreeze` empties it: that of another program is left alone.
-            if not gc.get_freeze_count():
-                gc.freeze()
-                self._at_end.callback(gc.unfreeze)
-            if gc.isenabled():
-                gc.disable()
-                self._at_end.callback(gc.enable)
-        elif self._updates % LOOK_EVERY == 0:
-            self.look()
-
-    def look(self) -> None:
-        """Free what only the collector can free. To be called where the training pauses."""
-        if self._is_quiet:
-            gc.collect()

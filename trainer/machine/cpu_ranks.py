@@ -1,4 +1,4 @@
-"""The ranks of one command on a CPU: how many, how they start and end, and the memory in which they add up gradients.
+"""The ranks of one command on a CPU: how many, how they start and end, and how they add up gradients in memory that all of them see.
 
 Threads of a process meet at a barrier after each operation, a thousand times in an update, so whatever takes one core for a
 moment holds them all up. Processes of fewer threads that share the rows of each micro-batch wait for each other a few times in
@@ -8,16 +8,14 @@ The ranks are copies of the command, forked and not started anew: the imports of
 safe only before the process has computed anything, since the threads of OpenMP are not copied. How they end:
 - The command is gone, even by kill -9: the kernel kills the copies at once. They write no files.
 - A copy is gone: the others cannot go on without its rows. The command ends with one line and exit code 1.
-- A copy has an error that a user can mend. It says nothing, since the others may have the same one. It leaves its line in a
-  pipe, and the command ends with it, unless it has one of its own.
+- A copy has an error. The others may have the same one, so it waits for a moment: rank 0 says it, and the copies are killed. If
+  nobody does, the copy says its own, and the command ends with its exit code.
 """
 
-import contextlib
 import math
-import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
-import platform
 import socket
 import sys
 import threading
@@ -25,27 +23,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from functools import partial
 from multiprocessing.context import ForkProcess
-from types import TracebackType
-from typing import NoReturn, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.errors import ProcessLostError, SaidByAnotherRank, UserError
+from common.errors import SaidByAnotherRank, UserError
 from common.processes import end_with
 from common.wording import announce, counted
-from trainer.machine.collectives import on_main
-from trainer.machine.command_line import line_of
+from trainer.machine.command_line import end_process, line_of
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import Ranks, network_of, ranks_of_launcher
+from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon
-
-ResultT = TypeVar("ResultT")
 
 # ------------------------------------------------------------------------------------------------ how many
 
@@ -171,40 +163,83 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
 
 # --------------------------------------------------------------------------------------- how they start and end
 
-# When a copy is gone, most often the command's own next message to it fails, and it ends by itself within this time. Copies
-# that have done all their work are waited for as long.
+# A copy that has an error waits so long for rank 0 to say the same, and rank 0 for copies that have done all their work.
 GRACE_S = 2.0
-# exit code of a copy where another process is gone or says what happened
-NOTHING_TO_SAY = 75
 # How long they wait for a message. The end of one is noticed otherwise; a limit would end a run that was stopped with Ctrl-Z.
 WAIT = timedelta(days=30)
 
-# the work of one rank: (its number, the listening socket of 127.0.0.1 that rank 0 serves) -> exit code
-Work = Callable[[int, socket.socket], int]
+Join = Callable[[], tuple[Ranks, torch.device]]
 
 
-def side_by_side(n: int, work: Work) -> int:
-    """work(rank, meeting_place) in n processes: this one is rank 0. Returns its exit code.
+def side_by_side(n: int, work: Callable[[Join], int]) -> int:
+    """work(join) in n processes, which become ranks by `join()`: this one is rank 0. Returns its exit code.
 
-    Nothing may have been computed before. Errors: what `work` raises here, or what a user can mend of a copy's;
-    ProcessLostError where a copy is gone; UserError where none can be started.
+    Nothing may have been computed before. Errors: what `work` raises here; UserError where no process can be started. Where a
+    copy ends before its work is done, this process ends, without an exception.
     """
     meeting_place = socket.socket()
     meeting_place.bind(("127.0.0.1", 0))
     meeting_place.listen(n)
-    with Copies(n, work, meeting_place):
-        return work(0, meeting_place)
+    context = multiprocessing.get_context("fork")
+    copies: list[ForkProcess] = []
+    is_over = threading.Event()
+    # Not started before the last copy is forked: threads are not copied.
+    watcher = threading.Thread(target=watch, args=(copies, is_over), daemon=True)
+    grace_s = 0.0
+    try:
+        try:
+            memory = SharedMemory(os.memfd_create("ranks"), n)
+            for rank in range(1, n):
+                work_of_rank = partial(work, partial(join_copies, rank, n, meeting_place, memory))
+                copies.append(context.Process(target=be_a_copy, args=(work_of_rank, os.getpid())))
+                copies[-1].start()
+        except OSError as error:
+            raise UserError(f"no further process starts ({error.strerror}): --cpu_processes 1 needs none") from error
+        watcher.start()
+        exit_code = work(partial(join_copies, 0, n, meeting_place, memory))
+        grace_s = GRACE_S
+        return exit_code
+    except Exception as error:
+        if is_of_a_lost_peer(error):
+            # The watcher knows the reason, and ends this process.
+            watcher.join(2 * GRACE_S)
+        raise
+    finally:
+        is_over.set()
+        for copy in copies:
+            if copy.pid is not None:
+                copy.join(grace_s)
+                copy.kill()
+                copy.join()
 
 
-def join_copies(rank: int, n: int, meeting_place: socket.socket) -> Ranks:
-    """Join the n processes into which a command has divided itself; returns this one's place. The arguments are those of Work."""
+def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
+    """Join the n processes into which a command has divided itself. meeting_place: listens at 127.0.0.1, for rank 0."""
     port = meeting_place.getsockname()[1]
     listening = meeting_place.detach() if rank == 0 else None
     store = dist.TCPStore("127.0.0.1", port, n, rank == 0, WAIT, master_listen_fd=listening)
-    ranks = Ranks(rank, rank, n, sharing=n, timeout=WAIT)
-    with network_of(ranks):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
-    return ranks
+    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
+    return Ranks(rank, rank, n, sharing=n, timeout=WAIT, memory=memory), torch.device("cpu")
+
+
+def be_a_copy(work: Callable[[], object], parent: int) -> None:
+    """In a copy: do its work. An exit code of 0 tells the parent that it is done, also where a signal has stopped the run."""
+    end_with(parent)
+    # Otherwise it was gone before the kernel was asked to tell.
+    if os.getppid() != parent:
+        sys.exit(1)
+    try:
+        work()
+    except Exception as error:
+        # One that hears of another's error has nothing to say before it.
+        time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
+        ending = line_of(error)
+        if ending is None:
+            # A defect of ours keeps its traceback.
+            raise
+        end_process(*ending)
 
 
 def is_of_a_lost_peer(error: Exception) -> bool:
@@ -212,165 +247,32 @@ def is_of_a_lost_peer(error: Exception) -> bool:
     return isinstance(error, SaidByAnotherRank) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
-def be_a_copy(work: Work, rank: int, meeting_place: socket.socket, parent: int, line_to: Connection) -> NoReturn:
-    """In a copy: do its work, and end. line_to: takes its line for the user, if there is one."""
-    end_with(parent)
-    # Otherwise it was gone before the kernel was asked to tell.
-    if os.getppid() != parent:
-        sys.exit(1)
-    try:
-        sys.exit(work(rank, meeting_place))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:
-        if is_of_a_lost_peer(error):
-            sys.exit(NOTHING_TO_SAY)
-        ending = line_of(error)
-        if ending is None:
-            # A defect of ours keeps its traceback.
-            raise
-        line_to.send(ending[0])
-        sys.exit(ending[1])
+def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:
+    """End this process where a copy ends before its work is done."""
+    ended = multiprocessing.connection.wait([copy.sentinel for copy in copies])[0]
+    number, copy = next((number, copy) for number, copy in enumerate(copies, 2) if copy.sentinel == ended)
+    copy.join()
+    # None: whoever started this process has it ignore the ends of others. Rank 0 tells whether that was the end of the run.
+    code = copy.exitcode
+    if code == 0 or is_over.wait(GRACE_S if code is None else 0):
+        return
+    # A copy that has ended by itself has said why.
+    if code is None or code < 0:
+        how = "has ended" if code is None else f"was killed by signal {-code}"
+        announce(
+            f"error: process {number} of {len(copies) + 1} (pid {copy.pid}) {how}, and the others cannot go on without it; "
+            "--from_resume 1 goes on from the last save, --cpu_processes 1 needs less memory",
+            to_stderr=True,
+        )
+    for other in copies:
+        other.kill()
+    os._exit(code if code is not None and code > 0 else 1)
 
 
-class Copies:
-    """The processes beside this one: a context manager, behind which none is left, however it ends."""
+# --------------------------------------------------------------------------------- what they do in shared memory
 
-    def __init__(self, n: int, work: Work, meeting_place: socket.socket) -> None:
-        context = multiprocessing.get_context("fork")
-        # (process, where its line comes from)
-        self.copies: list[tuple[ForkProcess, Connection]] = []
-        for rank in range(1, n):
-            line_from, line_to = context.Pipe(duplex=False)
-            arguments = (work, rank, meeting_place, os.getpid(), line_to)
-            self.copies.append((context.Process(target=be_a_copy, args=arguments), line_from))
-        self._watchers: list[threading.Thread] = []
-        self._leaving = threading.Event()
-        # (a line on the first copy that has ended for a reason of its own, the command's exit code for it), once there is one
-        self.explanation = ("", 0)
-        self._is_explained = threading.Event()
-
-    def __enter__(self) -> None:
-        try:
-            for process, _ in self.copies:
-                process.start()
-        except OSError as error:
-            self._kill()
-            raise UserError(f"no further process starts ({error.strerror}): --cpu_processes 1 needs none") from error
-        # Not before the last one is forked: threads are not copied.
-        for number in range(len(self.copies)):
-            self._watchers.append(threading.Thread(target=self._wait_for, args=(number,), daemon=True))
-            self._watchers[-1].start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        if error is None:
-            self._join()
-        # A lost peer, or a defect: a copy may have the better explanation.
-        is_unclear = isinstance(error, Exception) and (is_of_a_lost_peer(error) or line_of(error) is None)
-        is_explained = is_unclear and self._is_explained.wait(GRACE_S)
-        self._kill()
-        if is_explained:
-            line, code = self.explanation
-            raise ProcessLostError(line) if code == 1 else UserError(line) from error
-
-    def _wait_for(self, number: int) -> None:
-        """Note how a copy ends. End this process too where it does not notice by itself."""
-        process, line_from = self.copies[number]
-        process.join()
-        # None: whoever started this process has it ignore the ends of others.
-        code = process.exitcode or 0
-        if code == NOTHING_TO_SAY or self._is_explained.is_set():
-            return
-        how = f"was killed by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        line = f"process {number + 2} of {len(self.copies) + 1} (pid {process.pid}) {how}, and the others cannot go on without it"
-        advice = "--from_resume 1 goes on from the last save, --cpu_processes 1 needs less memory"
-        self.explanation = (f"{line}; {advice}", 1)
-        with contextlib.suppress(EOFError):
-            if line_from.poll():
-                self.explanation = (line_from.recv(), code)
-        self._is_explained.set()
-        if not self._leaving.wait(GRACE_S):
-            announce(f"error: {self.explanation[0]}", to_stderr=True)
-            self._kill()
-            os._exit(self.explanation[1])
-
-    def _join(self) -> None:
-        """Wait until all copies have ended, or for GRACE_S."""
-        deadline = time.monotonic() + GRACE_S
-        for watcher in self._watchers:
-            if watcher is not threading.current_thread():
-                watcher.join(max(0.0, deadline - time.monotonic()))
-
-    def _kill(self) -> None:
-        for process, _ in self.copies:
-            if process.pid is not None:
-                process.kill()
-        self._join()
-
-
-# ---------------------------------------------------------------------------------------- what they share
-
-# processors that show others their writes in the order in which they were made: who sees a count sees what was written before
-ORDERED = ("x86_64", "AMD64")
-# bytes of a line of the cache, which two ranks never write into at the same time
-LINE = 64
-# After so many looks a rank leaves the core to others for a moment: that may be the rank which is waited for.
-LOOKS = 200
-NAP_S = 5e-5
 # numbers that a rank can tell the others with its gradients, at most
 MOST_NUMBERS = 64
-
-
-class SharedMemory:
-    """Memory that all copies see, and in which they wait for each other many times in an update.
-
-    A file without a name: it is gone with the last process that has it, even after kill -9, and no limit of /dev/shm counts, which
-    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes; here each rank
-    counts its waits where all of them see it.
-    """
-
-    def __init__(self, size: int, ranks: Ranks) -> None:
-        """size: bytes of `data`. A collective. Errors: OSError on all ranks where the system gives none."""
-        of_counts = LINE * ranks.world_size
-        own: list[int] = []
-
-        def make() -> str:
-            # A limit of the shell, or a sandbox that refuses it.
-            with contextlib.suppress(OSError):
-                own.append(os.memfd_create("ranks", os.MFD_CLOEXEC))
-                os.ftruncate(own[0], of_counts + size)
-                return f"/proc/{os.getpid()}/fd/{own[0]}"
-            return ""
-
-        path = on_main(ranks, make)
-        if not path:
-            raise OSError("no memory that processes can share")
-        descriptor = own[0] if own else os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        memory = torch.frombuffer(mmap.mmap(descriptor, of_counts + size), dtype=torch.uint8)
-        # Rank 0 keeps its file open until all have it. The mapping stays without it.
-        dist.barrier()
-        os.close(descriptor)
-        # uint8 [size], zeros
-        self.data = memory[of_counts:]
-        self._counts = memory[:of_counts].numpy().view(np.int64).reshape(ranks.world_size, -1)[:, 0]
-        self._own = ranks.rank
-        self._waits = 0
-
-    def wait(self) -> None:
-        """Return when all ranks have called it as often as this one. What they wrote before can be read."""
-        if platform.machine() not in ORDERED:
-            dist.barrier()
-            return
-        self._waits += 1
-        self._counts[self._own] = self._waits
-        looks = 0
-        while self._counts.min() < self._waits:
-            looks += 1
-            if looks > LOOKS:
-                time.sleep(NAP_S)
 
 
 class SharedReducer:
@@ -389,18 +291,20 @@ class SharedReducer:
        all, and into the sum after the next update's first wait, which the others reach with step 3 done.
     """
 
-    last_needs_every_rank = False
     keeps_gradients = False
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
-        """A collective. Errors: OSError on all ranks where they cannot share memory."""
+        """A collective. Errors: OSError where the system has no memory left."""
+        assert ranks.memory is not None
         self.parameters = list(parameters)
+        self.ranks = ranks
+        self.memory = ranks.memory
         n = ranks.world_size
         sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
         # numbers of a slice: whole lines of the cache
-        length = math.ceil(math.ceil(sum(sizes) / n) / LINE) * LINE
-        self.memory = SharedMemory(torch.float32.itemsize * (n + 1) * n * length, ranks)
-        regions = self.memory.data.view(torch.float32).view(n + 1, n * length)
+        length = math.ceil(sum(sizes) / n / CACHE_LINE) * CACHE_LINE
+        taken = self.memory.take(torch.float32.itemsize * (n + 1) * n * length)
+        regions = taken.view(torch.float32).view(n + 1, n * length)
         shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]
 
         def views_of(region: torch.Tensor) -> list[torch.Tensor]:
@@ -411,9 +315,8 @@ class SharedReducer:
         *self.sums, self.sum_of_numbers = views_of(regions[n])
         *self.slices, self.slice_of_sum = regions[:, ranks.rank * length : (ranks.rank + 1) * length]
 
-    def forward(self, compute: Callable[[], ResultT], last: bool) -> ResultT:
-        """compute(). While the backward pass runs there is nothing to do: it needs all of the processor that copying would use."""
-        return compute()
+    def begin_micro_batch(self, last: bool) -> None:
+        """Nothing is to be done while the backward pass runs: it needs all of the processor that copying would use."""
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
@@ -425,11 +328,11 @@ class SharedReducer:
             gradients.append(parameter.grad)
         torch._foreach_copy_(self.own_gradients, gradients)
         self.own_numbers[: len(message)] = message
-        self.memory.wait()
+        self.memory.wait(self.ranks.rank)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
-        self.memory.wait()
+        self.memory.wait(self.ranks.rank)
         torch._foreach_copy_(gradients, self.sums)
         return self.sum_of_numbers[: len(message)].clone()
 
@@ -443,22 +346,20 @@ class SharedOrthogonalise:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        # {shape of the matrices: where the results are; None: the system gives no memory, and each rank does all}
-        self._memories: dict[torch.Size, SharedMemory | None] = {}
+        # {shape of the matrices: where the results are}
+        self._results: dict[torch.Size, torch.Tensor] = {}
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[n, rows, columns] -> the same in bf16, to be read until the next update. All ranks must call it."""
-        if matrices.shape not in self._memories:
-            self._memories[matrices.shape] = None
-            with contextlib.suppress(OSError):
-                self._memories[matrices.shape] = SharedMemory(muon.DTYPE.itemsize * matrices.numel(), self.ranks)
-        memory = self._memories[matrices.shape]
-        if memory is None:
-            return muon.orthogonalise(matrices)
-        results = memory.data.view(muon.DTYPE).view(matrices.shape)
+        memory = self.ranks.memory
+        assert memory is not None
+        if matrices.shape not in self._results:
+            taken = memory.take(muon.DTYPE.itemsize * matrices.numel())
+            self._results[matrices.shape] = taken.view(muon.DTYPE).view(matrices.shape)
+        results = self._results[matrices.shape]
         own = slice(self.ranks.rank, None, self.ranks.world_size)
         # There may be fewer matrices of a shape than ranks.
         if len(matrices[own]):
             results[own] = muon.orthogonalise(matrices[own])
-        memory.wait()
+        memory.wait(self.ranks.rank)
         return results

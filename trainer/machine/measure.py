@@ -1,24 +1,24 @@
-"""What the machine is and can do: its memory in use, its best matrix-product rate, its description for a report."""
+"""What the machine is and can do: its memory, its best matrix-product rate, its description for a report; and what to say when memory,
+files or threads are used up: one line, and what helps."""
 
 import contextlib
+import errno
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import transformers
 
+from common.errors import UserError
+from dataset.loader import LoaderError
+
 SYSTEM_ROOT = Path("/")
 KIB = 1024
-# {version of cgroups: files of the limit on memory and of the memory in use, and what memory.stat calls memory that the system
-# gives up when asked}
-MEMORY_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
 
 
 def peak_memory(device: torch.device) -> int:
@@ -133,20 +133,19 @@ def available_memory(device: torch.device, root: Path = SYSTEM_ROOT) -> int | No
     return min(bounds)
 
 
-# ------------------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups
+# -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2
 
 
 def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
     """(limit, bytes left) of each group of this process that has a limit on memory."""
     found = []
-    for folder, version in _groups(root, "memory"):
-        limit_file, used_file, cache = MEMORY_FILES[version]
-        limit = _text(folder / limit_file).strip()
-        used = _text(folder / used_file).strip()
-        # Version 2 says `max` where there is no limit.
+    for folder in _groups(root):
+        limit = _text(folder / "memory.max").strip()
+        used = _text(folder / "memory.current").strip()
+        # It is `max` where there is no limit.
         if limit.isdecimal():
             # Pages of files that nobody has in use count as used, and make room as soon as somebody asks for memory.
-            freed = _entry(folder / "memory.stat", cache) or 0
+            freed = _entry(folder / "memory.stat", "inactive_file") or 0
             found.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
     return found
 
@@ -154,33 +153,23 @@ def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
 def processor_limit(root: Path = SYSTEM_ROOT) -> float | None:
     """Processors that this process's groups may use at a time, as 1.5; None: no limit. root: of /proc and /sys."""
     limits = []
-    for folder, version in _groups(root, "cpu"):
-        # As `150000 100000`, microseconds of each period, or `max 100000`; version 1 says -1 where there is no limit.
-        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quota, period = (*" ".join(_text(folder / name) for name in files).split(), "", "")[:2]
-        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+    for folder in _groups(root):
+        # As `150000 100000`, microseconds of each period, or `max 100000`
+        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal():
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
 
 
-def _groups(root: Path, controller: str) -> list[tuple[Path, int]]:
-    """(folder, version of cgroups) of the process's own group and of those around it, as far as the controller has such."""
-    found = []
+def _groups(root: Path) -> list[Path]:
+    """The folders of the process's own group and of those around it."""
+    top = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        # Number of the hierarchy, its controllers, path; version 2 has the number 0 and no controllers.
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controller in controllers.split(","):
-            top, version = root / "sys/fs/cgroup" / controller, 1
-        elif line.startswith("0::"):
-            top, version = root / "sys/fs/cgroup", 2
-        else:
-            continue
-        # Within a container the path may be the host's, which is not there; then the top is the container's own group.
-        found.append((top, version))
-        parts = Path(path.lstrip("/")).parts
-        if ".." not in parts:
-            found += [(top.joinpath(*parts[: depth + 1]), version) for depth in range(len(parts))]
-    return found
+        if line.startswith("0::"):
+            group = Path(line.removeprefix("0::/"))
+            # Within a container the path may be the host's, which is not there; then the top is the container's own group.
+            return [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
+    return []
 
 
 def _text(path: Path) -> str:
@@ -198,3 +187,108 @@ def _entry(path: Path, name: str) -> int | None:
         if len(words) > 1 and words[0] == name and words[1].isdigit():
             return int(words[1])
     return None
+
+
+# what ends for want of something that the machine or a limit of the shell does not give, and what helps
+EXHAUSTED = {
+    errno.EMFILE: ": raise the limit (ulimit -n)",
+    errno.ENFILE: "",
+    errno.ENOMEM: "",
+    errno.ENOSPC: "",
+    errno.EDQUOT: "",
+}
+# parts of what allocators say, in small letters: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's.
+NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "status_alloc_failed",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, be it the reason for the error or the reason of its reason."""
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    # torch.compile wraps what happens within it. A reason can be its own reason.
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        is_said = isinstance(reason, MemoryError | torch.OutOfMemoryError)
+        is_said |= isinstance(reason, OSError) and reason.errno == errno.ENOMEM
+        # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
+        is_said |= isinstance(reason, RuntimeError) and any(text in str(reason).lower() for text in NO_MEMORY)
+        if is_said:
+            return True
+        reason = reason.__cause__ or reason.__context__
+    return False
+
+
+def what_the_machine_lacks(error: Exception) -> str | None:
+    """One line for an error that says that memory, files or threads are used up; None for any other error."""
+    said = " ".join(str(error).split())
+    smaller = "try a smaller --batch_size, --max_seq_len or model"
+    if isinstance(error, OSError):
+        if error.errno not in EXHAUSTED:
+            return None
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{(error.strerror or '').lower()}{EXHAUSTED[error.errno]}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"no memory is left on the GPU ({said.split('. ')[0]}); {smaller}"
+    if is_out_of_memory(error):
+        reason = f" ({said[-160:]})" if said else ""
+        return f"no memory is left{reason}; {smaller}, or raise the limit (ulimit -v)"
+    if "can't start new thread" in said:
+        return "no more threads can be started: raise the limit (ulimit -u, ulimit -v)"
+    return None
+
+
+class BatchSettings(Protocol):
+    """The flags that decide how many rows are computed at once."""
+
+    batch_size: int
+    accumulation_steps: int
+    rows_per_update: int
+    gradient_checkpointing: bool
+
+
+class OutOfMemory(UserError):
+    """An allocation failed, on the device or on the host."""
+
+
+@contextlib.contextmanager
+def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
+    """Turn a failed allocation into OutOfMemory, whose line ends with what `advise()` gives."""
+    try:
+        yield
+    except Exception as error:
+        # A loader's error has its own line, which may speak of memory as a guess.
+        if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
+            raise
+        # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
+        raise OutOfMemory(f"no memory is left on {device}: {advise()}") from None
+
+
+def gigabytes(n_bytes: float) -> str:
+    """As people say it: 0.35 GB, 4.4 GB, 1,200 GB."""
+    amount = n_bytes / 1e9
+    if amount >= 100:
+        return f"{amount:,.0f} GB"
+    return f"{amount:.1f} GB" if amount >= 1 else f"{amount:.2f} GB"
+
+
+def plain_advice(settings: BatchSettings, shorter: str) -> str:
+    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
+    ways = []
+    rows_of_update = settings.batch_size * settings.accumulation_steps
+    for rows in range(settings.batch_size // 2, 0, -1):
+        if rows_of_update % rows == 0:
+            # With --rows_per_update the number of micro-batches follows.
+            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
+            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
+            break
+    if not settings.gradient_checkpointing:
+        ways.append("--gradient_checkpointing 1")
+    ways.append(shorter)
+    return f"try {', or '.join(ways)}"

@@ -1,17 +1,82 @@
-"""The processes of a run: where this one stands among them, and how they join. What they do together is in collectives.py."""
+"""The processes of a run: where this one stands among them, how they join, and what they do together: work that one of them does for
+all, waiting for each other, small messages.
+
+How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
+them there until the time limit of the process group. There are three cases:
+
+- Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
+  ranks wait for says whether it failed, so all of them end, and rank 0 prints the line.
+- A signal or a loader that failed is told with the next update's reduction (trainer/loop.py): all stop at the same place.
+- What goes wrong on one rank alone ends that rank at once (command_line.end_process), without a handshake. The launcher
+  sees it gone and ends the others; where the launcher itself was killed, the kernel ends each rank.
+"""
 
 import contextlib
+import math
+import mmap
 import os
+import platform
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any, TypeVar
 
+import numpy as np
+import tokenizers
 import torch
 import torch.distributed as dist
+import transformers
 
-from common.errors import UserError
-from common.processes import environment, watch_parent
+from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
+from common.processes import end_with
 from common.wording import announce
 from trainer.machine.devices import pick_device
+
+# processors that show others their writes in the order in which they were made: who sees a count sees what was written before
+ORDERED = ("x86_64", "AMD64")
+# bytes of a line of the processor's cache, which two ranks never write into at the same time
+CACHE_LINE = 64
+# After so many looks a rank leaves the core to others for a moment: that may be the rank which is waited for.
+LOOKS = 200
+NAP_S = 5e-5
+
+
+class SharedMemory:
+    """Memory that all copies of a command see (machine/cpu_ranks.py), and in which they wait for each other many times in an update.
+
+    It is a file without a name, gone with the last process that has it, even after kill -9, and no limit of /dev/shm counts, which
+    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes; here each rank
+    counts its waits where all of them see it.
+    """
+
+    def __init__(self, file: int, n: int) -> None:
+        """file: descriptor of an empty file that the n ranks have."""
+        self._file = file
+        self._taken = 0
+        self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
+
+    def take(self, size: int) -> torch.Tensor:
+        """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: OSError where no memory is left."""
+        start = self._taken
+        self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.posix_fallocate(self._file, start, size)
+        return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
+
+    def wait(self, rank: int) -> None:
+        """Return when all ranks have called it as often as this one. What they wrote before can be read."""
+        if platform.machine() not in ORDERED:
+            dist.barrier()
+            return
+        self._counts[rank] += 1
+        looks = 0
+        while self._counts.min() < self._counts[rank]:
+            looks += 1
+            if looks > LOOKS:
+                time.sleep(NAP_S)
 
 
 @dataclass(frozen=True)
@@ -37,6 +102,8 @@ class Ranks:
     local_world_size: int = 1
     # How long they wait for a message.
     timeout: timedelta | None = None
+    # What the copies of a command share
+    memory: SharedMemory | None = None
 
     @property
     def micro_batches_at_once(self) -> int:
@@ -63,25 +130,36 @@ def init_distributed_mode(
 ) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
-    A group that this process is in already stays, with the timeout that it was made with.
     device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
     the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
     """
     launched = ranks_of_launcher()
-    if launched is None and ddp:
-        raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
-    if launched is not None:
-        end_with_launcher()
-    own_device = device_of(launched, device)
-    if own_device.type == "cuda":
-        # Events and streams are of the current one.
-        torch.cuda.set_device(own_device)
+    own_device = pick_device(device)
     if launched is None:
+        if ddp:
+            raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
+        if own_device.type == "cuda":
+            # Events and streams are of the current one.
+            torch.cuda.set_device(own_device)
         return ONE_RANK, own_device
-    # Another program, such as Ray Train, has made the group.
-    if dist.is_initialized():
-        return launched, own_device
-    backend = pick_backend(own_device, launched)
+    # A rank that went on without its launcher, which was killed, would write over what the next launch trains. Only torchrun's ranks: a
+    # process that somebody started in the background by hand is to go on when the shell is closed.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())
+    if own_device.type == "mps":
+        raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
+    backend = "gloo"
+    if own_device.type == "cuda":
+        if launched.local_rank >= torch.cuda.device_count():
+            raise UserError(
+                f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
+            )
+        own_device = torch.device("cuda", launched.local_rank)
+        torch.cuda.set_device(own_device)
+        if dist.is_nccl_available():
+            backend = "nccl"
+        elif launched.is_main:
+            announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
@@ -94,104 +172,23 @@ def init_distributed_mode(
     return replace(launched, timeout=timeout), own_device
 
 
-def device_of(launched: Ranks | None, asked: str | None) -> torch.device:
-    """The device of this process. launched: its place among those of a launcher, None: there is none. asked: by the user.
-
-    Errors: UserError where the ranks of a launcher cannot have devices of this kind.
-    """
-    device = pick_device(asked)
-    if launched is None:
-        return device
-    if device.type == "mps":
-        raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
-    if device.type != "cuda":
-        return device
-    if launched.local_rank >= torch.cuda.device_count():
-        raise UserError(
-            f"--nproc_per_node asks for more processes than this machine has GPUs ({torch.cuda.device_count()})"
-        )
-    return torch.device("cuda", launched.local_rank)
-
-
-def network_of(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
-    """The context in which process groups of these ranks are made."""
-    if ranks.sharing == 1:
-        return contextlib.nullcontext()
-    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
-    return environment("GLOO_SOCKET_IFNAME", "lo")
-
-
 def ranks_of_launcher() -> Ranks | None:
-    """What a process group that there is already says, or the environment variables of torchrun; None where there is neither.
+    """What the environment variables of torchrun say; None: there are none.
 
-    No RANK, or -1 as old launch lines set it: there are no such variables. Errors: UserError for variables that no launcher
-    would leave so.
+    No RANK, or -1 as old launch lines set it: there are none. Errors: UserError where some of them are missing.
     """
-    if dist.is_initialized():
-        # Another program has made it, such as Ray Train, and may say nothing of machines. Then memory is not shared, and GPUs are
-        # taken in the order of the ranks.
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    elif os.environ.get("RANK", "-1").strip() == "-1":
+    if os.environ.get("RANK", "-1").strip() == "-1":
         return None
-    else:
-        rank, local_rank, world_size = numbers_of_environment()
-    n_here = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if not n_here.isdecimal() or not 1 <= int(n_here) <= world_size:
+    missing = [name for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
         raise UserError(
-            f"WORLD_SIZE is {world_size} and LOCAL_WORLD_SIZE is set to {n_here!r}: launch with torchrun, which sets both, or "
-            "unset LOCAL_WORLD_SIZE"
+            f"RANK is set and {', '.join(missing)} is not: launch with torchrun, which sets them all, or unset RANK to train in "
+            "one process"
         )
-    return Ranks(rank, local_rank, world_size, local_world_size=int(n_here))
-
-
-def numbers_of_environment() -> tuple[int, int, int]:
-    """RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them. Errors: UserError for such that no launcher would leave so."""
-    found = []
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        value = os.environ.get(name, "")
-        if not value.isdecimal():
-            raise UserError(
-                f"RANK is set to {os.environ['RANK']!r} and {name} to {value!r}: launch with torchrun, which sets them all, or "
-                "unset RANK to train in one process"
-            )
-        found.append(int(value))
-    rank, local_rank, world_size = found
-    if rank >= world_size or local_rank > rank:
-        raise UserError(f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={world_size} do not fit each other")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not os.environ.get(name):
-            raise UserError(
-                f"RANK is set and {name} is not: launch with torchrun, or unset RANK to train in one process"
-            )
-    return rank, local_rank, world_size
-
-
-def pick_backend(device: torch.device, ranks: Ranks) -> str:
-    """The library that carries tensors between ranks: NCCL between GPUs where this PyTorch has it, Gloo elsewhere."""
-    if device.type != "cuda":
-        return "gloo"
-    if dist.is_nccl_available():
-        return "nccl"
-    if ranks.is_main:
-        announce("this PyTorch has no NCCL (on Windows it never has): the ranks use Gloo, which is slower")
-    return "gloo"
-
-
-def end_with_launcher() -> None:
-    """Under torchrun: end this rank soon after the launcher is gone, even if that was killed.
-
-    Ranks that went on alone would write over what the next launch trains. Only torchrun's ranks: a process that somebody
-    started in the background by hand is to go on when the shell is closed.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-
-    def leave() -> None:
-        announce("error: the launcher is gone, so this rank ends", to_stderr=True)
-        os._exit(1)
-
-    watch_parent(os.getppid(), leave)
+    with user_errors():
+        n_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
 
 def rendezvous_store(timeout: timedelta) -> dist.Store:
@@ -205,3 +202,219 @@ def rendezvous_store(timeout: timedelta) -> dist.Store:
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}", store)
+
+
+ResultT = TypeVar("ResultT")
+
+# How often ranks meet at least while one of them works and the others wait for it
+MEET_EVERY_S = 30.0
+# Ends of the names of flags that each machine may have in its own way: devices, workers, and the places of its files. What is in the
+# files of the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
+# identity. The weights themselves are rank 0's.
+OWN_OF_A_MACHINE = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
+
+
+# ---------------------------------------------------------------------------------------- one rank works for all
+
+
+def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
+    """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
+
+    It may take longer than the ranks wait for a message. Errors: what a user can mend ends all ranks; only rank 0 prints
+    its line.
+    """
+    # The result, and whether it failed. Any: torch sends a list of objects of every kind.
+    answer: list[Any] = [None, False]
+    error: UserError | DataError | None = None
+    with until_all_are_ready(ranks):
+        if ranks.is_main:
+            try:
+                with user_errors():
+                    answer[0] = work()
+            except (UserError, DataError) as caught:
+                error = caught
+                answer[1] = True
+    if ranks.world_size > 1:
+        dist.broadcast_object_list(answer, src=0)
+    result, failed = answer
+    if failed:
+        raise error or SaidByAnotherRank
+    return result
+
+
+# ---------------------------------------------------------------------------------- each rank works for itself
+
+
+@contextlib.contextmanager
+def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
+    """A block of work that each rank does for itself, such as reading its data: it ends when all of them are done.
+
+    A rank may take longer than the others wait for a message, since a thread of each meets those of the others again and again until
+    all are done. One that is gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within: its
+    messages would come between those by which the ranks meet.
+    """
+    if ranks.world_size == 1:
+        yield
+        return
+    device = torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+    pause = MEET_EVERY_S if ranks.timeout is None else min(MEET_EVERY_S, ranks.timeout.total_seconds() / 4)
+    is_done = threading.Event()
+    failures: list[BaseException] = []
+
+    def meet() -> None:
+        # A thread begins on the first GPU.
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        all_are_done = False
+        while not all_are_done:
+            own = is_done.wait(pause)
+            if failures:
+                return
+            try:
+                all_are_done = least_of_ranks(ranks, float(own), device) == 1
+            except RuntimeError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=meet, name="until all are ready", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        failures.append(error)
+        raise
+    finally:
+        is_done.set()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
+    """The result of `work()`, which each rank does for itself: the first rank of each machine before the others of it.
+
+    These find what the first one has made, such as a token store. Without an order any of them would make it, and the one that
+    shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
+    """
+    is_first = ranks.local_rank == 0
+    failure: UserError | DataError | None = None
+    with until_all_are_ready(ranks):
+        if is_first:
+            try:
+                result = work()
+            except (UserError, DataError) as error:
+                failure = error
+    # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
+    if failure is not None:
+        raise failure
+    with until_all_are_ready(ranks):
+        if not is_first:
+            result = work()
+    return result
+
+
+# --------------------------------------------------------------------------------------------- a rank is gone
+
+# What NCCL says where another rank is the reason.
+OF_OTHER_RANKS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
+
+
+def loss_of_a_rank(error: Exception) -> str | None:
+    """One line for an error that says that another rank is gone or silent; None for any other error."""
+    said = " ".join(str(error).split())
+    is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+    # Gloo raises plain RuntimeErrors.
+    is_loss |= "gloo/transport" in said
+    # NCCL has one error for all that goes wrong, wrong settings of this machine too.
+    is_loss |= isinstance(error, dist.DistBackendError) and OF_OTHER_RANKS.search(said) is not None
+    if not is_loss:
+        return None
+    # It begins with a place in its source, and ends with advice.
+    said = re.sub(r"^\[\S+\] ", "", said).partition(" This is typically")[0].rstrip(".")
+    return (
+        f"another rank is gone, or silent for longer than --dist_timeout ({said}): launched again with --from_resume 1, the run "
+        "goes on from its newest checkpoint"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- small messages
+
+
+def least_of_ranks(ranks: Ranks, number: float, device: torch.device) -> float:
+    """The smallest of the ranks' numbers, on all of them. A collective. device: the rank's own."""
+    if ranks.world_size == 1:
+        return number
+    # NCCL sends what lies on a GPU alone, Gloo what lies in main memory.
+    place = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    least = torch.tensor(number, dtype=torch.float64, device=place)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return least.item()
+
+
+def first_said(ranks: Ranks, text: str) -> str:
+    """The first of the ranks' texts that is not empty, on all of them; "": all are empty. A collective."""
+    if ranks.world_size == 1:
+        return text
+    texts = [""] * ranks.world_size
+    dist.all_gather_object(texts, text)
+    return next(filter(None, texts), "")
+
+
+def end_all(ranks: Ranks, said: str) -> None:
+    """End all ranks with a line, unless it is "". said: the same on all of them. Errors: UserError on rank 0, which prints it."""
+    if said:
+        raise UserError(said) if ranks.is_main else SaidByAnotherRank
+
+
+# --------------------------------------------------------------------------------------- what ranks must agree in
+
+# On several machines each rank reads its own command line, its own packages and its own copy of the data. The ranks of a run
+# make the same plan without a word to each other, so with different ones they would train other rows than they should, or
+# wait for messages that nobody sends.
+
+
+def compare_settings(ranks: Ranks, settings: object) -> None:
+    """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
+    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(OWN_OF_A_MACHINE)}
+    # those that compute, or draw the order of the rows
+    packages = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
+    compare_with_main(ranks, {**flags, **packages})
+
+
+def compare_precision(ranks: Ranks, dtype: torch.dtype) -> None:
+    """All ranks must call it. dtype: that this rank computes in, which its hardware may have chosen instead of --dtype.
+
+    With float16 losses are scaled, so gradients of another precision cannot be added to its own. Errors: UserError where it
+    is not that of rank 0.
+    """
+    advice = "name one that all of them have: --dtype float16 on GPUs, --dtype float32 on CPUs"
+    compare_with_main(ranks, {"precision": str(dtype).removeprefix("torch.")}, advice)
+
+
+def compare_with_main(
+    ranks: Ranks, facts: Mapping[str, object], advice: str = "all ranks need the same flags, packages and data"
+) -> None:
+    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
+    if ranks.world_size == 1:
+        return
+    # The entries of an architecture in its place: a line names those that differ, not all of them.
+    own: dict[str, object] = {}
+    for name, value in facts.items():
+        own |= (
+            {f"{name} {entry}": below for entry, below in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    of_main = [own]
+    dist.broadcast_object_list(of_main, src=0)
+    main = of_main[0]
+    differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
+    said = ""
+    if differing:
+        told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
+        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: {advice}"
+    end_all(ranks, first_said(ranks, said))

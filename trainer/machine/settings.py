@@ -1,42 +1,19 @@
 """The settings of the machine that a run uses."""
 
-import argparse
 from dataclasses import dataclass
 
-from common.flags import AUTO, LARGEST, positive
+from common.flags import AUTO, not_negative, positive
 from common.settings import Settings, setting, switch
 
-MOST_WORKERS = 64
 MOST_PROCESSES = 64
-# values of --shard beside a number of ranks
+# values of --shard
 NONE = "none"
 FULL = "full"
 
 
-def workers(text: str) -> int:
-    """A number of loader processes. Each takes memory and file handles, and one or two keep up with any device."""
-    value = int(text)
-    if not 0 <= value <= MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text} must be from 0 to {MOST_WORKERS}; one or two are enough")
-    return value
-
-
 def process_count(text: str) -> str:
     """`auto`, or a number of processes; as text, since a setting has one type."""
-    if text == AUTO:
-        return text
-    if not text.isdecimal() or not 0 < int(text) <= MOST_PROCESSES:
-        raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number from 1 to {MOST_PROCESSES}")
-    return str(int(text))
-
-
-def ranks_of_model(text: str) -> str:
-    """`none`, `full`, or how many ranks have a model together; as text, since a setting has one type."""
-    if text in (NONE, FULL):
-        return text
-    if not text.isdecimal() or not 0 < int(text) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} must be none, full or a number of ranks")
-    return NONE if int(text) == 1 else str(int(text))
+    return text if text == AUTO else str(positive(int, MOST_PROCESSES)(text))
 
 
 @dataclass(kw_only=True)
@@ -46,7 +23,7 @@ class MachineSettings(Settings):
     device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best there is)")
     dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="of matrix products (autocast)")
     use_compile: str = setting("auto", choices=("auto", "0", "1"), help="torch.compile")
-    num_workers: int = setting(1, check=workers, help="processes that load batches; 0: none")
+    num_workers: int = setting(1, check=not_negative(int), help="processes that load batches; 0: none")
     gradient_checkpointing: bool = switch(
         False, help="recompute activations in the backward pass: less memory, more time"
     )
@@ -55,22 +32,15 @@ class MachineSettings(Settings):
         help="the same bits in every run on a GPU too; an operation that has no such form ends the run",
     )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
-
-
-@dataclass(kw_only=True)
-class ShardedMachineSettings(MachineSettings):
-    """machine"""
-
     shard: str = setting(
         NONE,
-        check=ranks_of_model,
-        help="ranks that have weights, gradients and the optimiser's states together; full: all of them, none: each has its "
-        "own; groups of fewer hold the same",
+        choices=(NONE, FULL),
+        help="full: the ranks have weights, gradients and the optimiser's states together; none: each has its own",
     )
 
 
 @dataclass(kw_only=True)
-class DividedMachineSettings(ShardedMachineSettings):
+class DividedMachineSettings(MachineSettings):
     """machine"""
 
     cpu_processes: str = setting(

@@ -48,7 +48,7 @@ def build_optimizer(
     how: Orthogonalise = orthogonalise
     if shards is not None:
         how = ShardedOrthogonalise(shards.group)
-    elif ranks.sharing > 1:
+    elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)
     muon = Muon([own_group], lr=muon_lr, orthogonalise=how)
     adamw = build_adamw(groups, lr, **adam_options)

@@ -13,10 +13,9 @@ from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch, make_folder
 from trainer.loop import Trainer
-from trainer.machine.collectives import on_main
 from trainer.machine.cpu_ranks import Divisible, divide
-from trainer.machine.measure import available_memory
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.measure import available_memory, told_in_a_line
+from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings

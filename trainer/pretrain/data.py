@@ -16,8 +16,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
 from trainer.budget.clock import Clock, clock_of_plan
 from trainer.job import UNLIMITED, Length, Progress
-from trainer.machine.collectives import first_rank_first, until_all_are_ready
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update

@@ -22,7 +22,7 @@ from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
-from trainer.machine.out_of_memory import told_in_a_line
+from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, weight_candidates

@@ -26,12 +26,10 @@ from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
-from trainer.machine.collectives import least_of_ranks, on_main
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
-from trainer.machine.measure import available_memory, total_memory
-from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.machine.ranks import Ranks
+from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
+from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import Checkpoints

@@ -15,9 +15,8 @@ from common.wording import counted, one_line
 from trainer.advice import filled
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress
-from trainer.machine.collectives import on_main
 from trainer.machine.measure import describe_machine, versions
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter, Say, open_tracker
 from trainer.saving.checkpoint import Checkpoints, snapshot

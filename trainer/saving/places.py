@@ -22,8 +22,7 @@ from filelock import FileLock, Timeout
 from common.errors import UserError
 from common.files import atomic_file, file_lock
 from common.wording import announce
-from trainer.machine.collectives import end_all, first_said, on_main
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 
 # The endings of the files in which a run keeps what it records
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")

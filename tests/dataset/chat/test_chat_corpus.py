@@ -82,19 +82,17 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
         _, mask = ids_and_mask(TOKENIZER, {"messages": turns})
         lost += sum(mask[32:])
     (line,) = corpus.cut_off_report(plan)
-    assert line.startswith("note: 2 of 3 conversations are longer than --max_seq_len 32")
-    assert f"{lost} tokens of answers are not trained; nothing is trained of 1 conversation whose answers" in line
-    path.write_text(json.dumps({"messages": cut}) + "\n")
-    (line,) = corpus_of(path, max_seq_len=32).cut_off_report(plan)
-    assert line.startswith("note: 1 of 1 conversation is longer than --max_seq_len 32 and is cut there; ")
-    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (short, cut, without)))
+    assert line == (
+        f"note: 2 of 3 conversations beyond --max_seq_len 32, cut there: {lost} tokens of answers not trained, 1 conversation "
+        "without an answer that begins before"
+    )
     assert corpus_of(path, max_seq_len=512).cut_off_report(plan) == []
     with pytest.raises(DataError, match="no answer begins within --max_seq_len"):
         corpus_of(path, max_seq_len=4).plan(0)
 
 
 @pytest.mark.parametrize("pack", [True, False])
-def test_answers_that_say_nothing_or_have_no_weight_are_read_and_told(tmp_path, pack):
+def test_answers_that_say_nothing_or_have_no_weight_are_read_and_not_trained(tmp_path, pack):
     """References: the plain reading of the template, and the same conversations without weights."""
     path = tmp_path / "a.jsonl"
     asked = turn("user", "Hi")
@@ -118,13 +116,6 @@ def test_answers_that_say_nothing_or_have_no_weight_are_read_and_told(tmp_path, 
         wanted.append((ids[:-1], mask[1:], targets[1:]))
     assert sorted(found) == sorted(wanted)
     assert batch.n_targets == plan.totals(0, plan.n_rows).targets == sum(sum(mask) for _, mask, _ in wanted)
-    assert corpus.notices == ["note: 3 answers of weight 0, or in which nothing is said, are read and not trained"]
-    plain = write_chats(tmp_path / "b.jsonl", 3)
-    assert corpus_of(plain).notices == []
-    path.write_text(json.dumps({"messages": conversations[0]}) + "\n")
-    assert corpus_of(path).notices == [
-        "note: 1 answer of weight 0, or in which nothing is said, is read and not trained"
-    ]
 
 
 @pytest.mark.parametrize("shares", [("0.75", "0.25"), ("0.9..0.6", "0.1..0.4"), ("0.75", "0.25:x2")])

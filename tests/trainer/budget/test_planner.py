@@ -338,6 +338,7 @@ def chosen_by_plan(text, tmp_path, capfd, *words):
     return {name: int(command[command.index(f"--{name}") + 1]) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.5])
 def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, capfd, another_speed, factor):
     """A size that was measured keeps its micro-batches, although by its true speed others would suit a little better."""
@@ -418,6 +419,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
         assert "dtype: float32\n" in (tmp_path / "pretrain_16.plan.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])
 def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, is_small):
     changes = {"data_path": text, "out_dir": tmp_path, "budget_flops": flops, "dry_run": 1}
@@ -427,6 +429,7 @@ def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, 
     assert ("8.0 passes over the text" in printed) == is_small
 
 
+@pytest.mark.slow
 def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_path, capfd):
     small = write_corpus(tmp_path / "small.jsonl", n_documents=10, seed=1)
     changes = {**SMALL_MODEL, "out_dir": tmp_path, "budget_tokens": 10_000, "dry_run": 1}

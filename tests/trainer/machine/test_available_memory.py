@@ -58,18 +58,6 @@ def test_in_a_container_the_top_folder_is_its_own_group(root):
     assert available_memory(CPU, root) == 2 * GB
 
 
-def test_a_group_of_version_1(root):
-    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/user/job\n0::/\n")
-    folder = "sys/fs/cgroup/memory/user/job"
-    write(root, f"{folder}/memory.limit_in_bytes", f"{5 * GB}\n")
-    write(root, f"{folder}/memory.usage_in_bytes", f"{2 * GB}\n")
-    write(root, f"{folder}/memory.stat", f"cache 7\ntotal_inactive_file {GB}\n")
-    assert available_memory(CPU, root) == 4 * GB
-    # How version 1 writes "no limit".
-    write(root, f"{folder}/memory.limit_in_bytes", "9223372036854771712\n")
-    assert available_memory(CPU, root) == 8 * GB
-
-
 def test_none_where_the_system_does_not_tell(root, tmp_path):
     (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: much\n")
     assert available_memory(CPU, root) is None
@@ -103,16 +91,6 @@ def test_processors_of_a_group_of_version_2(root, text, processors):
     # The tightest of all groups around the process holds.
     write(root, "sys/fs/cgroup/job/step/cpu.max", "50000 100000\n")
     assert processor_limit(root) == 0.5
-
-
-def test_processors_of_a_group_of_version_1(root):
-    assert processor_limit(root) is None
-    write(root, "proc/self/cgroup", "9:cpu,cpuacct:/x\n4:memory:/user/job\n0::/\n")
-    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "-1\n")
-    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_period_us", "100000\n")
-    assert processor_limit(root) is None
-    write(root, "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us", "200000\n")
-    assert processor_limit(root) == 2.0
 
 
 def test_threads_of_a_container(monkeypatch):

@@ -1,19 +1,18 @@
 """How a command on a CPU divides itself, and waits in shared memory. References: choices by hand for simulated machines, and what
 each rank has written before its wait."""
 
+import os
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from common.errors import UserError
 from tests.helpers import flags
 from trainer.electra.settings import parse_args as electra_args
 from trainer.machine import cpu_ranks
-from trainer.machine.cpu_ranks import Divisible, SharedMemory, choose, divide
-from trainer.machine.ranks import Ranks
+from trainer.machine.cpu_ranks import Divisible, choose, divide
+from trainer.machine.ranks import SharedMemory
 from trainer.pretrain.command import micro_batch_of
 from trainer.pretrain.settings import parse_args
 from trainer.train_electra import micro_batch_of as electra_micro_batch_of
@@ -126,35 +125,22 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
             parse_args(["--cpu_processes", wrong])
 
 
-def test_nobody_goes_on_before_all_have_come(monkeypatch):
+def test_nobody_goes_on_before_all_have_come(tmp_path):
     """In each round every rank writes a number and reads those of all behind the first wait; the second one lets it write again."""
     world_size, rounds = 3, 300
-    of_main = []
-
-    def on_main(ranks, make):
-        if ranks.is_main:
-            of_main.append(make())
-        return of_main[0]
-
-    monkeypatch.setattr(cpu_ranks, "on_main", on_main)
-    # No processes: rank 0 keeps its file open until all have come here.
-    barrier = threading.Barrier(world_size)
-    monkeypatch.setattr(cpu_ranks.dist, "barrier", barrier.wait)
     written = [0] * world_size
     wrong = []
 
     def run(rank):
-        if rank:
-            while not of_main:
-                time.sleep(0.001)
-        memory = SharedMemory(64, Ranks(rank, rank, world_size, sharing=world_size))
+        memory = SharedMemory(os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT), world_size)
+        data = memory.take(64)
         for number in range(1, rounds + 1):
             written[rank] = number
-            memory.data[rank] = number % 256
-            memory.wait()
-            if written != [number] * world_size or memory.data[:world_size].tolist() != [number % 256] * world_size:
+            data[rank] = number % 256
+            memory.wait(rank)
+            if written != [number] * world_size or data[:world_size].tolist() != [number % 256] * world_size:
                 wrong.append((rank, number, list(written)))
-            memory.wait()
+            memory.wait(rank)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -164,17 +150,10 @@ def test_nobody_goes_on_before_all_have_come(monkeypatch):
     assert not wrong and written == [rounds] * world_size
 
 
-def test_a_system_that_gives_no_shared_memory_is_an_error_on_all_ranks(monkeypatch):
-    """Then the copies send their gradients."""
-    monkeypatch.setattr(cpu_ranks, "on_main", lambda ranks, make: make())
-
+def test_a_system_that_gives_no_shared_memory_is_one_line(monkeypatch):
     def refused(*_):
-        raise PermissionError
+        raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(cpu_ranks.os, "memfd_create", refused)
-    with pytest.raises(OSError, match="no memory that processes can share"):
-        SharedMemory(64, Ranks(0, 0, 2, sharing=2))
-    # Muon's matrices are then computed by each rank.
-    matrices = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0))
-    shared = cpu_ranks.SharedOrthogonalise(Ranks(0, 0, 2, sharing=2))
-    assert torch.equal(shared(matrices, matrices.shape[1:]), cpu_ranks.muon.orthogonalise(matrices))
+    with pytest.raises(UserError, match="--cpu_processes 1 needs none"):
+        cpu_ranks.side_by_side(2, lambda join: 0)

@@ -27,6 +27,5 @@ def test_several_ranks_are_refused_in_a_line(monkeypatch):
     place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(ranks_module, "end_with_launcher", lambda: None)
     with simulated_mps(), pytest.raises(UserError, match="data parallel does not work on mps"):
         ranks_module.init_distributed_mode()

@@ -9,7 +9,7 @@ from common.errors import UserError
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
-from trainer.machine.random_state import CUBLAS_WORKSPACE, deterministic
+from trainer.machine.devices import CUBLAS_WORKSPACE, deterministic
 
 
 def test_an_operation_without_such_a_form_ends_the_run_with_its_name():

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from common.errors import DataError, UserError
-from dataset.loader import assemble
+from dataset.loader import Assembler
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.vocabulary import vocabulary_digest
 from model.config import DECLARATIONS
@@ -89,7 +89,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_run_goes_out_again(data,
     """Reference: transformers' class on the documents of the first micro-batch, and on the export of the trained model."""
     run = train(data_path=data, out_dir=tmp_path, from_weight=public[kind], **UNSAID, learning_rate=1e-2)
     theirs = AutoModelForCausalLM.from_pretrained(public[kind], dtype=torch.float32).eval()
-    batch = assemble(run.job.assembler.store, run.job.plan(0), range(2))
+    batch = Assembler(run.job.assembler.store)[run.job.plan(0).recipe(range(2))]
     assert losses(run)[0] == pytest.approx(loss_of(theirs, batch), rel=1e-5)
     found = losses(run)
     assert sum(found[-4:]) < sum(found[:4])
