@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
@@ -36,6 +37,7 @@ def test_electra_starts_again_from_its_settings(tmp_path):
     assert electra_runs.log_lines(tmp_path / "first") == electra_runs.log_lines(tmp_path / "second")
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_again_with_one_seed_of_several(tmp_path):
     place = make_place(tmp_path)
     first = fine_tune(place, tmp_path / "first", task="all", num_seeds=2, epochs=1)
