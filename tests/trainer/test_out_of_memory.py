@@ -15,6 +15,7 @@ from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 from trainer.machine.measure import is_out_of_memory, plain_advice, told_in_a_line
 from trainer.pretrain import first_model, memory
+from trainer.pretrain import job as pretrain_job
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.checkpoint import verified
 
@@ -126,7 +127,7 @@ STAGES = {
     "model": (first_model, "init_model", 0),
     "backward": (torch.Tensor, "backward", 5),
     "update": (torch.optim.AdamW, "step", 2),
-    "samples": (PretrainJob, "samples", 0),
+    "samples": (pretrain_job, "samples", 0),
 }
 
 

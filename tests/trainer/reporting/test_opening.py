@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from tests.helpers import train
@@ -23,6 +24,7 @@ def test_pretraining_starts_again_from_its_settings(data, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_again_with_one_seed_of_several(tmp_path):
     place = make_place(tmp_path)
     first = fine_tune(place, tmp_path / "first", task="all", num_seeds=2, epochs=1)
