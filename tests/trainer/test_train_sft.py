@@ -80,6 +80,7 @@ def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
         torch.testing.assert_close(packed[name], padded[name], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_last_bit(tmp_path, chats):
     """With dropout, and with a validation loss that rises again."""
     options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 0.05, "use_moe": 1, "dropout": 0.1}

@@ -180,6 +180,7 @@ def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_work
     assert_same(whole, resumed)
 
 
+@pytest.mark.slow
 def test_the_end_tells_what_was_trained_of_each_source(sources, tmp_path, capsys):
     """Reference: the targets of the rows. Of fixed shares as well, over several epochs and a part of one."""
     for name, data_path, length in (

@@ -54,6 +54,7 @@ def saved(folder) -> list[int]:
 COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
 
 
+@pytest.mark.slow
 def test_a_run_is_saved_by_time(tmp_path, data, clock):
     """Update 4 begins 30 s after the start or the last save, and asks for a save."""
     run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, **COUNT_ALL)
