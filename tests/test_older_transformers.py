@@ -10,7 +10,7 @@ from scripts.common import load_model
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.older_transformers import read_with
 from tests.scripts.test_export import CLASSES, KINDS, write
-from trainer.glue.model import save_model
+from trainer.glue.job import save_model
 
 # theta away from the default of transformers 4, that a name it does not know cannot hide.
 FIELDS = {kind: {**fields, "rope_theta": 50_000.0} for kind, fields in KINDS.items()}

@@ -1,19 +1,28 @@
-"""Fine-tune an encoder on the GLUE tasks and show its table.
+"""Fine-tune an encoder on the GLUE tasks, or on a task of your own, and show its table.
 
     python trainer/train_glue.py --task rte --data_dir glue_data                  # of train_electra.py's discriminator
     python trainer/train_glue.py --task all --data_dir glue_data --num_seeds 5    # all that are there, with deviations
     python trainer/train_glue.py --task cola --data_dir glue_data --from_scratch  # what is it without pretraining?
     torchrun --nproc_per_node 2 trainer/train_glue.py --task mnli --data_dir glue_data
 
-All flags count updates; those of the published run.py are taken too. Results go to {out_dir}/{task}/seed_{seed}/, their
-summary to {out_dir}/eval_results.json. `--help` lists the flags. Read on in trainer/glue/command.py (what is around the runs)
-and trainer/glue/job.py (a task with one seed).
+All flags count updates; those of the published run.py are taken too. `--help` lists the flags. Read on in trainer/glue/job.py (a
+task with one seed).
+
+{out_dir}/{task}/seed_{seed}/ has a run's model, predictions and eval_results.json; {out_dir}/{task}/eval_results.json those of
+all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
 """
 
+import contextlib
+import functools
+import hashlib
+import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
@@ -27,13 +36,40 @@ if __name__ == "__main__":
 
     SETTINGS = parse_args()
 
-from trainer.glue.command import seeds, set_up, show_table, write_for_task
-from trainer.glue.job import one_run
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers.utils import cached_file
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from common.errors import DataError, UserError, user_errors
+from common.files import atomic_file, file_digest, remove
+from common.packages import optional_package
+from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, examples_of
+from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
+from dataset.reading.file_kinds import expanded
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.vocabulary import check_known
+from dataset.tokenizing.wordpiece import load_wordpiece
+from trainer.advice import common_warnings, warnings_of
+from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
 from trainer.glue.settings import GlueSettings, parse_args
 from trainer.job import Surroundings
-from trainer.launch import launch
-from trainer.machine.command_line import run_cli
-from trainer.machine.ranks import on_main
+from trainer.launch import claim, launch
+from trainer.loop import Trainer
+from trainer.machine.command_line import StopSignals, name_of, run_cli
+from trainer.machine.devices import pick_dtype
+from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
+from trainer.reporting.reporter import Reporter, Say, finite
+from trainer.saving.checkpoint import Checkpoints
+
+# What a finished run must have been made with to count as done, beside its data, tokenizer and model.
+COMPARED = (
+    "from_scratch", "dropout", "max_seq_len", "batch_size", "accumulation_steps", "rows_per_update", "grad_clip", "epochs",
+    "max_steps", "learning_rate", "lr_schedule", "weight_decay", "warmup_share", "warmup_steps", "layer_decay",
+    "adam_bias_correction", "adam_epsilon", "do_train", "do_eval", "do_predict", "eval_all_checkpoints", "save_steps",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,16 +79,347 @@ def main(argv: Sequence[str]) -> int:
 
 def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     """Fine-tune on every task with every seed, and show the table. Returns the exit code."""
-    command, tasks = set_up(settings, surroundings)
+    # transformers' table of weights that are not in the folder: the line on the model says it in a word.
+    set_verbosity_error()
+    disable_progress_bar()
+    ranks = surroundings.ranks
+    say = Reporter(ranks.is_main).say
+    tasks = set_up(settings, surroundings, say)
     for data in tasks:
-        runs = {}
+        runs: dict[int, dict[str, Any]] = {}
         for seed in seeds(settings):
-            exit_code, runs[seed] = one_run(command, data, seed)
+            exit_code, runs[seed] = one_run(settings, surroundings, data, seed, say)
             if exit_code:
                 return exit_code
-        on_main(surroundings.ranks, partial(write_for_task, command, data, runs))
-    on_main(surroundings.ranks, lambda: show_table(command))
+        results = {"metrics": summary([run["results"] for run in runs.values()]), "seeds": runs}
+        path = Path(settings.out_dir) / data.name / RESULTS
+        on_main(ranks, partial(write_json, path, results))
+    on_main(ranks, lambda: show_table(Path(settings.out_dir), say))
     return 0
+
+
+def seeds(settings: GlueSettings) -> range:
+    """The seeds of the runs of each task."""
+    return range(settings.seed, settings.seed + (settings.num_seeds if settings.do_train else 1))
+
+
+# --------------------------------------------------------------------------------------------- before the runs
+
+
+def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[Data]:
+    """The tasks. Whatever does not fit is found here, before hours have passed. Errors: UserError, DataError."""
+    ranks = surroundings.ranks
+    dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
+    compare_with_main(ranks, {"precision": str(dtype)})
+    out = Path(settings.out_dir)
+    with user_errors():
+        if settings.do_eval:
+            # It brings scipy along.
+            optional_package("sklearn", "for the metrics", package="scikit-learn")
+        # Rank 0 looks first: its error ends all ranks, and is told once.
+        places = on_main(ranks, lambda: task_places(settings))
+        model = on_main(ranks, lambda: find_model(settings.model_path))
+        on_main(ranks, lambda: check_earlier(settings, out, places, model))
+        tasks = read_tasks(settings, ranks, places, model, say)
+        # A model that does not fit the last task would be found out after the training of the others.
+        on_main(ranks, lambda: [init_model(settings, one.task, model, one.vocab_size) for one in tasks] and None)
+        claim(ranks, *(out / name / name for name in places))
+
+        def make_room() -> None:
+            for name in places:
+                for path in (*out.glob(f"{name}/seed_*"), out / name / RESULTS):
+                    remove(path)
+
+        if not settings.from_resume:
+            on_main(ranks, make_room)
+    if passed_over := settings.passed_over():
+        say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
+    absent = [TASKS[name].folder for name in TASKS if name not in places]
+    if settings.task == "all" and absent:
+        say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
+    cases = [
+        ("use_compile", settings.use_compile == "1", "to compile, batches would need one length, which costs as much"),
+        ("num_seeds", settings.num_seeds > 1 and not settings.do_train, "--do_train is off"),
+        ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_train, "--do_train is off"),
+    ]
+    precision = [precision_notice] if precision_notice else []
+    for line in (*precision, *warnings_of(settings, cases), *common_warnings(settings, ranks)):
+        say(line)
+    return tasks
+
+
+def find_model(model_path: str) -> Path:
+    """The folder that --model_path names; a name is looked up in the local cache of Hugging Face. Errors: UserError."""
+    path = expanded(model_path)
+    if (path / "config.json").exists():
+        return path
+    with contextlib.suppress(OSError, ValueError):
+        if cached := cached_file(model_path, "config.json", local_files_only=True):
+            return Path(cached).parent
+    raise UserError(
+        f"--model_path {model_path}: no config.json there, nor such a name in the local Hugging Face cache; "
+        "train_electra.py leaves electra_small/discriminator"
+    )
+
+
+def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
+    """{name: (folder of its files, task)} of --task. Errors: UserError where there is none."""
+    if settings.kind:
+        return {settings.task: (Path(), own_task(settings, settings.kind))}
+    assert settings.data_dir is not None
+    top = expanded(settings.data_dir)
+    names = list(TASKS) if settings.task == "all" else settings.task.split(",")
+    found = {name: (top / TASKS[name].folder, TASKS[name]) for name in names if (top / TASKS[name].folder).is_dir()}
+    first = TASKS[names[0]]
+    if not found and len(names) == 1 and any((top / file).exists() for file in (first.train, first.dev[0][1])):
+        # --data_dir is the folder of the only task.
+        return {names[0]: (top, first)}
+    absent = [TASKS[name].folder for name in names if name not in found]
+    if absent and not (settings.task == "all" and found):
+        raise UserError(f"--data_dir {top}: neither a folder {absent[0]} nor its train.tsv is in there")
+    return found
+
+
+def own_task(settings: GlueSettings, kind: str) -> Task:
+    """The Task that flags describe; its classes are those of the training file. Errors: DataError."""
+    given = (settings.train_file, settings.dev_file, settings.test_file)
+    train, dev, test = (str(expanded(file or "")) for file in given)
+    task = Task(
+        folder=settings.task,
+        text=tuple(settings.text),
+        label=settings.label,
+        labels=(),
+        metrics=METRICS[kind],
+        dev=(("", dev),),
+        test=((settings.task, test),),
+        train=train,
+        bounds=(-LARGEST_SCORE, LARGEST_SCORE),
+    )
+    if kind == "classification":
+        classes = sorted({example.label for example in examples_of(Path(train), task, labelled=True)})
+        if len(classes) < 2:
+            raise DataError(f"--train_file {train}: all labels are {classes[0]!r}; two or more are wanted")
+        task = task._replace(labels=tuple(classes))
+    return task
+
+
+def read_tasks(
+    settings: GlueSettings, ranks: Ranks, places: Mapping[str, tuple[Path, Task]], model: Path, say: Say
+) -> list[Data]:
+    """The Data of the tasks; the files that this command needs must be there, those of the test may be absent."""
+    path = expanded(settings.vocab_path) if settings.vocab_path else model
+    tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
+    encoder = DocumentEncoder(tokenizer)
+    # What a run begins with: the config in a folder, and the weights beside it.
+    patterns = ["config.json"] if settings.from_scratch else ["config.json", "model*.safetensors", "pytorch_model*.bin"]
+    paths = sorted(path for pattern in patterns for path in model.glob(pattern))
+    of_model = on_main(ranks, lambda: hashlib.sha256("".join(map(file_digest, paths)).encode()).hexdigest()[:16])
+
+    def read(task: Task, path: Path, keys: list[str], labelled: bool = True) -> GlueAssembler:
+        @functools.cache
+        def features() -> tuple[Features, str]:
+            overwrite = settings.overwrite_cache and ranks.local_rank == 0
+            options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, say)
+            return cached_features(path, task, tokenizer, encoder.fingerprint, *options)
+
+        # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
+        on_main(ranks, lambda: features() and None)
+        found, key = first_rank_first(ranks, features)
+        compare_with_main(ranks, {str(path): key})
+        keys.append(key)
+        what = f"{path}, --model_path {settings.model_path}"
+        check_known(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
+        return GlueAssembler(found, tokenizer, settings.max_seq_len)
+
+    tasks = []
+    for name, (folder, task) in places.items():
+        keys: list[str] = []
+        train = read(task, folder / task.train, keys) if settings.do_train else None
+        dev = {suffix: read(task, folder / file, keys) for suffix, file in task.dev} if settings.do_eval else {}
+        test = {}
+        for target, file in task.test if settings.do_predict else ():
+            if (folder / file).exists():
+                test[target] = read(task, folder / file, keys, labelled=False)
+            else:
+                say(f"{folder / file} is not there: no predictions {target}.tsv")
+        digests = {"data": " ".join(keys), "tokenizer": encoder.fingerprint[:16], "model": of_model}
+        tasks.append(Data(name, task, digests, model, tokenizer, encoder.vocab_size, train, dev, test))
+    return tasks
+
+
+def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Any], model: Path) -> None:
+    """Errors: UserError where an earlier command has left results that nobody has asked to go on with or to replace, and where
+    the model to begin with is among what is replaced."""
+    for name in names:
+        replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
+        if not settings.from_resume:
+            replaced += out.glob(f"{name}/seed_*")
+            if any(out.glob(f"{name}/seed_*/*")) and not settings.overwrite_output_dir:
+                raise UserError(
+                    f"--out_dir: {out / name} holds results already: name another folder, replace them with "
+                    "--overwrite_output_dir 1, or go on where they stop with --from_resume 1"
+                )
+        for path in replaced:
+            if model.resolve().is_relative_to(path.resolve()):
+                raise UserError(
+                    f"--model_path {settings.model_path} lies in {path}, which this command replaces: copy the model "
+                    "elsewhere, or name another --out_dir"
+                )
+
+
+# ------------------------------------------------------------------------------------------------------ a run
+
+
+def one_run(
+    settings: GlueSettings, surroundings: Surroundings, data: Data, seed: int, say: Say
+) -> tuple[int, dict[str, Any]]:
+    """Train, evaluate and predict with one seed. Returns (exit code, what its eval_results.json holds)."""
+    folder = Path(settings.out_dir) / data.name / f"seed_{seed}"
+    ranks = surroundings.ranks
+    dtype, _ = pick_dtype(settings.dtype, surroundings.device)
+    # How the run is made; its figures come behind it.
+    made_with = {"dtype": str(dtype), **data.digests, **{name: getattr(settings, name) for name in COMPARED}}
+    result: dict[str, Any] = {"task": data.name, "seed": seed, "made_with": made_with}
+
+    def done_before() -> dict[str, Any] | None:
+        """The results of a finished run, which is passed over; None: it is to be made."""
+        if not (settings.from_resume and (folder / RESULTS).exists()):
+            return None
+        earlier: dict[str, Any] = json.loads((folder / RESULTS).read_bytes())
+        if others := [name for name, value in made_with.items() if earlier["made_with"].get(name) != value]:
+            raise UserError(
+                f"--from_resume 1: {folder} was finished with another {', another '.join(others)}: name another --out_dir, or "
+                "replace it with --overwrite_output_dir 1 and without --from_resume"
+            )
+        return earlier
+
+    earlier = on_main(ranks, done_before)
+    if earlier is not None:
+        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
+        return 0, earlier
+    say(f"--- {data.name}, seed {seed}")
+    on_main(ranks, lambda: remove(folder / "predictions"))
+    # With these the settings of the run say all that it takes to make it again.
+    settings = replace(settings, task=data.name, seed=seed, num_seeds=1, epochs=settings.epochs or data.task.epochs)
+    job = GlueJob(settings, surroundings, data)
+    trainer = Trainer(job, surroundings)
+    if settings.do_train:
+        exit_code = trainer.run()
+        if exit_code:
+            return exit_code, {}
+    result["updates"] = trainer.progress.update
+    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
+        stop_signal = look_back(job, surroundings.signals, result, say)
+    # Computed with again after the run's own end.
+    trainer.engine.close()
+    if job.engine.shards is not None:
+        job.engine.shards.leave_group()
+    if stop_signal:
+        say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
+        return 128 + stop_signal, {}
+
+    def finish() -> None:
+        write_json(folder / RESULTS, result)
+        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
+        with contextlib.suppress(OSError):
+            Checkpoints(f"{job.files.stem}_resume").remove_all()
+
+    on_main(ranks, finish)
+    return 0, result
+
+
+def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
+    """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
+    settings = job.settings
+    where = f"{result['task']}, seed {result['seed']}"
+
+    def metrics_after(update: int) -> tuple[dict[str, float], int]:
+        values, stop_signal = job.evaluate(job.engine, signals, update)
+        return {name: value for name, value in values.items() if name != "val_loss"}, stop_signal
+
+    result["results"] = {}
+    if settings.do_eval:
+        result["results"], stop_signal = metrics_after(result["updates"])
+        if stop_signal:
+            return stop_signal
+        say(f"{where}: {line_of(result['results'])}")
+    for name, assembler in job.data.test.items():
+        logits, stop_signal = job.outputs(assembler, signals)
+        if stop_signal:
+            return stop_signal
+        target = job.folder / "predictions" / f"{name}.tsv"
+        # All ranks have the same logits; one writes.
+        on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
+        say(f"predictions: {target}")
+    if settings.eval_all_checkpoints and settings.do_eval:
+        result["checkpoints"] = {}
+        for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
+            job.engine.load_weights(load_file(path / "model.safetensors"))
+            metrics, stop_signal = metrics_after(update)
+            if stop_signal:
+                return stop_signal
+            result["checkpoints"][str(update)] = metrics
+            say(f"{where}, update {update}: {line_of(metrics)}")
+    return 0
+
+
+def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
+    """Write a TSV of the words of classes, or of scores, as the leaderboard wants it. logits: [N, n]."""
+    found = predicted(task, logits)
+    # The leaderboard's scores have bounds.
+    words = [f"{x:.3f}" for x in found.clip(*task.bounds)] if task.is_regression else [task.labels[i] for i in found]
+    lines = ["index\tprediction", *(f"{i}\t{word}" for i, word in enumerate(words))]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+
+
+# ------------------------------------------------------------------------------------------------- the results
+
+
+def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
+    """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs; NaN where a
+    value is not a number."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name in results[0]:
+        # None becomes NaN.
+        values = np.array([result[name] for result in results], dtype=np.float64)
+        deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+        found[name] = {"mean": float(values.mean()), "median": float(np.median(values)), "deviation": deviation}
+    return found
+
+
+def show_table(out: Path, say: Say) -> None:
+    """Print and write the table of all tasks that are in --out_dir, those of earlier commands too; figures times 100."""
+    found = {path.parent.name: json.loads(path.read_bytes()) for path in sorted(out.glob(f"*/{RESULTS}"))}
+    lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
+    for name, of_task in found.items():
+        for metric, values in of_task["metrics"].items():
+            cells = [figure(values[what]) for what in ("mean", "median", "deviation")]
+            lines.append(f"| {name} | {metric} | {' | '.join(cells)} | {len(of_task['seeds'])} |")
+    write_json(out / RESULTS, found)
+    with atomic_file(out / "eval_results.md") as file:
+        file.write(("\n".join(lines) + "\n").encode())
+    for line in ("", *lines, "", f"written: {out / RESULTS}, {out / 'eval_results.md'}"):
+        say(line)
+
+
+def figure(value: float | None) -> str:
+    """A figure times 100, or a dash."""
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
+
+
+def line_of(results: Mapping[str, float | None]) -> str:
+    """Metrics in a line, times 100."""
+    return ", ".join(f"{name} {figure(value)}" for name, value in results.items())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all; null for what is not finite."""
+    with atomic_file(path) as file:
+        file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
 
 
 if __name__ == "__main__":

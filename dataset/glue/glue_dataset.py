@@ -1,28 +1,214 @@
-"""The batches of an epoch of fine-tuning.
+"""The files of a task: what is in them, its features as the tokenizer of an encoder makes them, and the batches of an epoch.
 
-Which example stands where in an epoch depends on the seed and the epoch alone, so that ranks, workers and a resume
-change nothing.
+In a TSV, as in the benchmark's, a quote is text like any other. A line of a .jsonl file is an object. What a file holds is
+checked as it is read, and a fault names its line. Which example stands where in an epoch depends on the seed and the epoch
+alone, so that ranks, workers and a resume change nothing.
 
 Shapes. N: examples of a file, R: rows (examples) of a batch, T: positions of a row.
 """
 
+import codecs
+import contextlib
+import hashlib
+import json
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from dataset.glue.features import Features
+from common.errors import DataError
+from common.files import atomic_file
+from common.wording import counted
+from dataset.glue.glue_tasks import Task
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
+from dataset.reading.file_kinds import expanded
 from dataset.store.format import Ints
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+# Characters of a sentence: what a tokenizer holds of one beside its ids is many times as large.
+LONGEST_SENTENCE = 1 << 20
+# Of a cached file; raised when the same input would give other features.
+FORMAT = 3
+# Examples that are encoded together
+ENCODED_TOGETHER = 4096
 # Of a batch's T: few shapes, and of the kind that tensor cores like.
 MULTIPLE = 8
+
+
+# ---------------------------------------------------------------------------------------------------- examples
+
+
+class Example(NamedTuple):
+    """A line of a file: its one or two sentences, the word of its label ("" in a test file), and where it stands."""
+
+    sentences: tuple[str, ...]
+    label: str
+    place: str
+
+
+def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
+    """The Examples of a file. Errors: DataError that names file and line, also where there is none."""
+    is_json = path.suffix == ".jsonl"
+    # A file without a header has its columns from the task.
+    header = list(task.names) if labelled else []
+    try:
+        # Not splitlines(): a sentence may hold a U+2028.
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    n_examples = 0
+    for number, raw in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        try:
+            line = raw.decode().removesuffix("\r")
+            if is_json:
+                if not line.strip():
+                    continue
+                record = json.loads(line)
+            else:
+                columns = line.split("\t")
+                if not header:
+                    header = columns
+                    continue
+                if task.skip_short_lines and labelled and len(columns) < len(header):
+                    continue
+                if len(columns) != len(header):
+                    raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are wanted")
+                record = dict(zip(header, columns, strict=True))
+            sentences = tuple(record[name] for name in task.text)
+            # Of a .jsonl file it may be a number, or a truth value as JSON spells it.
+            label = record[task.label] if labelled else ""
+            label = label if isinstance(label, str) else json.dumps(label)
+            # No text at all, or half of a surrogate pair, which is no character
+            "".join(sentences).encode()
+            if max(map(len, sentences)) > LONGEST_SENTENCE:
+                raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
+        except KeyError as error:
+            raise DataError(
+                f"{place}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
+            ) from None
+        except (ValueError, TypeError, RecursionError) as error:
+            wanted = f"an object with the texts {', '.join(task.text)} is wanted, " if is_json else ""
+            raise DataError(f"{place}: {wanted}{str(error)[:100]}; mend the line") from None
+        n_examples += 1
+        yield Example(sentences, label, place)
+    if not n_examples:
+        raise DataError(f"{path}: no example in there")
+
+
+def value_of_label(task: Task, example: Example) -> float:
+    """The class number or the score that its label means. Errors: DataError for one that means none."""
+    if not task.is_regression:
+        if example.label in task.labels:
+            return task.labels.index(example.label)
+        wanted = f"one of {', '.join(task.labels)[:200]}"
+    else:
+        low, high = task.bounds
+        # NaN is not between them either.
+        with contextlib.suppress(ValueError):
+            if low <= float(example.label) <= high:
+                return float(example.label)
+        wanted = f"a number from {low:g} to {high:g}"
+    raise DataError(f"{example.place}: label {example.label[:60]!r} is not {wanted}; mend the line")
+
+
+# ---------------------------------------------------------------------------------------------------- features
+
+
+class Features(NamedTuple):
+    """A file's examples: arrays [N], but the tokens of all examples, one after the other."""
+
+    # The ids, special tokens included, and to which segment each belongs.
+    tokens: Ints
+    types: Ints
+    begin: Ints
+    lengths: Ints
+    # int64 classes or float32 scores; [0] for a test file.
+    labels: np.ndarray
+
+
+def encode_file(
+    path: Path, task: Task, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, labelled: bool
+) -> Features:
+    """The Features of a file, cut to max_seq_len as the tokenizer cuts: of a pair the longer sentence first.
+
+    Errors: DataError.
+    """
+    tokens: list[int] = []
+    types: list[int] = []
+    lengths: list[int] = []
+    examples = list(examples_of(path, task, labelled))
+    labels = [value_of_label(task, example) for example in examples] if labelled else []
+    for lo in range(0, len(examples), ENCODED_TOGETHER):
+        columns = zip(*(example.sentences for example in examples[lo : lo + ENCODED_TOGETHER]), strict=True)
+        encoded = tokenizer(
+            *map(list, columns),
+            truncation="longest_first",
+            max_length=max_seq_len,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+        )
+        for ids, segments in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True):
+            tokens += ids
+            types += segments
+            lengths.append(len(ids))
+    if tokenizer.is_fast:
+        # It would be saved with the tokenizer.
+        tokenizer.backend_tokenizer.no_truncation()
+    n_tokens = np.array(lengths, dtype=np.int64)
+    return Features(
+        tokens=np.array(tokens, dtype=np.uint32),
+        types=np.array(types, dtype=np.uint8),
+        begin=np.cumsum(n_tokens) - n_tokens,
+        lengths=n_tokens,
+        labels=np.array(labels, dtype=np.float32 if task.is_regression else np.int64),
+    )
+
+
+def cached_features(
+    path: Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    fingerprint: str,
+    max_seq_len: int,
+    labelled: bool = True,
+    cache_dir: str | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], None] = print,
+) -> tuple[Features, str]:
+    """(Features of a file, a key that changes with its content and with all that decides on them). fingerprint: of the
+    tokenizer.
+
+    They are kept in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError.
+    """
+    options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
+    try:
+        key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    folder = expanded(cache_dir) if cache_dir else path.parent / ".glue_cache"
+    cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
+    # A damaged one is made anew: the archive has a check sum of each array.
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        if not overwrite:
+            with np.load(cache, allow_pickle=False) as arrays:
+                return Features(**{field: arrays[field] for field in Features._fields}), key
+    features = encode_file(path, task, tokenizer, max_seq_len, labelled)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(cache) as file:
+            np.savez(file, **features._asdict())
+    except OSError as error:
+        say(f"{folder}: features cannot be kept there ({error.strerror}); --cache_dir names another folder")
+    return features, key
+
+
+# ------------------------------------------------------------------------------------------ batches of an epoch
 
 
 class Totals(NamedTuple):
@@ -43,12 +229,6 @@ class GluePlan:
         # Batches are shorter: each is as long as its longest row.
         self.fill = float(self._lengths.mean()) / self.T
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
-
-    def width(self, n: int) -> float:
-        """The mean of the longest lengths in batches of n, which they are padded to."""
-        first_of_batch = np.arange(0, self.n_rows, n)
-        longest = np.maximum.reduceat(self._lengths[self._order], first_of_batch)
-        return float(longest.mean())
 
     def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
@@ -85,32 +265,25 @@ class Batch(NamedTuple):
 
 class GlueAssembler:
     """assembler[numbers] is the Batch of these examples, padded on the tokenizer's side to the longest of them, up to a
-    multiple of MULTIPLE but never beyond `max_seq_len`. full: to the longest of all, so that T is `width`."""
+    multiple of MULTIPLE but never beyond `max_seq_len`."""
 
-    def __init__(
-        self, features: Features, tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, full: bool = False
-    ) -> None:
+    def __init__(self, features: Features, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> None:
         self.features = features
         self.max_seq_len = max_seq_len
-        self.full = full
-        self.width = self._padded(features.lengths)
         self.pad_id: int = tokenizer.pad_token_id
         self.pad_type: int = tokenizer.pad_token_type_id
         self.pads_left: bool = tokenizer.padding_side == "left"
 
-    def _padded(self, lengths: Ints) -> int:
-        """The width of a batch with examples of these lengths."""
-        return min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
-
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features
         lengths = f.lengths[numbers]
-        shape = (len(numbers), self.width if self.full else self._padded(lengths))
+        T = min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
+        shape = (len(numbers), T)
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         types = np.full(shape, self.pad_type, dtype=np.int64)
         mask = np.zeros(shape, dtype=np.int64)
         for r, (begin, length) in enumerate(zip(f.begin[numbers], lengths, strict=True)):
-            row = slice(shape[1] - length, None) if self.pads_left else slice(length)
+            row = slice(T - length, None) if self.pads_left else slice(length)
             ids[r, row] = f.tokens[begin : begin + length]
             types[r, row] = f.types[begin : begin + length]
             mask[r, row] = 1

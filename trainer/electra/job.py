@@ -1,46 +1,68 @@
-"""Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files."""
+"""Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files, and what is looked at while it trains."""
 
+import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import ElectraConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from common.errors import user_errors
+from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
+from common.packages import loader_reason
 from common.paths import ROOT
 from common.settings import read_plain
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import IGNORE
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.vocabulary import check_known
-from dataset.tokenizing.wordpiece import save_wordpiece
-from model.electra.model_electra import NETWORKS, ElectraPretrainer, flops_per_token
-from model.electra.sizes import SIZES
+from dataset.tokenizing.sample import TextSource, draw_sample
+from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
+from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
-from trainer.electra.loss import N_SUMS, electra_loss, metrics
-from trainer.electra.networks import OWN, architecture, init_model, open_vocabulary
 from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
-from trainer.electra.validation import Validation, look_at
 from trainer.engine import Engine, make_engine
-from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.evaluation import sums_over_batches, undisturbed
+from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
-from trainer.machine.ranks import first_rank_first, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
+from trainer.saving.checkpoint import Checkpoints
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
+
+# Folder of the vocabulary that is trained where none is given, and its entries.
+OWN = "vocabulary"
+OWN_ENTRIES = 8192
+# Of the data that such a vocabulary is trained on.
+SAMPLE_BYTES = 60e6
+# Fields of a config that a resume does not depend on
+NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
+# What the losses of generator and discriminator are multiplied with, as published
+LOSS_WEIGHTS = (1.0, 50.0)
+# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
+# beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
+AUC_BINS = 200
+LARGEST_LOGIT = 10.0
+N_SUMS = 4 + 2 * AUC_BINS
+# Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
+VAL_SEED = 0
+FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 
 class ElectraJob(Job[Recipe, Batch, Totals]):
@@ -75,7 +97,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
-        self.loss_weights = (settings.gen_weight, settings.disc_weight)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -108,26 +129,24 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
                 self.model.gradient_checkpointing_enable()
             self.model.train()
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
-            self.validation: Validation | None = None
+            T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
+            corpus = self.corpus
             # They read all tokens.
             with until_all_are_ready(self.ranks):
-                T, unknown = settings.max_seq_len, self.tokenizer.unk_token_id
-                documents = self.corpus.documents
-                self.examples = Examples(self.store, T, self.encoder.sep_id, settings.seed, unknown, documents)
-                if self.corpus.val_store is not None:
-                    self.validation = Validation(self.corpus, settings, self.tokenizer)
-        row_layout = [
-            "max_seq_len",
-            "seed",
-            "mask_share",
-            "mask_style",
-            *(["val_fraction"] if settings.val_fraction else []),
-        ]
+                self.examples = Examples(self.store, T, sep, settings.seed, unknown, corpus.documents)
+                if corpus.val_store is not None:
+                    held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
+        row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
         # What a resume must have in common with the run that it goes on with.
         entries = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.store.fingerprint[:16],  # as this tokenizer reads it
-            "architecture": architecture(self.model),
+            "architecture": {
+                f"{network} {field}": value
+                for network, one in zip(NETWORKS, self.model.networks(), strict=True)
+                for field, value in one.config.to_diff_dict().items()
+                if field not in NOT_COMPARED
+            },
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
@@ -148,9 +167,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             eps=settings.adam_epsilon,
             bias_correction=settings.adam_bias_correction,
         )
-        self.assembler = ElectraAssembler(
-            self.store, self.tokenizer, settings.max_seq_len, settings.mask_share, settings.mask_style, settings.seed
-        )
+        share, style = settings.mask_share, settings.mask_style
+        self.assembler = ElectraAssembler(self.store, self.tokenizer, T, share, style, settings.seed)
+        # Held-out documents in the order of the data, with fixed masks
+        self.val_plan: ElectraPlan | None = None
+        if corpus.val_store is not None:
+            self.val_plan = ElectraPlan(held_out, share, VAL_SEED, 0, shuffle=False)
+            self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, share, style, VAL_SEED)
         # One rank of each machine reads all tokens: they have the same files.
         if self.ranks.local_rank == 0:
             self.digest_check = self.corpus.digest_check()
@@ -159,8 +182,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
         self.kept_updates = range(every, n + 1, every) if every else range(0)
         self.files.save_at = {*self.percents, *self.kept_updates}
-        self.looks = Looks(
-            evaluate=self.evaluate if self.validation is not None else None,
+        self.evaluation = Evaluation(
+            evaluate=self.evaluate if self.val_plan is not None else None,
             eval_interval=settings.eval_interval,
             samples=self.samples if settings.example_interval else None,
             sample_interval=settings.example_interval,
@@ -170,11 +193,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def _draw_seed(self) -> int:
         """Of --seed None: a random one, and at a resume that of the run."""
         saved = Path(f"{self.files.stem}.settings.yaml")
-        if self.settings.from_resume and saved.exists():
-            settings = read_plain(saved, "--seed None:")
-            assert isinstance(settings, dict)
-            return seed(settings["seed"])
-        return secrets.randbelow(2**32)
+        if not (self.settings.from_resume and saved.exists()):
+            return secrets.randbelow(2**32)
+        settings: Any = read_plain(saved, "--seed None:")
+        return seed(settings["seed"])
 
     def _open_corpus(self) -> Corpus:
         """The text to train, and what is held out of it. Its plans are those of a language model, and are not used."""
@@ -206,27 +228,84 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return electra_loss(self.model, batch, totals, self.loss_weights)
+        """(a micro-batch's share of the update's loss, 0-d; what to add up, see `sums_of`)."""
+        found = self.model(*batch)
+        of_generator = LOSS_WEIGHTS[0] * found.mlm / max(totals.masked, 1)
+        of_discriminator = LOSS_WEIGHTS[1] * found.disc / max(totals.targets, 1)
+        return of_generator + of_discriminator, sums_of(found, batch)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        return rate(self.settings, progress.update)
+        settings = self.settings
+        schedule = ENCODER_SCHEDULES[settings.lr_schedule]
+        return settings.learning_rate * schedule(progress.update, settings.max_steps, warmup_of(settings))
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(sums, self.loss_weights)
+        return metrics(sums)
 
+    @torch.no_grad()
     def evaluate(
         self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
     ) -> tuple[dict[str, float], int]:
-        assert self.validation is not None
-        return self.validation(engine, self.model, signals)
+        """({val_{figure}: value} of held-out examples, number of a stop signal that came meanwhile, or 0), the same on every world
+        size."""
+        plan = self.val_plan
+        assert plan is not None
+        size = self.settings.eval_batch_size
 
+        def sums_of_batch(number: int) -> list[float]:
+            rows = range(number * size, min((number + 1) * size, plan.n_rows))
+            batch = self.val_assembler[plan.recipe(rows)].to(self.device)
+            # What is drawn depends on nothing but the batch.
+            torch.manual_seed(VAL_SEED + number)
+            with engine.autocast():
+                sums: list[float] = sums_of(self.model(*batch), batch).tolist()
+            return sums
+
+        with undisturbed(engine):
+            n_batches = math.ceil(plan.n_rows / size)
+            sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
+        values, _ = metrics(sums)
+        return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
+
+    @torch.no_grad()
     def samples(
         self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
     ) -> tuple[list[tuple[str, str]], int]:
-        """The first example of the first epoch, masked as it is there, at every look."""
-        batch = self.assembler[self.plan(0).recipe(range(1))]
-        # So short that a stop waits for the next update, where the ranks agree on it.
-        return [look_at(engine, self.model, self.tokenizer, batch)], 0
+        """([(the first example of the first epoch; the same, what the generator made of it, and of each token that was masked or is
+        called replaced the label and the prediction)], 0).
+
+        All ranks compute it: where they have sharded the model they need each other. It is so short that a stop waits for the next
+        update.
+        """
+        batch = self.assembler[self.plan(0).recipe(range(1))].to(self.device)
+        with undisturbed(engine):
+            # At every look the same draws, so that what changes is the networks.
+            torch.manual_seed(VAL_SEED)
+            with engine.autocast():
+                found = self.model(*batch)
+        length = int(batch.lengths[0])
+        ids = batch.ids[0, :length].tolist()
+        corrupted = found.corrupted[0, :length].tolist()
+        masked = {int(place) for place, label in zip(batch.positions[0], batch.labels[0], strict=True) if label >= 0}
+        originals = self.tokenizer.convert_ids_to_tokens(ids)
+        written = self.tokenizer.convert_ids_to_tokens(corrupted)
+        replaced = found.replaced[0, :length].tolist()
+        probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+        line = "{:<9} {:<16} {:<16} {:<9} {:<10} {}".format
+        text = str(self.tokenizer.decode(ids))
+        lines = [text, str(self.tokenizer.decode(corrupted))]
+        lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
+        names = ("original", "replaced")
+        right = 0
+        for place, probability in enumerate(probabilities):
+            is_called = probability >= 0.5
+            right += is_called == replaced[place]
+            if place in masked or is_called:
+                draw = written[place] if place in masked else ""
+                label, prediction = names[replaced[place]], names[is_called]
+                lines.append(line(place, originals[place], draw, label, prediction, f"{probability:.2f}"))
+        lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
+        return [(text, "\n".join(lines))], 0
 
     # --------------------------------------------------------------------------------------------- what is saved
 
@@ -262,7 +341,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         settings = self.settings
         plan = self.plan(progress.epoch)
         generator, discriminator = (network.config for network in self.model.networks())
-        per_position = flops_per_token(generator, discriminator, settings.max_seq_len, settings.mask_share)
+        # Matrix products alone: 2 per multiply-add forward, twice that backward. The generator's head works at the masked positions.
+        in_layers = sum(p.numel() for name, p in self.model.named_parameters() if ".layer." in name)
+        head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
+        per_position = 6 * (in_layers + head)
         # Of all ranks, padding included: it is computed too.
         flops = settings.max_steps * rows_of_update(settings, self.ranks) * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -279,18 +361,37 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
-        if self.validation is not None:
-            lines.append(self.validation.described)
-        shards = self.engine.shards
-        told = [self.precision_notice, shards.described if shards is not None else None]
+        if self.val_plan is not None and self.corpus.val_documents is not None:
+            documents = counted(len(self.corpus.val_documents), "document")
+            lines.append(f"validation: {documents}, {counted(self.val_plan.n_rows, 'example')}")
+        # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
+        own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
+        one_cycle = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
+        of_files = bool(settings.model_path or settings.discriminator_config)
+        cases = [
+            ("warmup_steps", one_cycle, "--lr_schedule one_cycle has its own"),
+            ("init_std", of_files and is_changed(settings, "init_std"), "the networks come from files"),
+            ("position_init", of_files and is_changed(settings, "position_init"), "the networks come from files"),
+            ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
+        ]
+        notices = [self.precision_notice] if self.precision_notice else []
+        if self.engine.shards is not None:
+            notices.append(self.engine.shards.described)
+        notices += warnings_of(settings, cases) + common_warnings(settings, self.ranks)
         of_rank = flops / self.ranks.world_size
+        notices += notes_on_precision(self.device, self.dtype, of_rank)
+        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        choice = "0" if settings.gradient_checkpointing else settings.use_compile
+        shape = (self.ranks.rows_of(settings.batch_size), plan.T)
+        width = discriminator.hidden_size
+        compile_blocks(self.model, choice, self.device, notices.append, shape, of_rank, self.dtype, width=width)
         fine_tune = (
             "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
         )
         return Outlook(
             plan=plan,
             lines=lines,
-            notices=[*(line for line in told if line), *self._notices(), *self._make_fast(plan, of_rank)],
+            notices=notices,
             model_fields={
                 **discriminator.to_diff_dict(),
                 "generator": generator.to_diff_dict(),
@@ -305,45 +406,148 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
 
-    def _notices(self) -> list[str]:
-        """Lines on settings that do not do what they seem to."""
-        settings = self.settings
-        # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
-        own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
-        one_cycle = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
-        of_files = bool(settings.model_path or settings.discriminator_config)
-        cases = [
-            ("warmup_steps", one_cycle, "--lr_schedule one_cycle has its own"),
-            ("init_std", of_files and is_changed(settings, "init_std"), "the networks come from files"),
-            ("position_init", of_files and is_changed(settings, "position_init"), "the networks come from files"),
-            ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
-        ]
-        lines = warnings_of(settings, cases)
-        highest = max(rate(settings, settings.max_steps * i // 1000) for i in range(1000)) / settings.learning_rate
-        if highest < 0.5:
-            lines.append(
-                f"warning: with a warm-up of {counted(warmup_of(settings), 'update')} the rate is never above {highest:.0%} "
-                "of --learning_rate; --warmup_steps sets it"
-            )
-        size = SIZES[settings.size]
-        rows = rows_of_update(settings, self.ranks)
-        if settings.max_steps == size.max_steps and rows != size.batch_size:
-            lines.append(
-                f"note: an update has {counted(rows, 'example')}, in the published run of this size {size.batch_size}"
-            )
-        return lines + common_warnings(settings, self.ranks)
 
-    def _make_fast(self, plan: ElectraPlan, flops: float) -> list[str]:
-        said = notes_on_precision(self.device, self.dtype, flops)
-        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
-        choice = "0" if self.settings.gradient_checkpointing else self.settings.use_compile
-        shape = (self.ranks.rows_of(self.settings.batch_size), plan.T)
-        width = self.model.discriminator.config.hidden_size
-        compile_blocks(self.model, choice, self.device, said.append, shape, flops, self.dtype, width=width)
-        return said
+# --------------------------------------------------------------------------------------- networks and vocabulary
 
 
-def rate(settings: ElectraSettings, update: int) -> float:
-    """The learning rate of the update that comes after `update` others."""
-    schedule = ENCODER_SCHEDULES[settings.lr_schedule]
-    return settings.learning_rate * schedule(update, settings.max_steps, warmup_of(settings))
+def open_vocabulary(
+    settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
+    that of its start. stem: the path of the run's files without their endings. Errors: ValueError."""
+    if settings.vocab_path:
+        return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
+    if settings.from_resume:
+        checkpoints = Checkpoints(f"{stem}_resume")
+        # A run whose folder was renamed back has its vocabulary among its checkpoints until the resume begins. One that ended
+        # before its first save has left a vocabulary too, perhaps of other data.
+        for folder in (checkpoints.folder, stem.parent) if checkpoints.paths() else ():
+            if (folder / OWN / "vocab.txt").exists():
+                return load_wordpiece(folder / OWN, named_by="--from_resume 1: ")
+    if settings.model_path:
+        # The embeddings belong to its own vocabulary.
+        folder = expanded(settings.model_path) / "discriminator"
+        return load_wordpiece(folder, named_by="--model_path, whose vocabulary --vocab_path may name: ")
+
+    def train_it() -> list[str]:
+        options = (settings.text_field, settings.skip_bad_lines, settings.text_suffixes)
+        sources = [TextSource(path, *options) for path in data_path]
+        announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
+        sample = draw_sample(sources, [1.0] * len(sources), SAMPLE_BYTES)
+        return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
+
+    return wordpiece(on_main(ranks, train_it), settings.lower_case)
+
+
+def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
+    """Fresh networks, or those of --model_path. Errors: ValueError where flags, files and tokenizer do not fit."""
+    options: dict[str, Any] = {
+        "sampling": settings.sampling,
+        "gen_smooth": settings.gen_smooth,
+        "disc_smooth": settings.disc_smooth,
+    }
+    if settings.model_path:
+        # Of transformers: it would be drawn over our own lines.
+        disable_progress_bar()
+        what = f"--model_path {settings.model_path}"
+        folder = expanded(settings.model_path)
+        model = ElectraPretrainer.from_pretrained(what, folder, settings.dropout, **options)
+        check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
+        check_room(what, model.discriminator.config, settings, tokenizer)
+        return model
+    if settings.generator_config and settings.discriminator_config:
+        pair = (
+            config_of_file("--generator_config", settings.generator_config, settings, tokenizer),
+            config_of_file("--discriminator_config", settings.discriminator_config, settings, tokenizer),
+        )
+    else:
+        pair = configs(
+            settings.network_sizes(),
+            len(tokenizer),
+            tokenizer.pad_token_id,
+            settings.max_seq_len,
+            settings.init_std,
+            settings.position_init,
+            settings.dropout,
+        )
+    return ElectraPretrainer.from_configs(*pair, **options)
+
+
+def config_of_file(
+    flag: str, path: str, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase
+) -> ElectraConfig:
+    """The config in a JSON file of an ElectraConfig's fields. What it does not say of vocabulary and positions is as the run needs
+    it. Errors: UserError where it cannot be read, or does not fit."""
+    what = f"{flag} {path}"
+    usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
+    try:
+        config = ElectraConfig(**{**usual, **json.loads(expanded(path).read_bytes())})
+    except Exception as error:
+        # transformers has kinds of its own for a field that is none.
+        raise UserError(
+            f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_reason(error)})"
+        ) from error
+    # Only the row of the table that stays 0 depends on it.
+    config.pad_token_id = tokenizer.pad_token_id
+    check_room(what, config, settings, tokenizer)
+    return config
+
+
+def check_room(what: str, config: Any, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Errors: UserError where the embeddings are too few for the run. An example has two segments."""
+    least = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
+    for name, number in least.items():
+        if getattr(config, name) < number:
+            raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
+
+
+# ------------------------------------------------------------------------------------------- losses and figures
+
+
+@torch.no_grad()
+def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
+    """What is added up of a batch for `metrics`, float32 [N_SUMS]: generator's and discriminator's loss, masked positions and
+    those that the generator has right, and how many original and replaced tokens got which logit, in AUC_BINS bins each."""
+    real = is_real(batch.ids, batch.lengths)
+    # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must exist before that.
+    logits = found.disc_logits.float().nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()
+    place = bins + AUC_BINS * found.replaced
+    counts = torch.zeros(2 * AUC_BINS, device=place.device)
+    counts = counts.scatter_add(0, place.flatten(), real.flatten().float())
+    masked = (batch.labels != IGNORE).sum()
+    return torch.cat((torch.stack((found.mlm, found.disc, masked, found.correct)), counts))
+
+
+def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+    """(what to log, positions) of the sums of `sums_of`. Precision and recall are those of finding replaced tokens."""
+    mlm, disc, masked, correct = sums[:4]
+    original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
+    n_original = float(original.sum())
+    n_replaced = float(replaced.sum())
+    positions = n_original + n_replaced
+    # All updates since the last line were skipped.
+    if not positions:
+        return {"loss": math.nan}, 0
+    # A token counts as found where its probability is 0.5 or more.
+    hits = float(replaced[AUC_BINS // 2 :].sum())
+    false_alarms = float(original[AUC_BINS // 2 :].sum())
+    mlm_loss = mlm / max(masked, 1)
+    disc_loss = disc / positions
+    auc = math.nan
+    if n_original and n_replaced:
+        # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which
+        # share a bin, count half.
+        below = original.cumsum(0) - original / 2
+        auc = float((replaced * below).sum()) / (n_original * n_replaced)
+    values = {
+        "loss": LOSS_WEIGHTS[0] * mlm_loss + LOSS_WEIGHTS[1] * disc_loss,
+        "mlm_loss": mlm_loss,
+        "disc_loss": disc_loss,
+        "gen_acc": correct / max(masked, 1),
+        "disc_acc": (hits + n_original - false_alarms) / positions,
+        "disc_precision": hits / max(hits + false_alarms, 1),
+        "disc_recall": hits / max(n_replaced, 1),
+        "disc_auc": auc,
+    }
+    return values, positions

@@ -2,19 +2,48 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from common.flags import at_least, fraction, inner_share, not_negative, positive, seed
 from common.settings import Settings, SettingsParser, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from model.electra.sizes import MASK_STYLES, NETWORK_SIZES, POSITION_INITS, SAMPLING, SHORTEST, SIZES
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings, layers
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """Of both networks, its fields named as the flags: the generator's width, heads and FFN are divided by the divisor."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    embedding_size: int
+    generator_divisor: int
+
+
+@dataclass(frozen=True)
+class Size(NetworkSize):
+    """A published configuration: the networks, and how they are trained."""
+
+    max_steps: int
+    batch_size: int
+    max_seq_len: int
+    learning_rate: float
+    mask_share: float
+
+
+SIZES = {
+    "small": Size(12, 256, 4, 1024, 128, 4, 1_000_000, 128, 128, 5e-4, 0.15),
+    "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
+    "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
+}
+NETWORK_SIZES = tuple(one.name for one in fields(NetworkSize))
 # Updates.
 WARM_UP = 10_000
 USUAL_SAVE_INTERVAL = 1000
@@ -50,13 +79,10 @@ class ElectraOutput(OutputSettings):
         help="of the run, at which both networks are written, as 25,50,100",
     )
     save_steps: int = setting(
-        0, check=not_negative(int), help="updates between networks kept in checkpoint-{update}; 0: none"
+        0, check=not_negative(int), help="updates between networks in checkpoint-{update}; 0: none"
     )
     example_interval: int = setting(
-        0,
-        check=not_negative(int),
-        help="updates between looks at an example: what was masked, what the generator wrote, and what the discriminator "
-        "makes of it; 0: none",
+        0, check=not_negative(int), help="updates between looks at an example and what the networks make of it; 0: none"
     )
 
 
@@ -70,25 +96,19 @@ class NetworkSettings(Settings):
     num_attention_heads: int | None = setting(None, check=positive(int), help="of the discriminator")
     intermediate_size: int | None = setting(None, check=positive(int), help="FFN width of the discriminator")
     embedding_size: int | None = setting(None, check=positive(int), help="of both networks")
-    generator_divisor: int | None = setting(
-        None, check=positive(int), help="what width, heads and FFN of the generator are divided by"
-    )
+    generator_divisor: int | None = setting(None, check=positive(int), help="of the generator's width, heads and FFN")
     generator_config: str | None = setting(
-        None, metavar="FILE", help="a JSON file of the generator's ElectraConfig, in place of the flags above"
+        None, metavar="FILE", help="JSON of an ElectraConfig, in place of the flags above"
     )
     discriminator_config: str | None = setting(None, metavar="FILE", help="the same of the discriminator")
-    model_path: str | None = setting(
-        None, help="start from generator/ and discriminator/ in this folder, whose sizes count"
-    )
+    model_path: str | None = setting(None, help="start from generator/ and discriminator/ in this folder")
     init_std: float = setting(
         0.02,
         check=positive(float, most=10),
-        help="standard deviation of the random weights; narrow networks learn far sooner with about 1 / sqrt(width)",
+        help="of random weights; narrow networks learn sooner with 1 / sqrt(width)",
     )
     position_init: str = setting(
-        "normal",
-        choices=tuple(POSITION_INITS),
-        help="the position embeddings before training; sinusoidal: attention finds the neighbours sooner",
+        "normal", choices=("normal", "sinusoidal"), help="with sinusoidal ones attention finds the neighbours sooner"
     )
     dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
 
@@ -111,15 +131,13 @@ class ElectraData(TextSettings):
     )
     deduplicate: str = with_default(DocumentSettings, "deduplicate", OFF)
     vocab_path: str | None = setting(
-        None, help="vocab.txt or a tokenizer folder (default: one trained on the data)", first=True
+        None, help="vocab.txt or a tokenizer folder (default: trained on the data)", first=True
     )
     lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
     # The settings hold the size's values where the user gives none.
-    max_seq_len: int = setting(
-        None, check=at_least(SHORTEST, "for two segments"), help="positions of an example (default: the size's)"
-    )
+    max_seq_len: int = setting(None, check=at_least(5, "for two segments"), help="positions (default: the size's)")
     mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
-    mask_style: str = setting("electra", choices=tuple(MASK_STYLES), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
+    mask_style: str = setting("electra", choices=("electra", "bert"), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
 
 
 @dataclass(kw_only=True)
@@ -138,18 +156,10 @@ class ElectraTraining(OptimizerSettings, UpdateSettings):
         None, check=not_negative(int), help=f"updates of warm-up (default: {WARM_UP}, at most a tenth of the run)"
     )
     adam_bias_correction: bool = switch(True, help="0: Adam's moments as they are, as the original code takes them")
-    adam_epsilon: float = setting(
-        1e-6, check=positive(float), help="AdamW's epsilon, beside the root of the second moment"
-    )
-    gen_weight: float = setting(1.0, check=not_negative(float), help="of the generator's loss")
-    disc_weight: float = setting(50.0, check=not_negative(float), help="of the discriminator's loss")
-    sampling: str = setting("multinomial", choices=tuple(SAMPLING), help="how the generator's tokens are drawn")
+    adam_epsilon: float = setting(1e-6, check=positive(float), help="beside the root of the second moment")
+    sampling: str = setting("multinomial", choices=("multinomial", "fp32_gumbel", "fp16_gumbel"), help="of the tokens")
     gen_smooth: float = setting(0.0, check=fraction, help="label smoothing of the loss at masked tokens")
-    disc_smooth: float = setting(
-        0.0,
-        check=fraction,
-        help="label of an original token in the discriminator's loss; a replaced one stays 1",
-    )
+    disc_smooth: float = setting(0.0, check=fraction, help="label of an original token; a replaced one stays 1")
 
 
 @dataclass(kw_only=True)
@@ -175,8 +185,6 @@ class ElectraSettings(
         others = [name for name in (*NETWORK_SIZES, *files) if getattr(self, name) is not None and name not in deciding]
         if deciding and others:
             raise ValueError(f"--{deciding[0]} decides the networks: drop --{others[0]}")
-        if not (self.gen_weight or self.disc_weight):
-            raise ValueError("--gen_weight 0 and --disc_weight 0 leave nothing to learn")
 
     def fill_in(self) -> None:
         """What is not given has the value of the published run of this size."""
@@ -187,9 +195,6 @@ class ElectraSettings(
 
 def warmup_of(settings: ElectraTraining) -> int:
     """The updates in which the rate rises."""
-    if settings.lr_schedule == "one_cycle":
-        # It has a warm-up of its own.
-        return settings.max_steps // 4
     if settings.warmup_steps is not None:
         return settings.warmup_steps
     return min(WARM_UP, settings.max_steps // 10)

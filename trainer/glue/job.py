@@ -1,48 +1,81 @@
-"""Fine-tuning on one GLUE task with one seed: a run of the loop, its evaluation and its files."""
+"""Fine-tuning on one task with one seed as a Job: its model, loss, rate, evaluation and files.
 
-import contextlib
+The classifier is an encoder of transformers with its own head for sentences. N: examples, R: rows of a batch, n: outputs
+(classes, or one score).
+"""
+
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
+import torch.nn.functional as F
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from common.errors import user_errors
-from common.files import remove
+from common.errors import UserError, user_errors
+from common.files import atomic_folder
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
+from dataset.glue.glue_tasks import Task
 from dataset.store.format import Ints
+from dataset.tokenizing.tokenizer_files import save_tokenizer
+from dataset.tokenizing.vocabulary import check_size
+from model.electra.encoders import load_config, load_network, quicken_attention, ready_mask
+from model.electra.model_electra import init_position_embeddings
 from trainer.engine import Engine
-from trainer.glue.command import COMPARED, RESULTS, Command, Data, done_before, line_of, write_json
-from trainer.glue.loss import N_SUMS, evaluate, glue_loss, logged, outputs, write_predictions
-from trainer.glue.model import Layers, init_model, layer_groups, rates, save_model
+from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
-from trainer.job import LATEST_UPDATE, UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Update
-from trainer.launch import make_folder
-from trainer.loop import Trainer
-from trainer.machine.command_line import StopSignals, name_of
-from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME, compile_blocks
-from trainer.machine.devices import notes_on_precision, seed_everything
-from trainer.machine.measure import plain_advice, told_in_a_line
-from trainer.machine.ranks import on_main
-from trainer.optim.build import build_adamw
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.machine.command_line import StopSignals
+from trainer.machine.compiling import compile_blocks
+from trainer.machine.devices import pick_dtype, seed_everything
+from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
-from trainer.saving.checkpoint import Checkpoints
 from trainer.sharding import group_size_of, put_on_device
-from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update, schedule_of
+from trainer.updates import epochs_of_updates, rows_of_update, schedule_of
+
+RESULTS = "eval_results.json"
+# Families that take a mask for every query as it is. Into one of [R, T] transformers looks, which waits for the device.
+READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
+# All whose padding a mask keeps out; tests/trainer/glue/test_families.py goes through them.
+FAMILIES = sorted({*READY_MASK, "deberta-v2", "modernbert", "mpnet", "xlm", "xlnet"})
+# The number of a layer in the name of a parameter. XLM has its attentions in one list and its FFNs in another one beside it; an
+# ALBERT's layers that share their weights are a group.
+LAYER = re.compile(r"\.(?:layers?|albert_layer_groups|attentions|ffns|layer_norm1|layer_norm2)\.(\d+)\.")
+# Parts of an encoder that come behind its layers.
+BEHIND_LAYERS = re.compile(r"\.(?:pooler|final_norm)\.")
+
+
+class Data(NamedTuple):
+    """What the runs of a task begin with: its files as GlueAssemblers, a tokenizer and a model."""
+
+    name: str
+    task: Task
+    # {"data", "tokenizer", "model": a digest that changes with it}
+    digests: dict[str, str]
+    model_folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    # The tokenizer's largest id + 1
+    vocab_size: int
+    # None: nothing is trained.
+    train: GlueAssembler | None
+    # {suffix of the metrics' names: ...}.
+    dev: dict[str, GlueAssembler]
+    # {leaderboard's name: ...}.
+    test: dict[str, GlueAssembler]
 
 
 class GlueJob(Job[Ints, Batch, Totals]):
     """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
 
     settings: GlueSettings
-    # A classifier of Hugging Face. What its config is like depends on the family.
-    model: Any
+    assembler: GlueAssembler
 
     MENDED_BY = {
         "data": "--data_dir, --train_file, --max_seq_len",
@@ -50,42 +83,40 @@ class GlueJob(Job[Ints, Batch, Totals]):
         "optimizer": "--layer_decay, --adam_bias_correction",
     }
 
-    def __init__(self, command: Command, settings: GlueSettings, data: Data, folder: Path) -> None:
-        """settings: those of this run, with its seed. folder: of its results."""
-        self.command = command
+    def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: Data) -> None:
+        """settings: those of this run, with its seed and epochs."""
         self.settings = settings
         self.data = data
-        self.folder = folder
-        self.ranks = command.surroundings.ranks
-        self.device = command.surroundings.device
-        self.dtype = command.dtype
+        self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
+        self.ranks = surroundings.ranks
+        self.device = surroundings.device
+        self.dtype, _ = pick_dtype(settings.dtype, self.device)
         self.files = RunFiles(
-            folder / f"{data.name}_{folder.name}",
-            {"model": folder / "model"},
-            # Those of the command, for this task and seed alone
-            replace(command.settings, task=data.name, seed=settings.seed, num_seeds=1),
+            self.folder / f"{data.name}_{self.folder.name}",
+            {"model": self.folder / "model"},
+            settings,
             # What an earlier run of this seed may have left
             replaced=[RESULTS, "checkpoint-*[0-9]"],
         )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
-            self.model, self.new_weights = init_model(settings, data.task, command.model_folder, command.vocab_size)
-            make_folder(folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
         if settings.gradient_checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 gives its class another name.
         self.model_name = type(self.model).__name__
         self.model.train()
-        group_size = group_size_of(settings.shard, self.ranks)
         entries = {
-            "tokenizer": command.fingerprint[:16],
-            "data": data.key,  # as this tokenizer reads it, cut to --max_seq_len
-            "model (--model_path, --from_scratch)": command.model_key,
+            "tokenizer": data.digests["tokenizer"],
+            "data": data.digests["data"],
+            "model (--model_path, --from_scratch)": data.digests["model"],
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
         self.identity = Identity(entries, self.MENDED_BY)
+        group_size = group_size_of(settings.shard, self.ranks)
         shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -103,39 +134,55 @@ class GlueJob(Job[Ints, Batch, Totals]):
             dtype=self.dtype,
             ranks=self.ranks,
             grad_clip=settings.grad_clip,
-            n_sums=N_SUMS,
+            n_sums=4,
             shards=shards,
         )
         assert settings.epochs is not None
         self.length = Length(math.ceil(settings.epochs))
-        self.looks = Looks(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
+        self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
-            schedule = schedule_of(settings, self.ranks, len(data.train.features.lengths))
+            n_updates = schedule_of(settings, self.ranks, len(data.train.features.lengths)).n_updates
             if settings.max_steps:
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
             elif self.length.epochs != settings.epochs:
                 # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more
                 # than 55 in binary numbers.
-                self.length.max_updates = math.ceil(round(settings.epochs * schedule.n_updates, 6))
+                self.length.max_updates = math.ceil(round(settings.epochs * n_updates, 6))
             if settings.evaluate_during_training:
-                self.looks.eval_interval = settings.eval_interval or schedule.n_updates
-        # A range answers "is this update one of them?" without a list of them.
+                self.evaluation.eval_interval = settings.eval_interval or n_updates
         if settings.save_steps:
-            self.files.save_at = range(settings.save_steps, LATEST_UPDATE, settings.save_steps)
-        # Examples that a rank evaluates at once; the update that was evaluated last, and its figures
-        self.eval_batch_size = settings.eval_batch_size or settings.batch_size
+            # A range answers "is this update one of them?" without a list of them.
+            self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)
+        # The update that was evaluated last, and its figures
         self.latest: tuple[int, dict[str, float]] = (-1, {})
 
     # ------------------------------------------------------------------------------------------ what is trained
 
     def plan(self, epoch: int) -> GluePlan:
-        assert self.data.train is not None
-        return GluePlan(self.data.train.features, self.settings.seed, epoch)
+        return GluePlan(self.assembler.features, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        return glue_loss(self.data.task, self.model, batch, totals)
+        """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, examples, right ones, tokens)."""
+        logits = forward(self.model, batch)
+        loss = loss_sum(self.data.task, logits, batch.labels)
+        with torch.no_grad():
+            # A fill: a copy from the host would wait for the device.
+            n = logits.new_full((), len(batch.labels))
+            right = (logits.argmax(-1) == batch.labels).sum().float()
+            sums = torch.stack((loss.detach(), n, right, batch.mask.sum().float()))
+        return loss / max(totals.examples, 1), sums
+
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        loss, n, right, tokens = sums
+        # All updates since the last line were skipped.
+        if not n:
+            return {"loss": math.nan}, 0
+        values = {"loss": loss / n}
+        if not self.data.task.is_regression:
+            values["train_acc"] = right / n
+        return values, tokens
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """Progress is counted in updates where --max_steps or a part of an epoch ends the run, and in rows elsewhere: batches
@@ -155,25 +202,51 @@ class GlueJob(Job[Ints, Batch, Totals]):
         factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
         return settings.learning_rate * max(0.0, factor)
 
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return logged(self.data.task, sums)
+    # ----------------------------------------------------------------------------------- what is measured and saved
 
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """Asked again for the same update, at the end of a run, nothing is computed."""
+        """({metric: value} over the development files, with the first's val_loss; number of a stop signal or 0).
+
+        Asked again for the same update, at the end of a run, nothing is computed.
+        """
         if self.latest[0] == update:
             return self.latest[1], 0
-        found, stop_signal = evaluate(engine, self.data.task, self.data.dev, self.eval_batch_size, signals)
-        if not stop_signal:
-            self.latest = (update, found)
-        return found, stop_signal
+        task = self.data.task
+        found: dict[str, float] = {}
+        for suffix, assembler in self.data.dev.items():
+            logits, stop_signal = self.outputs(assembler, signals)
+            if stop_signal:
+                return {}, stop_signal
+            labels = assembler.features.labels
+            # MNLI has two development files. The first one's loss is the one to follow.
+            found.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
+            for name, value in metrics_of(task, logits, labels).items():
+                found[name + suffix] = value
+        self.latest = (update, found)
+        return found, 0
+
+    def outputs(self, assembler: GlueAssembler, signals: StopSignals) -> tuple[torch.Tensor, int]:
+        """(logits of all examples of an assembler, float32 [N, n] on the CPU, the same on every world size; number of a stop
+        signal or 0)."""
+        batch_size = self.settings.eval_batch_size or self.settings.batch_size
+        # Examples of like length stand together, so that little is padding.
+        order = np.argsort(assembler.features.lengths, kind="stable")
+        batches = [order[lo : lo + batch_size] for lo in range(0, len(order), batch_size)]
+
+        def compute(number: int) -> torch.Tensor:
+            with self.engine.autocast():
+                return forward(self.model, assembler[batches[number]].to(self.device))
+
+        shape = (len(order), self.data.task.outputs)
+        logits, stop_signal = rows_of_batches(self.engine, batches, compute, shape, signals)
+        return logits.float(), stop_signal
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
+        if is_last:
+            save_model(self.folder / "model", self.model, self.data.tokenizer, weights)
         every = self.settings.save_steps
-        names = ["model"] if is_last else []
         if every and update and update % every == 0:
-            names.append(f"checkpoint-{update}")
-        for name in names:
-            save_model(self.folder / name, self.model, self.command.tokenizer, weights)
+            save_model(self.folder / f"checkpoint-{update}", self.model, self.data.tokenizer, weights)
 
     # ---------------------------------------------------------------------------------------- what is said of it
 
@@ -185,30 +258,23 @@ class GlueJob(Job[Ints, Batch, Totals]):
         source = "random weights"
         if not settings.from_scratch:
             parts = sorted({name.split(".")[0] for name in self.new_weights})
-            head = f"but a new {', '.join(parts)}" if parts else "with its head"
-            source = f"from {self.command.model_folder}, {head}"
+            source = f"from {self.data.model_folder}, new parts: {', '.join(parts) or 'none'}"
         lines = [
             f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
-        # Those of the other seeds are the same.
-        notices = []
-        if settings.seed == self.command.settings.seed:
-            notices.append(rates(self.engine.optimizer.param_groups, settings.learning_rate))
-            if self.engine.shards is not None:
-                notices.append(self.engine.shards.described)
         # Updates limit the run: the epochs that they take.
         epochs = None
         if settings.max_steps:
             epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
-        notices += self._make_fast(epochs or self.length.epochs)
-        charts: Sequence[Chart] = COMMON
-        if settings.do_eval:
-            # Behind the loss the metrics of each development file
-            names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
-            charts = (LOSS, Chart(METRICS, names), *(chart for chart in COMMON if chart is not LOSS))
+        notices = [] if self.engine.shards is None else [self.engine.shards.described]
+        # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
+        compile_blocks(self.model, "0", self.device, notices.append, dtype=self.dtype)
+        # Behind the loss the metrics of each development file
+        names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
+        measured = [Chart(METRICS, names)] if names else []
         return Outlook(
             plan=plan,
             lines=lines,
@@ -217,113 +283,170 @@ class GlueJob(Job[Ints, Batch, Totals]):
             n_documents=plan.n_rows,
             epochs=epochs,
             shown=("train_acc", "grad_norm", "updates_per_second"),
-            charts=charts,
+            charts=(LOSS, *measured, *(chart for chart in COMMON if chart is not LOSS)),
         )
 
-    def _make_fast(self, epochs: int) -> list[str]:
-        """Compiled batches have one shape, the longest example's. What that adds is taken off what compiling saves."""
-        settings = self.settings
-        plan = self.plan(0)
-        assert self.data.train is not None
-        in_layers = sum(p.numel() for name, p in self.model.named_parameters() if "embeddings." not in name)
-        rows = rows_of_run(settings, self.ranks, plan.n_rows, epochs, self.length.max_updates)
-        flops_per_position = 6 * in_layers * rows / self.ranks.world_size
-        # Two ways to train: batches padded to their own longest example, or all of one shape and compiled.
-        padded_width = plan.width(settings.batch_size)
-        full = GlueAssembler(self.data.train.features, self.command.tokenizer, settings.max_seq_len, full=True)
-        saved = flops_per_position * (PLAIN_TIME * padded_width - COMPILED_TIME * full.width)
-        said: list[str] = []
-        if settings.seed == self.command.settings.seed:
-            said += notes_on_precision(self.device, self.dtype, flops_per_position * padded_width)
-        shape = (settings.batch_size, full.width)
-        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
-        choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        width = self.model.config.hidden_size
-        compile_blocks(Layers(self.model), choice, self.device, said.append, shape, saved, self.dtype, width=width)
-        if getattr(self.model, "compiled_shape", None):
-            self.assembler = full
-        return said
+
+# ------------------------------------------------------------------------------------------------- the classifier
 
 
-def one_run(command: Command, data: Data, seed: int) -> tuple[int, dict[str, Any]]:
-    """Train, evaluate and predict with one seed. Returns (exit code, what its eval_results.json holds)."""
-    folder = Path(command.settings.out_dir) / data.name / f"seed_{seed}"
-    ranks = command.surroundings.ranks
-    signals = command.surroundings.signals
-    say = command.say
-    # What {out_dir}/{task}/seed_{seed}/eval_results.json says of how the run is made; the figures come behind it.
-    result: dict[str, Any] = {
-        "task": data.name,
-        "seed": seed,
-        "settings": {name: getattr(command.settings, name) for name in COMPARED},
-        "data": data.key,
-        "model": command.model_key,
-        "dtype": str(command.dtype).removeprefix("torch."),
+def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
+    """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
+
+    Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
+    """
+    what = f"--model_path {settings.model_path}"
+    config = load_config(what, folder)
+    if config.model_type not in FAMILIES:
+        raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
+    if config.vocab_size < vocab_size:
+        raise UserError(f"{what}: vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} entries")
+    saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
+    words = task.labels or ("LABEL_0",)
+    config.id2label = dict(enumerate(words))
+    config.label2id = {word: i for i, word in enumerate(words)}
+    config.problem_type = "regression" if task.is_regression else "single_label_classification"
+    if settings.dropout is not None:
+        # Of hidden states, attention and head. A field that is None follows another one.
+        for name, value in config.to_dict().items():
+            if "dropout" in name and type(value) in (int, float):
+                setattr(config, name, settings.dropout)
+    if settings.from_scratch:
+        model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        init_position_embeddings(model)
+        new = set(model.state_dict())
+    else:
+        # Of another model's tokenizer nothing would be said; new embeddings fit any.
+        check_size(vocab_size, config.vocab_size, what)
+        model, new = load_network(what, folder, AutoModelForSequenceClassification, config)
+        # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
+        encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
+        if encoder:
+            raise UserError(
+                f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}"
+            )
+        if new and not settings.do_train:
+            raise UserError(
+                f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
+            )
+        order_classes(model, saved_classes, task.labels)
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            # RoBERTa counts from behind the number of its padding.
+            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if usable < settings.max_seq_len:
+                raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
+    if config._attn_implementation == "sdpa":
+        quicken_attention(model)
+    return model, new
+
+
+@torch.no_grad()
+def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> None:
+    """Put the rows of a saved head into the order of the task's classes, where it has the same ones in another order: in
+    public RoBERTas of MNLI "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
+    have = [word.lower().replace("-", "_") for word in saved]
+    want = [word.lower().replace("-", "_") for word in labels]
+    if have == want or sorted(have) != sorted(want):
+        return
+    own = {id(module) for module in model.base_model.modules()}
+    rows = [have.index(word) for word in want]
+    # The last matrix of the head gives the classes.
+    heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in own]
+    for parameter in heads[-1].parameters():
+        parameter.copy_(parameter[rows])
+
+
+def save_model(
+    folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write.
+
+    Its tokenizer gives what the model was trained with: segments where it has them (in transformers 5 an ALBERT's and an
+    XLNet's give none unless they are asked), and the longest text that it can take.
+    """
+    if has_segments(model.config):
+        names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
+        tokenizer.model_input_names = names
+        tokenizer.init_kwargs["model_input_names"] = names
+    positions = getattr(model.config, "max_position_embeddings", None) or 0
+    if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
+        tokenizer.model_max_length = positions
+    with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:
+        model.save_pretrained(temporary, state_dict=dict(weights))
+        save_tokenizer(tokenizer, temporary)
+
+
+def has_segments(config: PretrainedConfig) -> bool:
+    """Whether an encoder tells the first sentence from the second by their segments. XLNet's config does not say it."""
+    return config.model_type == "xlnet" or (getattr(config, "type_vocab_size", 0) or 0) >= 2
+
+
+def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> Groups:
+    """Optimiser groups with `lr_scale` = layer_decay ** depth: 0 in the head, 1 in the top layer, and one more for each
+    below it, down to the embeddings; each with and without weight decay. Every parameter is in exactly one."""
+    found = {name: LAYER.search(name) for name, _ in model.named_parameters()}
+    n_layers = 1 + max(int(match[1]) for match in found.values() if match)
+    parts: dict[int, list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        match = found[name]
+        depth = 0
+        if match:
+            depth = n_layers - int(match[1])
+        elif name.startswith(f"{model.base_model_prefix}.") and not BEHIND_LAYERS.search(name):
+            depth = n_layers + 1
+        parts.setdefault(depth, []).append(parameter)
+    groups = []
+    for depth, parameters in sorted(parts.items()):
+        for group in parameter_groups(torch.nn.ParameterList(parameters), weight_decay):
+            if group["params"]:
+                groups.append({**group, "depth": depth, "lr_scale": layer_decay**depth})
+    return groups
+
+
+# ------------------------------------------------------------------------------------- outputs, losses, metrics
+
+
+def forward(model: Any, batch: Batch) -> torch.Tensor:
+    """Logits, float32 [R, n]."""
+    inputs = {"input_ids": batch.ids, "attention_mask": batch.mask}
+    if model.config.model_type in READY_MASK:
+        inputs["attention_mask"] = ready_mask(batch.mask.bool())
+    if has_segments(model.config):
+        inputs["token_type_ids"] = batch.types
+    logits: torch.Tensor = model(**inputs).logits.float()
+    return logits
+
+
+def loss_sum(task: Task, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The sum over examples of the cross-entropy, or of a score's squared error. logits: [N, n]; labels: [N]."""
+    if task.is_regression:
+        return F.mse_loss(logits[:, 0], labels, reduction="sum")
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def predicted(task: Task, logits: torch.Tensor) -> np.ndarray:
+    """Class numbers, or scores, of logits [N, n]."""
+    chosen: np.ndarray = (logits[:, 0] if task.is_regression else logits.argmax(-1)).numpy()
+    return chosen
+
+
+def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
+    """{metric: value} of logits [N, n] and the labels of a file."""
+    # Here, since a command that does not evaluate needs neither.
+    from scipy import stats
+    from sklearn import metrics
+
+    found = predicted(task, logits)
+    if task.is_regression and (np.ptp(labels) == 0 or not np.ptp(found) > 0):
+        # A correlation is undefined where one side is constant (or not finite).
+        return dict.fromkeys(task.metrics, math.nan)
+    by_name = {
+        "accuracy": metrics.accuracy_score,
+        "f1": metrics.f1_score,
+        "macro_f1": partial(metrics.f1_score, average="macro", zero_division=0.0),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": lambda x, y: stats.pearsonr(x, y).statistic,
+        "spearman": lambda x, y: stats.spearmanr(x, y).statistic,
     }
-    earlier = on_main(ranks, lambda: done_before(command, folder, result))
-    if earlier is not None:
-        say(f"{data.name}, seed {seed}: done before, {line_of(earlier['results'])}")
-        return 0, earlier
-    say(f"--- {data.name}, seed {seed}")
-    on_main(ranks, lambda: remove(folder / "predictions"))
-    settings = replace(command.settings, seed=seed, epochs=command.settings.epochs or data.task.epochs)
-    job = GlueJob(command, settings, data, folder)
-    trainer = Trainer(job, command.surroundings)
-    if settings.do_train:
-        exit_code = trainer.run()
-        if exit_code:
-            return exit_code, {}
-    result["updates"] = trainer.progress.update
-    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
-        stop_signal = look_back(job, signals, result)
-    # Computed with again after the run's own end.
-    trainer.engine.close()
-    if job.engine.shards is not None:
-        job.engine.shards.leave_group()
-    if stop_signal:
-        say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
-        return 128 + stop_signal, {}
-
-    def finish() -> None:
-        write_json(folder / RESULTS, result)
-        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
-        with contextlib.suppress(OSError):
-            Checkpoints(f"{job.files.stem}_resume").remove_all()
-
-    on_main(ranks, finish)
-    return 0, result
-
-
-def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any]) -> int:
-    """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
-    settings, engine, task, say = job.settings, job.engine, job.data.task, job.command.say
-    where = f"{result['task']}, seed {result['seed']}"
-
-    def metrics_after(update: int) -> tuple[dict[str, float], int]:
-        values, stop_signal = job.evaluate(engine, signals, update)
-        return {name: value for name, value in values.items() if name != "val_loss"}, stop_signal
-
-    result["results"] = {}
-    if settings.do_eval:
-        result["results"], stop_signal = metrics_after(result["updates"])
-        if stop_signal:
-            return stop_signal
-        say(f"{where}: {line_of(result['results'])}")
-    for name, assembler in job.data.test.items():
-        logits, stop_signal = outputs(engine, task, assembler, job.eval_batch_size, signals)
-        if stop_signal:
-            return stop_signal
-        target = job.folder / "predictions" / f"{name}.tsv"
-        # All ranks have the same logits; one writes.
-        on_main(job.ranks, partial(write_predictions, target, task, logits))
-        say(f"predictions: {target}")
-    if settings.eval_all_checkpoints and settings.do_eval:
-        result["checkpoints"] = {}
-        for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
-            engine.load_weights(load_file(path / "model.safetensors"))
-            metrics, stop_signal = metrics_after(update)
-            if stop_signal:
-                return stop_signal
-            result["checkpoints"][str(update)] = metrics
-            say(f"{where}, update {update}: {line_of(metrics)}")
-    return 0
+    return {name: float(by_name[name](labels, found)) for name in task.metrics}

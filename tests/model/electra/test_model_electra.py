@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, ElectraConfig, ElectraForSequenceClassification
 
 from common.errors import UserError
-from model.electra.masking import IGNORE, mask_count, mask_tokens
-from model.electra.model_electra import ElectraPretrainer, configs, flops_per_token
-from model.electra.sizes import SIZES
+from dataset.electra.electra_dataset import mask_count, mask_tokens
+from model.electra.model_electra import IGNORE, ElectraPretrainer, configs
 from tests.helpers import SHARED, needs_shared
 from tests.model.public import change_config
+from trainer.electra.settings import SIZES
 
 # Of a discriminator of two layers; the generator's are a quarter as wide.
 TINY = dict(zip(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size",
@@ -145,7 +145,7 @@ def of_another_width(folder):
             "discriminator: 4 weights of an ElectraForPreTraining are not in there, discriminator_predictions",
         ),
         (without_a_weight, "generator: 1 weights of an ElectraForMaskedLM"),
-        (of_another_kind, "generator: a model of the kind bert; a network of an"),
+        (of_another_kind, "generator: a bert model, and an ELECTRA"),
         (of_another_width, "embedding_size is 8 in the generator and 16 in the discriminator"),
         ({"attn_implementation": "evil/attention"}, "generator: its config asks for the attention of evil/attention"),
     ],
@@ -186,24 +186,6 @@ def test_the_losses_are_those_of_transformers_heads():
         smooth = tiny(gen_smooth=smoothing, disc_smooth=smoothing)(*batch(ids, lengths, masked), sampled=found.sampled)
         assert smooth.disc.item() == pytest.approx(wanted.item(), rel=1e-4)
         assert (smooth.mlm.item() == pytest.approx(expected, rel=1e-5)) == (smoothing == 0)
-
-
-def test_flops_are_those_of_the_layers():
-    """Reference: torch's own counter on a forward and backward pass of full rows, which leaves out attention on a CPU."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    R, T = 4, 24
-    ids = np.random.default_rng(0).integers(5, 60, (R, T))
-    K = int(mask_count(T, 0.15))
-    random = np.random.Philox(1).random_raw(R * (T + 2 * K)).reshape(R, -1)
-    masked = mask_tokens(ids, np.full(R, T), ids >= 5, 0.15, "electra", 4, np.arange(5, 60), random, K)
-    model = tiny()
-    with FlopCounterMode(display=False) as counter:
-        found = model(*batch(ids, np.full(R, T), masked))
-        (found.mlm + found.disc).backward()
-    attention = sum(12 * 2 * T * width for width in (8, 32)) * R * T  # two layers: T · width for scores, for values
-    ours = flops_per_token(model.generator.config, model.discriminator.config, T, K / T) * R * T
-    assert ours == pytest.approx(counter.get_total_flops() + attention, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -266,18 +248,3 @@ def test_masking_is_that_of_a_plain_loop(style, K):
         assert masked.ids[row].tolist() == wanted
         assert masked.positions[row].tolist() == chosen + [0] * unused
         assert masked.labels[row].tolist() == ids[row, chosen].tolist() + [IGNORE] * unused
-
-
-@pytest.mark.parametrize("style, written, unchanged", [("electra", 0.85, 0.15), ("bert", 0.8, 0.1 + 0.1 / 55)])
-def test_what_is_written(style, written, unchanged):
-    """Shares of [MASK] and of the tokens that stay, of 20,000 rows, and every candidate as often as another."""
-    ids, lengths, masked = random_examples(R=20_000, T=40, style=style, seed=4)
-    used = masked.labels != IGNORE
-    assert (used.sum(1) == np.minimum([max(1, round(0.15 * n)) for n in lengths.tolist()], lengths - 2)).all()
-    now, n = masked.ids[np.nonzero(used)[0], masked.positions[used]], used.sum()
-    for share, expected in (((now == 4).mean(), written), ((now == masked.labels[used]).mean(), unchanged)):
-        assert share == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / n))
-    places = np.bincount(masked.positions[lengths == 40].ravel(), minlength=40)[1:39]
-    expected = places.sum() / 38
-    # Chi-squared with 37 degrees of freedom: p = 0.001
-    assert ((places - expected) ** 2 / expected).sum() < 69

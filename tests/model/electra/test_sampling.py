@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.electra.sampling import CHUNK, running_sums, sample
+from model.electra.model_electra import CHUNK, running_sums, sample
 
 
 @pytest.fixture

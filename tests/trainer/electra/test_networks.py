@@ -6,8 +6,8 @@ import pytest
 from transformers import ElectraConfig
 
 from common.errors import UserError
-from model.electra.sizes import NETWORK_SIZES
 from tests.trainer.test_train_electra import SMALL, train
+from trainer.electra.settings import NETWORK_SIZES
 
 DISCRIMINATOR = {
     "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -64,11 +64,11 @@ def test_the_file_of_a_saved_model_is_taken(data, tmp_path):
     [
         ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
         ("{", "a JSON object of an ElectraConfig's fields is wanted"),
-        ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 attention heads"),
+        ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 heads"),
         ({**GENERATOR, "vocab_size": 6}, "vocab_size is 6"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
-        (None, "generator_config.json cannot be read"),
+        (None, "No such file or directory"),
     ],
 )
 def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from tests.trainer.glue.glue_helpers import arguments, complaint
 from trainer import train_glue
-from trainer.glue import loss
-from trainer.glue.model import FAMILIES, layer_groups, order_classes
+from trainer.glue import job
+from trainer.glue.job import FAMILIES, layer_groups, order_classes
 
 LETTERS = "abcdefgh"
 PIECES = [(f"▁{letter}", -1.0 - i) for i, letter in enumerate(LETTERS)]
@@ -129,7 +129,7 @@ def test_the_saved_folder_gives_in_transformers_what_the_evaluation_said(family,
         return dict.fromkeys(task.metrics, 0.0)
 
     flags = {"task": "stsb", "data_dir": tmp_path / "glue", "model_path": tmp_path / "model", "epochs": 1}
-    with mock.patch.object(loss, "metrics_of", watched):
+    with mock.patch.object(job, "metrics_of", watched):
         assert train_glue.main(arguments(tmp_path, tmp_path / "out", **flags)) == 0
 
     folder = tmp_path / "out" / "stsb" / "seed_42" / "model"

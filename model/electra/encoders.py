@@ -1,4 +1,4 @@
-"""Dropout and attention in a form that is fast on a CPU, for Hugging Face's encoders.
+"""Encoders of Hugging Face: read from a folder, and fast on a CPU.
 
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
@@ -7,17 +7,20 @@ kernel for CPUs takes half of a step. Without a compiler that pays only for shor
 is slowest, and dropout is torch's own. On other devices attention and dropout are torch's.
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from common.errors import UserError
+from common.packages import loader_reason, refuse_foreign_attention
 
 # The name under which transformers knows `attention`.
 QUICK_ON_CPU = "quick_on_cpu"
@@ -75,11 +78,6 @@ def written_out(
     return dropout(scores.softmax(-1).to(value.dtype), p) @ value
 
 
-def is_slow_for_sdpa(query: torch.Tensor) -> bool:
-    """Whether SDPA takes longer for these than `written_out`, with the backward pass. query: [R, H, T, D]."""
-    return query.device.type == "cpu" and query.dtype is torch.bfloat16 and query.shape[-2] <= SHORT_ROWS
-
-
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -93,15 +91,15 @@ def attention(
 
     query, key, value: [R, H, T, D]; attention_mask: see `ready_mask`; gives ([R, T, H, D], None).
     """
-    in_graphs = torch.compiler.is_compiling() and query.device.type == "cpu"
+    is_slow = torch.compiler.is_compiling() or (query.dtype is torch.bfloat16 and query.shape[-2] <= SHORT_ROWS)
     # transformers gives no mask where no row of a batch is padded.
-    if (in_graphs or is_slow_for_sdpa(query)) and attention_mask is not None and scaling is not None:
+    if query.device.type == "cpu" and is_slow and attention_mask is not None and scaling is not None:
         output = written_out(query, key, value, attention_mask, scaling, options.get("dropout", 0.0))
         return output.transpose(1, 2), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
 
-def ready_mask(real: torch.Tensor, in_graphs: bool) -> torch.Tensor:
+def ready_mask(real: torch.Tensor, in_graphs: bool = False) -> torch.Tensor:
     """What an encoder gets as its mask, [R, 1, T, T]: all queries of a row see its real positions. real: bool [R, T].
 
     A mask of four dimensions transformers takes as it is, without a look inside. in_graphs: compiled layers get it, for
@@ -126,27 +124,47 @@ def quicken_attention(network: Any) -> None:
     network.config._attn_implementation = QUICK_ON_CPU
 
 
-def uses_graphs(network: Any, shape: Sequence[int]) -> bool:
-    """Whether compiled layers are computed by their graphs for batches of a shape, (rows, positions). `compiled_shape` of a
-    network is that of the batches that its layers were compiled for; none or None: they were not."""
-    # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
-    return bool(network.training) and getattr(network, "compiled_shape", None) == tuple(shape)
-
-
-def graphs_for(network: Any, shape: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
-    """A context in which compiled layers use their graphs if these are for batches of this shape, (rows, positions)."""
-    if getattr(network, "compiled_shape", None) is None or uses_graphs(network, shape):
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
-
-
 def compile_layers(network: Any) -> None:
     """Compile the layers of a transformers encoder, one graph for all; parameters and their names stay."""
     for module in network.modules():
         for name, child in module.named_children():
             if type(child) is torch.nn.Dropout:
                 setattr(module, name, Dropout(child.p).train(child.training))
-    quicken_attention(network)
     for name, module in network.named_modules():
         if re.search(r"\.layers?\.\d+$", name):
             module.compile()
+
+
+# ----------------------------------------------------------------------------------- folders of save_pretrained
+
+
+def load_config(what: str, folder: Path) -> Any:
+    """The config of a folder. `what` names it in errors: UserError."""
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Each loader raises its own kinds.
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+    refuse_foreign_attention(config, what)
+    return config
+
+
+def load_network(what: str, folder: Path, kind: Any, config: Any) -> tuple[Any, set[str]]:
+    """(the network of a folder in fp32, names of its weights that are not in there or have another shape: they are random).
+
+    kind: an Auto class of transformers. config: of load_config, perhaps changed. Errors: UserError.
+    """
+    try:
+        network, faults = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # Each loader raises its own kinds.
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+    return network, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}
