@@ -20,7 +20,7 @@ from dataset.packing import (
     number_type,
     sum_of_targets,
 )
-from dataset.reading.file_kinds import choose_files
+from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
 from dataset.store.deduplicate import notice_of, open_sources
