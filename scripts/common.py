@@ -24,6 +24,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
+from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -140,6 +141,13 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
     model.generation_config = GenerationConfig(eos_token_id=ends if isinstance(ends, list) else [ends])
     return model.eval()
+
+
+def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
+    """The MiniMind that computes what `model` does, which was loaded from the folder. Errors: ValueError where none does."""
+    if isinstance(model, MiniMindForCausalLM):
+        return model
+    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:

@@ -34,10 +34,8 @@ from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size
-from model.hf_format import load_folder, read_config
-from model.model_minimind import MiniMindForCausalLM
 from scripts.arguments import export_gguf_parser
-from scripts.common import check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
+from scripts.common import as_minimind, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
 from scripts.export_hf import cast, smallest_exact
 from trainer.machine.command_line import run_cli
 
@@ -69,9 +67,7 @@ def export(
     gguf = optional_package("gguf", "to write a GGUF file")
     from scripts import gguf_format
 
-    model = load_model(weight)
-    if not isinstance(model, MiniMindForCausalLM):
-        model = load_folder(MiniMindForCausalLM, Path(weight), read_config(Path(weight)))
+    model = as_minimind(load_model(weight), Path(weight))
     config = model.config
     folder = tokenizer_folder(weight, tokenizer_path)
     tokenizer = load_tokenizer(folder)

@@ -45,12 +45,13 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
 from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
-from model.hf_format import StateDict, hf_config, load_folder, read_config, to_hf
+from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
 from scripts.common import (
     DTYPES,
+    as_minimind,
     check_vocabulary,
     drop_untrained_thoughts,
     load_model,
@@ -175,9 +176,7 @@ def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
     """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
     if not out_dir.exists():
         return
-    if not out_dir.is_dir():
-        raise UserError(f"{out_dir} is a file: choose another --out_dir")
-    if not any(out_dir.iterdir()):
+    if out_dir.is_dir() and not any(out_dir.iterdir()):
         return
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
     weight = Path(weight).resolve()
@@ -197,10 +196,7 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
         if written_to.exists() and not overwrite:
             raise UserError(f"{written_to} is there already: choose another --to_pth, or pass --overwrite")
     theirs = load_model(folder)
-    if isinstance(theirs, MiniMindForCausalLM):
-        model = theirs
-    else:
-        model = load_folder(MiniMindForCausalLM, folder, read_config(folder))
+    model = as_minimind(theirs, folder)
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float32, name)
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
@@ -219,11 +215,8 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     for name, tensor in model.state_dict().items():
         change = (tensor - written[name].float()).abs()
         rounding = max(rounding, float(change.max()))
-    announce(f"{path}: {model.config.generation}\n{said}")
-    if rounding:
-        announce(f"rounded to half precision: weights changed by {rounding:.1e} at most")
-    else:
-        announce("no weight was rounded")
+    rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
+    announce(f"{path}: {model.config.generation}\n{said}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
 
 

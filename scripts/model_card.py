@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 from common.errors import UserError
 from common.wording import one_line
 from model.model_minimind import MiniMindForCausalLM
-from trainer.reporting.records import FIGURES, RunRecords, trains_answers
+from trainer.reporting.records import RunRecords, trains_answers
 
 # The flags that shape what is learned; those that name places and accounts stay at home.
 SHAPING = (
@@ -66,13 +66,11 @@ def write_model_card(
         records = RunRecords.read(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
     training = "No record of the run lay beside the weights."
     if records is not None:
-        values = [(label, records.last(field), write) for label, field, write in FIGURES]
-        figures = table([(label, write(value)) for label, value, write in values if value is not None])
-        flags = [(f"`--{flag}`", shown(records.settings[flag])) for flag in SHAPING if flag in records.settings]
-        training = f"{figures}\n\n{table(flags)}"
-        if "loss" in records.columns:
-            from trainer.reporting.html_report import loss_picture
+        from trainer.reporting.html_report import loss_picture
 
+        flags = [(f"`--{flag}`", shown(records.settings[flag])) for flag in SHAPING if flag in records.settings]
+        training = f"{table(records.figures())}\n\n{table(flags)}"
+        if "loss" in records.columns:
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))
             training = f"![loss over the tokens trained](loss.png)\n\n{training}"
     chats = records is not None and trains_answers(records)
@@ -95,13 +93,10 @@ def write_model_card(
 
 
 def shown(value: object) -> str:
-    """A flag's value in a cell, of each path its last part alone: the folders above and the home folder tell who the user is."""
+    """A flag's value in a cell, of each path its last part alone: the folders above tell who the user is."""
     values = value if isinstance(value, list) else [value]
-    names = [re.split(r"[/\\]", str(part).rstrip("/\\"))[-1] for part in values]
-    home = Path.home().name.lower()
-    # A source's share stands behind a colon.
-    names = ["~" if name.startswith("~") or name.partition(":")[0].lower() == home else name for name in names]
-    return f"`{one_line(' '.join(names)).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    names = " ".join(re.split(r"[/\\]", str(part).rstrip("/\\"))[-1] for part in values)
+    return f"`{one_line(names).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def table(rows: list[tuple[str, str]]) -> str:

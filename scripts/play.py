@@ -56,7 +56,7 @@ from scripts.generate import Sampling, TextStream, chat_ids, generate, room, tur
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
-from trainer.reporting.records import FIGURES, METRICS_SUFFIX, RunRecords
+from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 # Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
@@ -243,14 +243,13 @@ class LiveRun(RunRecords):
     def summary(self) -> dict[str, Any]:
         """A line of the list of runs."""
         minutes = self.last("eta")
-        values = [(label, self.last(field), write) for label, field, write in FIGURES]
         return {
             "id": self.id,
             "name": for_page(self.name),
             "version": self.position,
             "changed_at": self.changed_at,
             "seconds_left": None if minutes is None else max(minutes, 0.0) * 60,
-            "figures": [[label, write(value)] for label, value, write in values if value is not None],
+            "figures": self.figures(),
         }
 
     def content(self) -> dict[str, Any]:

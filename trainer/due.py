@@ -1,6 +1,6 @@
 """What comes now and then while a run goes on, and whether it is due: log lines, saves, evaluations, samples.
 
-An interval of the flags counts micro-batches, as in MiniMind, or updates where the job says so (`Looks.counts_updates`).
+An interval of the flags counts micro-batches, as in MiniMind, or updates where the job says so (`Evaluation.counts_updates`).
 Log lines come after any micro-batch. Whatever else is due comes after an update, and so it may come some micro-batches
 late: an interval of 100 micro-batches ends within the update that does number 100.
 """
@@ -10,7 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from common.flags import AUTO
-from trainer.job import Looks, Progress, RunSettings
+from trainer.job import Evaluation, Progress, RunSettings
 
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0
@@ -23,20 +23,20 @@ class Intervals:
     `finished`: that update was the last one of the run.
     """
 
-    looks: Looks
+    evaluation: Evaluation
     log_interval: int
     # 0 where the run is saved by time alone
-    save_interval: int = 0
+    save_interval: int
     # further updates that are saved
-    save_at: Container[int] = frozenset()
-    accumulation_steps: int = 1
+    save_at: Container[int]
+    accumulation_steps: int
 
     def log_is_due(self, step: int, n_steps: int) -> bool:
         """Whether a log line comes after micro-batch `step` of the n_steps of an epoch, counted from 0."""
         if step == n_steps - 1:
             return True
         number = step
-        if self.looks.counts_updates:
+        if self.evaluation.counts_updates:
             number, place_in_update = divmod(step, self.accumulation_steps)
             # A line is of whole updates.
             if place_in_update != self.accumulation_steps - 1:
@@ -51,19 +51,19 @@ class Intervals:
 
     def evaluation_is_due(self, progress: Progress, steps: range, finished: bool) -> bool:
         """Whether the run is evaluated now, with the samples that belong to an evaluation."""
-        has_samples = self.looks.samples is not None and not self.looks.sample_interval
-        if finished and (has_samples or self.looks.evaluate is not None):
+        is_evaluated = self.evaluation.evaluate is not None
+        if finished and (self.evaluation.has_samples or is_evaluated):
             return True
-        return self.looks.evaluate is not None and self._ends(self.looks.eval_interval, progress, steps)
+        return is_evaluated and self._ends(self.evaluation.eval_interval, progress, steps)
 
     def samples_are_due(self, progress: Progress, finished: bool) -> bool:
         """Whether samples come now that belong to no evaluation."""
-        every = self.looks.sample_interval
+        every = self.evaluation.sample_interval
         return every > 0 and (finished or progress.update % every == 0)
 
     def _ends(self, interval: int, progress: Progress, steps: range) -> bool:
         """Whether a multiple of `interval` is completed by the update that was done last. An interval of 0 never ends."""
-        counted = range(progress.update - 1, progress.update) if self.looks.counts_updates else steps
+        counted = range(progress.update - 1, progress.update) if self.evaluation.counts_updates else steps
         return interval > 0 and counted.stop // interval > counted.start // interval
 
 

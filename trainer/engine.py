@@ -29,7 +29,7 @@ import torch.distributed as dist
 from trainer.cuda_graphs import UpdateGraphs, pinned
 from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
-from trainer.machine.ranks import Ranks, compare_precision
+from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
@@ -71,15 +71,14 @@ class Outcome(NamedTuple):
     # What the caller of `poll` said of the update.
     where: Where | None = None
 
+    @property
+    def asks_to_save(self) -> bool:
+        """Whether some rank was asked to save, or to stop, which begins with a save."""
+        return bool(self.stop_signal or self.save)
+
 
 # How many numbers an Outcome is made of on the device.
 N_OUTCOME = len(Outcome._fields) - 1
-
-
-def _outcome(values: torch.Tensor, where: Where | None) -> Outcome:
-    """values [N_OUTCOME]. Waits for the device where they are on it."""
-    skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow = values.tolist()
-    return Outcome(skipped, skipped_in_a_row, grad_norm, stop_signal, save, overflow, where)
 
 
 class Engine(Generic[BatchT, TotalsT]):
@@ -286,7 +285,7 @@ class Engine(Generic[BatchT, TotalsT]):
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return [_outcome(self.outcome, where)]
+            return [Outcome._make([*self.outcome.tolist(), where])]
         known = self.drain()
         # Only into pinned memory the device copies by itself, while the host goes on.
         host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
@@ -302,7 +301,7 @@ class Engine(Generic[BatchT, TotalsT]):
         host, arrived, where = self._pending
         self._pending = None
         arrived.synchronize()
-        return [_outcome(host, where)]
+        return [Outcome._make([*host.tolist(), where])]
 
     def collect(self) -> list[float]:
         """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
@@ -398,8 +397,9 @@ def make_engine(
     settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
     model. cuda_graphs: see Engine. adam: options of AdamW.
     """
-    compare_precision(ranks, dtype)
-    shards = put_on_device(model, identity, group_size, ranks, device)
+    # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
+    facts = {"precision": str(dtype), **identity}
+    shards = put_on_device(model, facts, group_size, ranks, device)
     optimizer = build_optimizer(
         model,
         settings.learning_rate,

@@ -13,7 +13,7 @@ In this order the Trainer asks a job:
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
         engine.objective(batch, totals)        for each micro-batch: the forward pass
       metrics                                  now and then: what the log line says
-      looks.evaluate, looks.samples, save_weights
+      evaluation.evaluate, .samples, save_weights
     trained                                    once
 
 The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
@@ -220,8 +220,8 @@ Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, 
 
 
 @dataclass
-class Looks:
-    """How a job looks at its model now and then, and how often.
+class Evaluation:
+    """What a job finds out of its model now and then, and how often.
 
     evaluate: None: not at all; else after every `eval_interval`, and at the end. samples: texts, with each evaluation, and
     after every `sample_interval` updates. counts_updates: what the intervals of the settings and `eval_interval` count;
@@ -234,6 +234,11 @@ class Looks:
     sample_interval: int = 0
     counts_updates: bool = False
     save_best: SaveBest | None = None
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether samples come with each evaluation."""
+        return self.samples is not None and not self.sample_interval
 
 
 class HasState(Protocol):
@@ -288,7 +293,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     length: Length
     files: RunFiles
     identity: Identity
-    looks: Looks
+    evaluation: Evaluation
     # {name: part of the job that a checkpoint keeps}
     extra_state: Mapping[str, HasState] = {}
     # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.

@@ -47,8 +47,6 @@ from trainer.updates import schedule_of, with_accumulation
 CHECK_BEFORE_SAVE_S = 5.0
 # Updates of this process after which all that lives long is there: the first ones compile, and fill caches
 SETTLED_AFTER = 3
-# Share of a run's updates by which the clock must move the end to be worth a line
-WORTH_SAYING = 0.05
 
 
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
@@ -66,6 +64,10 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
 
+    # Set by `prepare`: what the job expects of the run, and what makes its batches.
+    outlook: Outlook
+    loader: Loader[RecipeT, BatchT]
+
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
         self.job = job
         self.ranks = surroundings.ranks
@@ -82,15 +84,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
         self.intervals = Intervals(
-            looks=job.looks,
+            evaluation=job.evaluation,
             log_interval=settings.log_interval,
             save_interval=self.save_clock.interval,
             save_at=job.files.save_at,
             accumulation_steps=settings.accumulation_steps,
         )
-        # Made for the first epoch and kept for the next ones.
-        self.loader: Loader[RecipeT, BatchT] | None = None
-
         # Updates that this process has done
         self.updates_here = 0
         # Where the run stands.
@@ -98,18 +97,14 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Where it ends: see `finished`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The user was told that the clock of a budget has moved the end.
-        self.has_told_end = False
         # The updates of the whole run, as the epoch that is under way expects.
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         # The rows of the epoch that is under way were planned anew.
         self.has_other_rows = False
 
-        # What the job expects of the run
-        self.outlook: Outlook | None = None
         # The time of log intervals and epochs, made anew for each epoch.
-        self.watch: Stopwatch | None = None
+        self.stopwatch = Stopwatch()
         # Seconds of the log interval in which the resumed run was stopped
         self.seconds_before = 0.0
         # For the log; 0 where it is not known.
@@ -170,8 +165,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Say what the run will do, and make it fast. rows: a line on its rows."""
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
-            outlook = self.job.outlook(self.progress)
-        self.outlook = outlook
+            self.outlook = outlook = self.job.outlook(self.progress)
         # Updates limit the run, and the job has worked out the epochs that they take.
         if outlook.epochs is not None:
             self.epochs = outlook.epochs
@@ -190,6 +184,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
             self.product_rate = product_rate(self.device, self.engine.dtype, sizes=sizes)
+        pin_memory = self.device.type == "cuda"
+        self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 
     # ------------------------------------------------------------------------------------------------ the loop
 
@@ -212,15 +208,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                     self.save()
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
-            if self.loader is not None:
-                failure = self.loader.failure
+            failure = self.loader.failure
         except LoaderError as error:
             failure = error
             stop_signal = LOADER_FAILED
             self.save_before_failed_loader(error)
         finally:
-            if self.loader is not None:
-                self.loader.close()
+            self.loader.close()
         self.saver.finish()
         if not stop_signal:
             return 0
@@ -257,7 +251,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 if not is_last and self.intervals.log_is_due(update.first_step + number, epoch.schedule.n_steps):
                     self.log(epoch, update.first_step + number, rate)
             # This rank asks the others to stop for its signal, or for want of batches.
-            assert self.loader is not None
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
             self.engine.update(rate, stop_request, self.save_request())
             stop_signal = self.after_update(epoch, update, rate)
@@ -268,7 +261,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 break
             if self.has_other_rows:
                 # What the loader has made ahead is thrown away.
-                self.seconds_before = self.watch.elapsed() if self.watch else 0.0
+                self.seconds_before = self.stopwatch.elapsed()
                 break
         return 0
 
@@ -284,9 +277,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         with until_all_are_ready(self.ranks):
             plan = self.job.plan(progress.epoch)
             schedule = schedule_of(settings, self.ranks, plan.n_rows, progress.row)
-        if self.loader is None:
-            pin_memory = self.device.type == "cuda"
-            self.loader = Loader(self.job.assembler, self.ranks.rank, settings.num_workers, pin_memory)
         self.all_updates = self.length.last_update
         if self.all_updates == UNLIMITED:
             # As if all epochs had as many rows as this one.
@@ -294,7 +284,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             of_this_epoch = schedule.n_updates - schedule.first_update
             self.all_updates = progress.update + of_this_epoch + (self.epochs - progress.epoch - 1) * of_an_epoch
         self.reporter.advance(progress.update, self.all_updates)
-        self.watch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
+        self.stopwatch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
         self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
@@ -302,7 +292,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
-        assert self.loader is not None
         for number, batches in self.loader.updates(epoch.plan, epoch.schedule):
             first_row, end_row = epoch.schedule.rows(number)
             yield Update(
@@ -334,8 +323,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # `progress.step` is the last one of them.
         steps = range(self.progress.step + 1 - len(update.batches), self.progress.step + 1)
         self.count(update)
-        assert self.watch is not None
-        self.watch.after_update(update.last_step)
+        self.stopwatch.after_update(update.last_step)
         if self.length.clock is not None and self.length.clock.after_update(self.progress.update):
             self.follow_clock()
         outcomes, saving = self.outcomes_known(update, steps)
@@ -348,7 +336,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # Where a stop signal comes first, the resume does it.
             self.progress.evaluation_due = True
         if not stop_signal:
-            stop_signal = self.look()
+            stop_signal = self.evaluate_and_sample()
         if saving or stop_signal:
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
@@ -377,19 +365,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def follow_clock(self) -> None:
         """Take over the end that the clock of a budget has moved."""
-        end = self.length.last_update
-        self.all_updates = end
+        self.all_updates = self.length.last_update
         line = self.job.replan(self.progress)
         self.has_other_rows = line is not None
         if line:
             self.reporter.say(line)
-        planned = self.length.max_updates
-        # Once: on a machine that others use the end moves back and forth.
-        if not self.has_told_end and abs(end - planned) > WORTH_SAYING * planned:
-            self.has_told_end = True
-            self.reporter.say(
-                f"--budget: by the speed of the updates so far there is time for {int(end):,} of them; the end follows the clock"
-            )
 
     def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
         """(what is known by now of how updates ended, whether the run is to be saved after this one).
@@ -399,14 +379,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """
         where = Where(self.progress.update, update.last_step, update.first_row, update.end_row)
         outcomes = self.engine.poll(where)
-        saving = self.intervals.save_is_due(self.progress, steps, self.finished)
-        saving = saving or any(map(asks_to_save, outcomes))
+        is_due = self.intervals.save_is_due(self.progress, steps, self.finished)
         epoch_is_over = self.progress.row == 0
-        if saving or epoch_is_over:
+        if is_due or epoch_is_over or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
-            # One that came only now may ask for a save too.
-            saving = saving or any(map(asks_to_save, outcomes))
-        return outcomes, saving
+        return outcomes, is_due or any(outcome.asks_to_save for outcome in outcomes)
 
     def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
         """Take over what became of updates, whose rows are those of `plan`.
@@ -434,14 +411,13 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        assert self.outlook is not None and self.watch is not None
         progress = self.progress
         # The micro-batches of the epoch that are trained: where updates limit the run, it may end before the epoch.
         updates = self.length.last_update - epoch.updates_before
         n_steps = int(min(epoch.schedule.n_steps, updates * self.settings.accumulation_steps))
         metrics, tokens = self.job.metrics(sums)
-        tokens_per_second = tokens / self.watch.lap()
-        step_seconds = self.watch.seconds_per_step(step)
+        tokens_per_second = tokens / self.stopwatch.lap()
+        step_seconds = self.stopwatch.seconds_per_step(step)
         steps_left = (self.all_updates - progress.update) * self.settings.accumulation_steps
         record: dict[str, Any] = {
             **position(progress),
@@ -470,37 +446,35 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
-    def look(self) -> int:
-        """Evaluate and sample, where that is due after this update. Returns the number of a stop signal that came, or 0."""
-        assert self.watch is not None
-        looks, clock = self.job.looks, self.length.clock
+    def evaluate_and_sample(self) -> int:
+        """What is due of it after this update. Returns the number of a stop signal that came, or 0."""
+        evaluation, clock = self.job.evaluation, self.length.clock
         stop_signal = 0
-        if self.finished and looks.samples is not None and not looks.sample_interval:
+        if self.finished and evaluation.has_samples:
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. The save behind the evaluation replaces this one.
             self.save()
             self.saver.saved_update = -1
         if self.progress.evaluation_due:
-            with self.watch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
+            with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
                 stop_signal = self.evaluate()
         if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
-            assert looks.samples is not None
-            with self.watch.paused():
-                samples, stop_signal = looks.samples(self.engine, self.signals, self.finished)
+            assert evaluation.samples is not None
+            with self.stopwatch.paused():
+                samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
                 self.tell_samples(samples)
         return stop_signal
 
     def evaluate(self) -> int:
         """Evaluate, sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
-        progress, looks = self.progress, self.job.looks
+        progress, evaluation = self.progress, self.job.evaluation
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_signal = 0
-        if looks.evaluate is not None:
-            values, stop_signal = looks.evaluate(self.engine, self.signals, progress.update)
-        # Samples with times of their own come at these.
-        if looks.samples is not None and not looks.sample_interval and not stop_signal:
-            samples, stop_signal = looks.samples(self.engine, self.signals, self.finished)
+        if evaluation.evaluate is not None:
+            values, stop_signal = evaluation.evaluate(self.engine, self.signals, progress.update)
+        if evaluation.samples is not None and evaluation.has_samples and not stop_signal:
+            samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
         if stop_signal:
             return stop_signal
         progress.evaluation_due = False
@@ -530,7 +504,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         self.save_clock.restart()
-        seconds = self.watch.elapsed() if self.watch else self.seconds_before
+        seconds = self.stopwatch.elapsed() if self.current_epoch else self.seconds_before
         self.saver.save(self.progress, seconds, is_last=self.finished)
 
     def save_before_failed_loader(self, failure: LoaderError) -> None:
@@ -548,11 +522,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.progress.update:
             # The loader may have failed because the data is damaged.
             self.save()
-
-
-def asks_to_save(outcome: Outcome) -> bool:
-    """Whether some rank was asked to save, or to stop, which begins with a save."""
-    return bool(outcome.stop_signal or outcome.save)
 
 
 def train_epoch(trainer: Trainer) -> int:

@@ -29,7 +29,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from common.nested import replaced
 from model.products import without_kept_copies
 from trainer.machine.ranks import Ranks, compare_with_main, on_main
 from trainer.machine.settings import FULL
@@ -107,6 +106,28 @@ def whole_of(tensor: "DTensor") -> torch.Tensor:
     received = [torch.empty_like(sent) for _ in range(group.size())]
     dist.all_gather(received, sent, group=group)
     return torch.cat(received)[: tensor.shape[0]]
+
+
+def replaced(nest: Any, change: Callable[[str, Any], Any]) -> Any:
+    """The nest with change(name, value) in the place of each value. name: keys and numbers with dots between.
+
+    A value that is in it twice is asked for once, by its first name, so that tied tensors stay one.
+    Errors: RecursionError for one that is nested too deep.
+    """
+    # {id of a value: what takes its place}
+    known: dict[int, Any] = {}
+
+    def of(value: Any, name: str) -> Any:
+        start = f"{name}." if name else ""
+        if isinstance(value, dict):
+            return {key: of(item, f"{start}{key}") for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(of(item, f"{start}{number}") for number, item in enumerate(value))
+        if id(value) not in known:
+            known[id(value)] = change(name, value)
+        return known[id(value)]
+
+    return of(nest, "")
 
 
 def gathered(state: Any, ranks: Ranks) -> Any:

@@ -60,7 +60,7 @@ from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import plain_advice, told_in_a_line
-from trainer.machine.ranks import Ranks, compare_precision, first_rank_first, on_main
+from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
 
@@ -110,7 +110,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     """The tasks. Whatever does not fit is found here, before hours have passed. Errors: UserError, DataError."""
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
-    compare_precision(ranks, dtype)
+    compare_with_main(ranks, {"precision": str(dtype)})
     out = Path(settings.out_dir)
     with user_errors():
         if settings.do_eval:

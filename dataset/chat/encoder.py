@@ -203,37 +203,30 @@ class ChatEncoder(DocumentEncoder):
         marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
         conversation = json.loads(marked)
         # Each part but the last one ends where an answer begins.
-        *before_answers, rest = BEFORE_ANSWER.split(rendered(conversation, is_asked))
+        # A slow import, which a process that reads no conversations does without.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # ([text], nothing that is asked for here)
+        rendered: Any = render_jinja_template(
+            [conversation["messages"]],
+            tools=conversation.get("tools"),
+            chat_template=CHAT_TEMPLATE,
+            add_generation_prompt=is_asked,
+        )
+        *before_answers, rest = BEFORE_ANSWER.split(rendered[0][0])
         answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
         # Where one is asked for, nothing is trained.
         only_read = [not is_asked and not is_trained(answer) for answer in answers]
         if is_asked:
             only_read.append(False)
+        parts = []
         for part, is_only_read in zip(before_answers, only_read, strict=True):
             if is_only_read:
                 part = part.removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
-            yield from self._pieces_of(part)
-        yield from self._pieces_of(rest)
-
-    def _pieces_of(self, part: str) -> Iterator[str | int]:
-        """The same of a part of what the template writes."""
-        for piece in self._cut_at.split(part):
-            if piece in self.special:
-                yield self.special[piece]
-            elif piece:
-                yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
-
-
-def rendered(conversation: dict[str, Any], is_asked: bool) -> str:
-    """What the template writes."""
-    # A slow import, which a process that reads no conversations does without.
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    # (texts, nothing that is asked for here)
-    result: Any = render_jinja_template(
-        [conversation["messages"]],
-        tools=conversation.get("tools"),
-        chat_template=CHAT_TEMPLATE,
-        add_generation_prompt=is_asked,
-    )
-    return str(result[0][0])
+            parts.append(part)
+        for part in [*parts, rest]:
+            for piece in self._cut_at.split(part):
+                if piece in self.special:
+                    yield self.special[piece]
+                elif piece:
+                    yield piece.replace(INSIDE, "").replace(ITSELF, MARK)

@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import faults
-from dataset.reading.faults import Item
+from dataset.reading.faults import Item, check_column
 
 # pyarrow is optional and has no types of its own: these names only tell the reader which of its classes is meant.
 ArrowArray = Any
@@ -111,13 +111,7 @@ class TableReader:
 
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""
-        names = schema.names
-        if names.count(self.text_field) != 1:
-            what = "no column" if self.text_field not in names else "more than one column"
-            columns = ", ".join(name[:40] for name in names[:8])
-            raise DataError(
-                f"{self.path}: {what} {self.text_field!r} (its columns: {columns}; --text_field names another one)"
-            )
+        check_column(self.text_field, schema.names, str(self.path))
         types = self.arrow.types
         kind = schema.field(self.text_field).type
         of_values = kind.value_type if types.is_dictionary(kind) else kind

@@ -3,16 +3,12 @@ so that a quoted field may hold commas, quotes and line breaks; this file bounds
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.faults import BadLine, Item, not_utf8
+from dataset.reading.faults import BadLine, Item, check_column, item_of, text_of
 from dataset.reading.streams import BOM, LineReader, Stream
-
-# of a header, in a line on what is wrong with it
-MOST_NAMES_SHOWN = 8
-LONGEST_NAME_SHOWN = 40
 
 
 def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Item]:
@@ -28,42 +24,16 @@ def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iter
             yield line, row
         elif not names:
             names = row
-            if names.count(text_field) != 1:
-                what = "no column" if text_field not in names else "more than one column"
-                raise DataError(f"{path}:{line}: {what} {text_field!r} in the header ({columns_shown(names)})")
+            check_column(text_field, names, f"{path}:{line}")
         elif len(row) != len(names):
             # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
             yield line, ("wrong number of fields", f"{len(row)} fields where the header has {len(names)}")
-        elif text := row[names.index(text_field)]:
-            yield line, _fault_of(text) or text
-
-
-def _fault_of(text: str) -> tuple[str, str] | None:
-    """(kind, reason) of what is wrong with the characters of a text."""
-    if "\0" in text:
-        return faults.NUL_IN_TEXT
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
-        byte = ord(text[error.start]) & 0xFF
-        raw = text.encode("utf-8", "surrogateescape")
-        kind, reason = not_utf8(raw, f"the text is not UTF-8: byte 0x{byte:02x}").args
-        return kind, reason
-    return None
-
-
-def columns_shown(names: Sequence[str]) -> str:
-    """Part of a line: the columns of a header, and what to do."""
-    shown = ", ".join(name[:LONGEST_NAME_SHOWN] for name in names[:MOST_NAMES_SHOWN])
-    # Bytes that are not UTF-8 stand in the names as halves of surrogate pairs, which no terminal prints.
-    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
-    advice = "--text_field names another one"
-    if "\0" in shown:
-        shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
-    elif len(names) == 1 and ";" in shown:
-        advice = "they are to be separated by commas, in a .tsv by tabs"
-    return f"its columns: {shown}; {advice}"
+        else:
+            # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
+            raw = row[names.index(text_field)].encode("utf-8", "surrogateescape")
+            item = item_of(line, raw, text_of)
+            if item is not None:
+                yield item
 
 
 # Who pulls whom: `next` asks the csv module for a row, and the module asks `lines_of_row` for as many lines as the row

@@ -18,9 +18,9 @@ from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
-from dataset.reading.faults import BadLine, BadLines, Fault, Item, not_utf8, pass_over, refuse_utf16
+from dataset.reading.faults import BadLines, Fault, Item, item_of, pass_over, refuse_utf16, text_of
 from dataset.reading.file_kinds import UNCOMPRESSED, find_files, kind_of
-from dataset.reading.json_files import item_of, read_json, text_of_line
+from dataset.reading.json_files import read_json, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, compression_of, open_stream
 
 # A block is held in memory by the process that reads it and by the one that encodes it.
@@ -63,9 +63,9 @@ class Block:
     def documents(self, text_field: str) -> Iterator[Item]:
         """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
         is_text = kind_of(self.path).is_text
-        lines = iter([self.raw] if is_text else io.BytesIO(self.raw))
-        for number, line in enumerate(lines, 1):
-            item = item_of(number, line, _text_of_file if is_text else text_of_line, text_field)
+        convert = _text_of_file if is_text else partial(text_of_line, text_field=text_field)
+        for number, line in enumerate([self.raw] if is_text else io.BytesIO(self.raw), 1):
+            item = item_of(number, line, convert)
             if item is not None:
                 yield item
         yield from self.items
@@ -119,7 +119,7 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
             else:
                 text += cast(bytes, line)
         elif first:
-            item = item_of(first, bytes(text), _text_of_file, "")
+            item = item_of(first, bytes(text), _text_of_file)
             if is_too_long:
                 item = (first, faults.too_long("text between blank lines"))
             if item is not None:
@@ -129,15 +129,9 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
             is_too_long = False
 
 
-def _text_of_file(raw: bytes, text_field: str) -> str:
+def _text_of_file(raw: bytes) -> str:
     """A whole text file, its line ends made \\n whatever system wrote it."""
-    if b"\0" in raw:
-        raise BadLine(*faults.NUL_IN_TEXT)
-    try:
-        return raw.removeprefix(BOM).decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise not_utf8(raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
+    return text_of(raw.removeprefix(BOM)).replace("\r\n", "\n")
 
 
 def _item_blocks(path: Path, items: Iterator[Item], position: Callable[[], int], block_bytes: int) -> Iterator[Block]:

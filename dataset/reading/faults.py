@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,20 @@ class BadLine(Exception):
     """What a reader raises on a line that is no document. Arguments: kind, reason."""
 
 
+def item_of(line: int, raw: bytes, convert: Callable[[bytes], str | None]) -> Item | None:
+    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; None for an empty text."""
+    try:
+        text = convert(raw)
+    except BadLine as bad:
+        return line, bad.args
+    return (line, text) if text else None
+
+
 def too_long(what: str, most: int | None = None) -> tuple[str, str]:
     """(kind, reason) of the fault of a line, row or file of more than `most` bytes (default: of a document)."""
     megabytes = (MAX_DOCUMENT_BYTES if most is None else most) >> 20
     return "too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents"
 
-
-NUL_IN_TEXT = ("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
 
 # A command that converts a file; the new one has its ending, by which its kind is known.
 CONVERT = "python -c \"import sys; open('converted{}', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
@@ -53,6 +61,33 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
             raw.decode("gb18030")
             return BadLine(GBK, f"{reason}; it may be GBK (GB 18030)")
     return BadLine("bad UTF-8", reason)
+
+
+def text_of(raw: bytes) -> str:
+    """The text of a file or field. Errors: BadLine for what UTF-8 does not spell, and for NUL bytes."""
+    if b"\0" in raw:
+        raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise not_utf8(raw, f"the text is not UTF-8: byte 0x{raw[error.start]:02x} in its line {line}") from None
+
+
+def check_column(text_field: str, names: Sequence[str], place: str) -> None:
+    """Errors: DataError that begins with `place` where not exactly one of a table's columns has the name."""
+    if names.count(text_field) == 1:
+        return
+    shown = ", ".join(name[:40] for name in names[:8])
+    # Bytes that are not UTF-8 stand in the names of a .csv as halves of surrogate pairs, which no terminal prints.
+    shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    advice = "--text_field names another one"
+    if "\0" in shown:
+        shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
+    elif len(names) == 1 and ";" in shown:
+        advice = "they are to be separated by commas, in a .tsv by tabs"
+    what = "no column" if text_field not in names else "more than one column"
+    raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
 
 def refuse_utf16(beginning: bytes, path: Path) -> None:

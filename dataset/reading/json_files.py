@@ -7,12 +7,13 @@ gives the object as it stands there.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.conversations import CONVERSATION, text_of_conversation
-from dataset.reading.faults import BadLine, Item, not_utf8
+from dataset.reading.faults import BadLine, Item, item_of, not_utf8
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
@@ -29,15 +30,6 @@ STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
 JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
-
-
-def item_of(line: int, raw: bytes, convert: Callable[[bytes, str], str | None], text_field: str) -> Item | None:
-    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; None for an empty text."""
-    try:
-        text = convert(raw, text_field)
-    except BadLine as bad:
-        return line, bad.args
-    return (line, text) if text else None
 
 
 def text_of_line(raw: bytes, text_field: str) -> str | None:
@@ -189,7 +181,7 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
                     break
                 data = data[at:] + more
                 at = 0
-            item = item_of(line, data[at:end_of], text_of_line, text_field)
+            item = item_of(line, data[at:end_of], partial(text_of_line, text_field=text_field))
             if item is not None:
                 yield item
             line += data.count(b"\n", at, end_of)

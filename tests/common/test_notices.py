@@ -11,8 +11,6 @@ from common.wording import announce
 from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_weights
 
-# A printing function of its own needs a reason: each of these makes its text printable itself.
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -51,7 +49,8 @@ def start(words, **options):
     return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
 
 
-@pytest.mark.parametrize("name", ["tokenise", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tokenise", "train"])
 def test_names_of_files_are_shown_and_not_obeyed(place, name):
     process = start(command(place, name), stdout=subprocess.PIPE)
     out, errors = process.communicate(timeout=120)

@@ -3,8 +3,6 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common import errors
 from common.flags import Parser
@@ -19,11 +17,6 @@ def obeyed(character: str) -> bool:
     marks = "\u061c\u200e\u200f"
     is_control = unicodedata.category(character) == "Cc" and character not in "\n\t"
     return is_control or unicodedata.bidirectional(character) in directions or character in marks
-
-
-@given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text):
-    assert not any(obeyed(character) for character in printable(text))
 
 
 def test_each_such_character_is_made_visible_and_others_are_left_alone():

@@ -13,6 +13,9 @@ from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedd
 from dataset.reading.conversations import text_of_conversation
 from dataset.reading.documents import read_documents
 
+# To read all modules of Python takes longer than a quick test may.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
@@ -37,7 +40,6 @@ def test_holds_what_the_modules_document(corpus):
     assert 'The "if" statement' in everything
 
 
-@pytest.mark.slow
 def test_the_same_again_and_not_built_twice(corpus):
     assert list(documents()) == [text for _, text in read_documents(corpus)]
     before = corpus.stat()
@@ -55,7 +57,6 @@ def test_of_two_that_start_together_one_builds(tmp_path, monkeypatch):
     assert len(built) == 1 and inodes[0] == inodes[1]
 
 
-@pytest.mark.slow
 def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_each_phrasing(tmp_path, monkeypatch):
     found = answers()
     monkeypatch.setattr(embedded_corpus, "answers", lambda: found)

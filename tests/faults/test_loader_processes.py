@@ -46,7 +46,11 @@ def test_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
 
 
 @pytest.mark.parametrize(
-    "hooks", [{"kill_worker_at": {"updates": [2], "rank": 1}}, {"bad_batch": {"at": 9, "rank": 1}}]
+    "hooks",
+    [
+        {"kill_worker_at": {"updates": [2], "rank": 1}},
+        pytest.param({"bad_batch": {"at": 9, "rank": 1}}, marks=pytest.mark.slow),
+    ],
 )
 def test_two_ranks_stop_together(lab, hooks):
     """One rank gets no more batches: both save and end after the same update, and go on from there."""

@@ -40,6 +40,7 @@ def test_a_bad_update_on_any_rank_skips_on_all(lab):
     assert "update 3 is not applied (1 so far)" in processes[0].out
 
 
+@pytest.mark.slow
 def test_counts_of_bad_updates_go_on_after_a_resume(lab):
     """Killed after the skipped update: count and curve are those of a run that was not killed."""
     poison = {"poison": {"updates": [2]}}

@@ -138,6 +138,7 @@ def test_a_payload_is_never_run(lab, sharded, in_part):
     assert process.err.count("\n") == 1 and str(bad) in process.err and not ran.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_any_rank_is_told_and_training_goes_on(lab, sharded):
     """The second save fails on rank 1: rank 0 names the file, the checkpoint before is intact, and the end is the same."""
     lab.settings.update(SETTINGS)

@@ -101,6 +101,7 @@ def test_a_second_signal_exits_at_once(lab, whole):
     assert lab.result("run") == whole.result("whole") and lab.leftovers("run") == []
 
 
+@pytest.mark.slow
 def test_repeats_within_milliseconds_count_as_one(lab):
     """torchrun forwards what the terminal has sent to the whole group already, to both ranks."""
     lab.run_ranks("whole", num_workers=1)
@@ -156,6 +157,7 @@ def test_a_sigusr1_saves_and_goes_on(lab, whole):
     assert lab.result("run") == whole.result("whole")
 
 
+@pytest.mark.slow
 def test_a_stop_by_a_closed_terminal(lab, whole):
     """SIGHUP comes, and every further line to the terminal fails."""
     master, slave = pty.openpty()

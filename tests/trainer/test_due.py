@@ -3,14 +3,14 @@
 import pytest
 
 from trainer.due import Intervals
-from trainer.job import Looks, Progress
+from trainer.job import Evaluation, Progress
 
 N_UPDATES = 40
 
 
-def intervals(accumulation_steps=1, log_interval=1, save_interval=0, save_at=frozenset(), **looks):
+def intervals(accumulation_steps=1, log_interval=1, save_interval=0, save_at=frozenset(), **evaluation):
     return Intervals(
-        looks=Looks(**looks),
+        evaluation=Evaluation(**evaluation),
         log_interval=log_interval,
         save_interval=save_interval,
         save_at=save_at,

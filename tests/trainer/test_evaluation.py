@@ -57,6 +57,7 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
     assert values["bits_per_byte"] == pytest.approx(total / math.log(2) / n_bytes, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("positions", "most_rows", "fields"), [(12 * 5, 5, {}), (1, 1, {"use_moe": True})])
 def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatch, positions, most_rows, fields):
     """Reference: all rows of a batch at once. A mask has the square of a row's positions."""

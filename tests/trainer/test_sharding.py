@@ -17,7 +17,7 @@ from trainer.engine import Engine
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
-from trainer.sharding import Shards, build_on_main, gathered, is_sharded, own_part, whole_of
+from trainer.sharding import Shards, build_on_main, gathered, is_sharded, own_part, replaced, whole_of
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -306,3 +306,15 @@ def test_one_process_has_nothing_to_shard(tmp_path, capsys):
     write_corpus(tmp_path / "data.jsonl", 20)
     train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, shard="full", max_updates=1)
     assert "--shard full has no effect" in capsys.readouterr().out
+
+
+def test_a_tensor_that_is_there_twice_stays_one():
+    asked = []
+
+    def copied(name, value):
+        asked.append(name)
+        return value.clone()
+
+    tensor = torch.ones(2)
+    found = replaced({"weight": tensor, "tied": tensor, "other": torch.ones(2)}, copied)
+    assert asked == ["weight", "other"] and found["weight"] is found["tied"] is not tensor

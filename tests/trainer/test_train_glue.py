@@ -253,7 +253,7 @@ def test_flags_of_the_published_script_mean_what_they_meant():
     assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow)])
 def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
     """What is wanted stands in the text. References: the labels, and scikit-learn's figure of the written predictions."""
     generator = random.Random(0)

@@ -74,8 +74,6 @@ LOSS_ERROR_ELSEWHERE = 0.10
 # The same for a model or a run below a million on such a text: 5.187 was expected and 4.192 measured.
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
-# the optimisers that a plan has rates for
-OPTIMIZERS = ("adamw", "muon")
 # How many tokens AdamW needs to learn what Muon learns from one: more than 1.7 at 7.3 M parameters and 4 M tokens, with higher rates
 # of Muon than those below.
 TOKENS_OF_ADAMW = 2.0
@@ -258,16 +256,10 @@ def layers_off(layers: int, width: int, tokens: float) -> float:
 
 
 def heads_for(width: int) -> int:
-    """The number of query heads that goes with a width: each HEAD_WIDTH wide, or wider by as little as can be.
-
-    Errors: ValueError for an odd width, of which no heads are even.
-    """
-    if width % 2:
-        raise ValueError(
-            f"--hidden_size {width} is odd, and RoPE turns pairs of dimensions: give an even width, best a multiple of {HEAD_WIDTH}"
-        )
+    """The number of query heads that goes with a width: each HEAD_WIDTH wide, or wider by as little as can be."""
     heads = max(1, width // HEAD_WIDTH)
-    while width % heads or (width // heads) % 2:
+    # RoPE turns pairs of dimensions.
+    while heads > 1 and (width % heads or (width // heads) % 2):
         heads -= 1
     return heads
 

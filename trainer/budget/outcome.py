@@ -19,8 +19,7 @@ from common.processes import seconds_since_start
 from common.settings import default_of
 from common.wording import counted
 from trainer.budget import laws
-from trainer.budget.costs import RunCosts
-from trainer.budget.data import FEWEST_DOCUMENTS
+from trainer.budget.costs import FEWEST_DOCUMENTS, RunCosts
 from trainer.budget.plan import Plan
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings, weight_name

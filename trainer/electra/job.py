@@ -34,7 +34,7 @@ from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
-from trainer.job import Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
@@ -176,7 +176,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
         self.kept_updates = range(every, n + 1, every) if every else range(0)
         self.files.save_at = {*self.percents, *self.kept_updates}
-        self.looks = Looks(
+        self.evaluation = Evaluation(
             evaluate=self.evaluate if self.val_plan is not None else None,
             eval_interval=settings.eval_interval,
             samples=self.samples if settings.example_interval else None,

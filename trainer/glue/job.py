@@ -30,7 +30,7 @@ from model.electra.model_electra import init_position_embeddings
 from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
-from trainer.job import UNLIMITED, Identity, Job, Length, Looks, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
@@ -137,7 +137,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         )
         assert settings.epochs is not None
         self.length = Length(math.ceil(settings.epochs))
-        self.looks = Looks(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
+        self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
             n_updates = schedule_of(settings, self.ranks, len(data.train.features.lengths)).n_updates
@@ -149,7 +149,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
                 # than 55 in binary numbers.
                 self.length.max_updates = math.ceil(round(settings.epochs * n_updates, 6))
             if settings.evaluate_during_training:
-                self.looks.eval_interval = settings.eval_interval or n_updates
+                self.evaluation.eval_interval = settings.eval_interval or n_updates
         if settings.save_steps:
             # A range answers "is this update one of them?" without a list of them.
             self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)

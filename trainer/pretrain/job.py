@@ -19,9 +19,9 @@ from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
+    Evaluation,
     Identity,
     Job,
-    Looks,
     Outlook,
     Progress,
     RunFiles,
@@ -155,11 +155,11 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
 
         # Evaluations, and where the run ends
         self.validation = validation = self.corpus.validation(self.pad_id)
-        self.looks = Looks(eval_interval=settings.eval_interval, save_best=self.write_weights)
+        self.evaluation = Evaluation(eval_interval=settings.eval_interval, save_best=self.write_weights)
         if validation:
-            self.looks.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
+            self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if self.prompts:
-            self.looks.samples = lambda engine, signals, is_last: samples(
+            self.evaluation.samples = lambda engine, signals, is_last: samples(
                 engine,
                 self.first_model.tokenizer,
                 encoder,

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
-from trainer.reporting.records import FIGURES, RunRecords, quality, remarks, trains_answers
+from trainer.reporting.records import RunRecords, quality, remarks, trains_answers
 
 # Evaluations before the last one whose samples are shown
 EARLIER = 20
@@ -190,16 +190,11 @@ def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str],
 
 
 def figures(run: RunRecords) -> dict[str, str]:
-    """{label: text} of the last figures that a run has logged."""
-    written: list[tuple[str, str, Callable[[float], str]]] = list(FIGURES)
-    for chart in run.charts:
-        if chart.title == METRICS:
-            written += [(LABELS.get(field, field), field, "{:.4f}".format) for field in chart.fields]
-    texts = {}
-    for label, field, write in written:
-        value = run.last(field)
-        if value is not None:
-            texts[label] = write(value)
+    """{label: text} of the last figures that a run has logged, with those of its task."""
+    texts = dict(run.figures())
+    for field in (field for chart in run.charts if chart.title == METRICS for field in chart.fields):
+        if (value := run.last(field)) is not None:
+            texts[LABELS.get(field, field)] = f"{value:.4f}"
     return texts
 
 

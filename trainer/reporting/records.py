@@ -113,6 +113,11 @@ class RunRecords:
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
 
+    def figures(self) -> list[tuple[str, str]]:
+        """[(label, text)] of the FIGURES that were logged last."""
+        values = [(label, self.last(field), write) for label, field, write in FIGURES]
+        return [(label, write(value)) for label, value, write in values if value is not None]
+
     def noted(self, part: str) -> dict[str, Any]:
         """What the last start has noted of a part of the run: settings, model, data, machine, versions."""
         return self.starts[-1].get(part, {}) if self.starts else {}

@@ -53,12 +53,11 @@ from common.files import (
     remove_if_possible,
     replace,
 )
-from common.nested import replaced
 from model.pth_format import check_kind
 from trainer.machine.ranks import ONE_RANK, Ranks, end_all, first_said, on_main, until_all_are_ready
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
-from trainer.sharding import TensorPart, is_sharded, part_of, rows_of_ranks
+from trainer.sharding import TensorPart, is_sharded, part_of, replaced, rows_of_ranks
 
 # The endings of what a run writes beside its stem, the mark of its lock among it
 OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")

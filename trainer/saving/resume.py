@@ -250,7 +250,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
     def keep_best(self) -> None:
         """The validation loss has just been found lowest. A collective where the model is sharded."""
-        if self.job.looks.save_best is None:
+        if self.job.evaluation.save_best is None:
             return
         weights = self.engine.weights()
         if self.ranks.is_main:
@@ -258,7 +258,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
     def write_best(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
         """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""
-        save = self.job.looks.save_best
+        save = self.job.evaluation.save_best
         if save is None:
             return
         stem = Path(f"{self.job.files.stem}.best")

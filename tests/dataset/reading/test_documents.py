@@ -1,7 +1,6 @@
 """Documents out of files. References: the texts that were written, and Python's own json, gzip and pyarrow."""
 
 import json
-import pickle
 
 import pytest
 from hypothesis import given, settings
@@ -77,7 +76,7 @@ def test_bad_lines_merge_count_and_keep_the_first_places():
     def collector(lines):
         bad = BadLines()
         for line in lines:
-            bad.add(_fault(line))
+            bad.add(Fault("a.jsonl", line, "not JSON", "reason"))
         return bad
 
     whole = collector(range(1, 11))
@@ -87,24 +86,6 @@ def test_bad_lines_merge_count_and_keep_the_first_places():
     assert whole.report()[:3] == ["skipped 10 bad lines:", "  not JSON: 10", "    a.jsonl:1: reason"]
     assert len(whole.report()) == 2 + 3
     assert BadLines.from_dict(json.loads(json.dumps(whole.to_dict()))).report() == whole.report()
-
-
-def _fault(line):
-    return Fault("a.jsonl", line, "not JSON", "reason")
-
-
-def test_error_survives_pickling():
-    error = pickle.loads(pickle.dumps(_fault(4).error()))
-    assert (str(error), error.kind) == (str(_fault(4).error()), "not JSON")
-
-
-def test_missing_package_is_named(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(DataError, match="pip install zstandard"):
-        list(read_documents(tmp_path / "a.jsonl.zst"))
 
 
 LINES = st.lists(st.sampled_from([*GOOD, b"", b" \t", b"\r", b"not JSON"]), max_size=30)

@@ -1,12 +1,9 @@
 """The clock of a run with a budget. Reference: a simulated machine whose speed is known at each moment."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from trainer.budget import clock as module
 from trainer.budget.clock import TOLERANCE, Clock, Course
-from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
 from trainer.optim.schedules import wsd
 
@@ -160,16 +157,3 @@ def test_the_rate_has_no_jump_where_the_end_moves_within_the_fall():
     for update in (20, 33, 59):
         for further in (3, 30, 300):
             assert course.with_end(update, update + further).factor(update) == pytest.approx(course.factor(update))
-
-
-def test_an_end_that_moves_back_and_forth_is_told_once():
-    """As on a machine that others use. A small move is not worth a line."""
-    said = []
-    length = SimpleNamespace(max_updates=1000, last_update=1000)
-    job = SimpleNamespace(replan=lambda progress: None)
-    reporter = SimpleNamespace(say=said.append)
-    trainer = SimpleNamespace(length=length, job=job, reporter=reporter, progress=None, has_told_end=False)
-    for end in (990, 800, 1100, 700):
-        length.last_update = end
-        Trainer.follow_clock(trainer)
-    assert len(said) == 1 and "there is time for 800 of them" in said[0] and trainer.all_updates == 700

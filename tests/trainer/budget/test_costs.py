@@ -10,8 +10,7 @@ from model.model_minimind import MiniMindForCausalLM
 from tests.trainer.budget.test_plan import demands
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
-from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, Machine, RunCosts, measured_seconds
-from trainer.budget.data import Data
+from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
 from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.machine import compiling
 from trainer.machine.ranks import Ranks

@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import laws, planner
+from trainer.budget import clock, costs, laws, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
@@ -115,15 +114,6 @@ def test_what_the_user_says_is_kept(text, tmp_path):
 def test_what_a_budget_cannot_keep_to_is_refused(text, tmp_path, changes, said):
     with pytest.raises(UserError, match=said):
         planned(tmp_path, text, **changes)
-
-
-def test_an_optimiser_without_laws_is_refused():
-    """It would be planned as AdamW."""
-    settings = SimpleNamespace(
-        optimizer="sgd", budget="1h", epochs=1, max_updates=0, lr_schedule="wsd", from_weight="none"
-    )
-    with pytest.raises(UserError, match="--optimizer sgd: the rates of a plan are known for adamw and muon alone"):
-        planner.refuse_contradictions(settings, {"optimizer"})
 
 
 def test_the_plan_of_a_run_is_kept(text, tmp_path):
@@ -237,8 +227,6 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
 
 def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capfd):
     """A machine so busy that compiling takes a minute: of a budget of 20 s a quarter is lost with it at most."""
-    from trainer.budget import costs
-
     loss = costs.pretrain_loss
     choices = []
 
@@ -265,8 +253,6 @@ def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capf
 @pytest.mark.slow
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
-    from trainer.budget import clock, planner
-
     began = time.monotonic()
     for module in (planner, clock):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
@@ -293,14 +279,12 @@ def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
 
 
 def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path, monkeypatch):
-    """As where a long text was tokenised for the first time. The line is compared word by word."""
-    from trainer.budget import planner
-
+    """As where a long text was tokenised for the first time."""
     monkeypatch.setattr(planner, "seconds_since_start", lambda: 19.0)
-    said = "19 s of it had passed before the plan. Give a larger budget, or run the command again: the text is tokenised now."
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(
+        UserError, match=r"\(19 s had passed before the plan; the text is tokenised now, so try the same again\)"
+    ):
         planned(tmp_path, text, budget_tokens=None, budget="20s")
-    assert str(caught.value).endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +311,6 @@ def test_short_runs_take_short_rows(words, rate, length):
 @pytest.fixture
 def another_speed(monkeypatch):
     """start(rate, factor): updates take `factor` times what a machine of that rate is expected to. Gives what was measured."""
-    from trainer.budget import costs
 
     def start(rate, factor):
         measured = []
@@ -355,6 +338,7 @@ def chosen_by_plan(text, tmp_path, capfd, *words):
     return {name: int(command[command.index(f"--{name}") + 1]) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [0.6, 1.5])
 def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, capfd, another_speed, factor):
     """A size that was measured keeps its micro-batches, although by its true speed others would suit a little better."""
@@ -376,7 +360,6 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
 
 def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch):
     """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
-    from trainer.budget import costs
     from trainer.machine import compiling
 
     timed = []
@@ -436,6 +419,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
         assert "dtype: float32\n" in (tmp_path / "pretrain_16.plan.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])
 def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, is_small):
     changes = {"data_path": text, "out_dir": tmp_path, "budget_flops": flops, "dry_run": 1}
@@ -445,6 +429,7 @@ def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, 
     assert ("8.0 passes over the text" in printed) == is_small
 
 
+@pytest.mark.slow
 def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_path, capfd):
     small = write_corpus(tmp_path / "small.jsonl", n_documents=10, seed=1)
     changes = {**SMALL_MODEL, "out_dir": tmp_path, "budget_tokens": 10_000, "dry_run": 1}

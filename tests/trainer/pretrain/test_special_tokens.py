@@ -26,6 +26,7 @@ def marked(tmp_path_factory):
     return data, val, folder / "out", run
 
 
+@pytest.mark.slow
 def test_scripts_read_a_text_as_the_weight_was_trained(marked, tmp_path):
     """The same documents have the same loss in evaluate.py as in the trainer, from an export and on the way back too."""
     _, val, out, run = marked

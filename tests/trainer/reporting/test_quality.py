@@ -59,6 +59,7 @@ def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path)
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_a_run_notes_it_and_one_without_validation_says_how_to_get_it(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2)
     found = RunRecords.read(run.reporter.file.name)

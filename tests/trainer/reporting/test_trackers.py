@@ -26,6 +26,7 @@ def test_one_interface(data, tmp_path, kind):
     assert module.finish.call_count == 1
 
 
+@pytest.mark.slow
 def test_a_resume_continues_the_same_run(data, tmp_path):
     module = mock.MagicMock(**{"init.return_value.id": "abc"})
     options = {"data_path": data, "out_dir": tmp_path, "tracker": "wandb"}
