@@ -18,10 +18,8 @@ from dataset.packing import (
     MostTargets,
     RowPlan,
     all_documents,
-    chunks,
     number_type,
     sum_of_targets,
-    text_bytes,
 )
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
@@ -167,7 +165,7 @@ class Corpus:
                 f"--val_path {name}: {self.nothing_to_evaluate}, so its loss would tell nothing; name other documents"
             )
         # The loss of what is trained too does not tell what the model makes of new text.
-        is_shared = are_shared(self.store, val_store)
+        is_shared = np.isin(val_store.doc_hash, self.store.doc_hash[:])
         shared, total = int(is_shared.sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
@@ -367,15 +365,9 @@ def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
         raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
     threshold = np.uint64(int(fraction * 2**64))
-    # A first part that is empty, so that a side without documents is an array too.
     dtype = number_type(len(store))
-    training = [np.empty(0, dtype)]
-    validation = [np.empty(0, dtype)]
-    for lo, hi in chunks(len(store)):
-        held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
-        training.append((np.flatnonzero(~held_out) + lo).astype(dtype))
-        validation.append((np.flatnonzero(held_out) + lo).astype(dtype))
-    return np.concatenate(training), np.concatenate(validation)
+    held_out = np.asarray(store.doc_hash[:]) < threshold
+    return np.flatnonzero(~held_out).astype(dtype), np.flatnonzero(held_out).astype(dtype)
 
 
 def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
@@ -400,22 +392,6 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     return [store]
 
 
-def are_shared(training: Documents, validation: Documents) -> np.ndarray:
-    """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
-    # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
-    # few validation documents, which are sorted for that.
-    wanted = np.unique(np.asarray(validation.doc_hash[:]))
-    found = np.zeros(len(wanted), dtype=bool)
-    for lo, hi in chunks(len(training)):
-        of_training = np.asarray(training.doc_hash[lo:hi])
-        at = np.searchsorted(wanted, of_training)
-        # What is beyond all that is wanted is compared with the first one, which it is not.
-        at[at == len(wanted)] = 0
-        found[at[wanted[at] == of_training]] = True
-    shared = wanted[found]
-    return np.isin(np.asarray(validation.doc_hash[:]), shared)
-
-
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
@@ -433,7 +409,7 @@ class ValidationBatches:
         )
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
         self.store = store
-        self.n_bytes = text_bytes(store, documents) if only is None else None
+        self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
 
     def __len__(self) -> int:
         return math.ceil(self.plan.n_rows / EVAL_ROWS)
