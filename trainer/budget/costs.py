@@ -28,7 +28,7 @@ from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
-from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.optim.build import build_optimizer
@@ -50,8 +50,7 @@ HIGHEST_SHARE = 0.8
 GPU_SHARE = 0.35
 # Muon's products are smaller.
 MUON_SHARE = 0.7
-# Seconds that compiling takes: the first time, and once the compiler has kept its results.
-COMPILE_S = 35.0
+# Seconds that compiling takes once the compiler has kept its results; COMPILE_SECONDS the first time
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
@@ -229,7 +228,7 @@ class RunCosts:
         if choice == "0":
             return False
         if choice == "auto":
-            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_S
+            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
@@ -256,7 +255,7 @@ class RunCosts:
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
             is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
-            seconds += WARM_COMPILE_S if is_known else COMPILE_S
+            seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
         evaluations = 1 + self.evaluations(config, cut, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
 

@@ -23,11 +23,12 @@ from common.wording import announce, counted
 from model.config import MiniMindConfig
 from model.hf_format import read_config
 from trainer.budget import laws
-from trainer.budget.costs import COMPILE_S, COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
+from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
+from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main
@@ -208,7 +209,7 @@ def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCos
     ranks = costs.machine.ranks
     measurements = 0
     if costs.seconds is not None:
-        of_one = COMPILE_S if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
+        of_one = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
         measurements = 1 + int(MEASURING_PART * costs.seconds / (of_one + costs.timed_seconds()))
     measured: Plan | None = None
     while True:

@@ -193,13 +193,6 @@ class ElectraSettings(
                 setattr(self, name, getattr(SIZES[self.size], name))
 
 
-def warmup_of(settings: ElectraTraining) -> int:
-    """The updates in which the rate rises."""
-    if settings.warmup_steps is not None:
-        return settings.warmup_steps
-    return min(WARM_UP, settings.max_steps // 10)
-
-
 def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
     """The rows of a micro-batch; where no flag says it, those which together make --rows_per_update or the published batch."""
     if settings.batch_size is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from common.files import MOST_CONFIG_BYTES, read_object
+from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, SettingsParser, default_of, parse, setting, switch, with_default
@@ -107,7 +107,7 @@ def shape_in(path: Path) -> dict[str, object]:
 
     What has another type than the flag is passed over: the weight's loader says what is wrong with it.
     """
-    fields = read_object(path, MOST_CONFIG_BYTES)
+    fields = read_object(path)
     kinds = {name: type(value) for name, value in DEFAULT_MODEL.items()} | {"num_key_value_heads": int}
     return {name: fields[name] for name in MODEL_FLAGS if type(fields.get(name)) is kinds[name]}
 

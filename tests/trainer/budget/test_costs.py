@@ -10,9 +10,10 @@ from model.model_minimind import MiniMindForCausalLM
 from tests.trainer.budget.test_plan import demands
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
-from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
+from trainer.budget.costs import WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
 from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.machine import compiling
+from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
@@ -78,7 +79,7 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
     cold = planned.other_seconds(plan.config, plan.cut, plan.seconds)
     planned.measure(plan)
     warm = planned.other_seconds(plan.config, plan.cut, plan.seconds)
-    assert cold - warm == pytest.approx(COMPILE_S - WARM_COMPILE_S)
+    assert cold - warm == pytest.approx(COMPILE_SECONDS - WARM_COMPILE_S)
     deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
     assert planned.other_seconds(deeper, plan.cut, plan.seconds) == pytest.approx(warm)
     of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)
