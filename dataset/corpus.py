@@ -4,7 +4,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Unpack, cast
 
 import numpy as np
@@ -31,8 +30,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
 SHARE_IS_MISSED = 0.02
-# Kinds of files in a line on what a folder has.
-KINDS_TOLD = 6
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 # What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
@@ -55,18 +52,12 @@ def notices_of_paths(
             )
     for path, choice in choices.items():
         if choice.left_out:
+            suffixes = ", ".join(sorted({kind_of(file).suffix for file in choice.read}))
             lines.append(
-                f"{path}: {_by_suffix(choice.read)} read, {_by_suffix(choice.left_out)} left out; name files by their own "
-                "paths to read others"
+                f"{path}: {counted(len(choice.read), 'file')} read ({suffixes}), {len(choice.left_out):,} of other kinds (such as "
+                f"{choice.left_out[0].name}) left out; name files by their own paths to read others"
             )
     return lines
-
-
-def _by_suffix(files: Sequence[PurePath]) -> str:
-    """As `3 .csv files, 1 .sh file`."""
-    counts = Counter(kind_of(file).suffix for file in files)
-    told = [counted(count, f"{suffix} file".lstrip()) for suffix, count in counts.most_common(KINDS_TOLD)]
-    return ", ".join(told) + (" and others" if len(counts) > KINDS_TOLD else "")
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from common.files import MOST_CONFIG_BYTES, read_object
+from common.files import read_object
 
 # SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is still there if a crash came between the
 # two files.
@@ -34,4 +34,4 @@ def has_trained_thoughts(weight: Path) -> bool:
 def _record_of(weight: Path) -> dict[str, Any]:
     """Empty where there is no such file. Errors: ValueError for one that is no JSON."""
     path = weight.with_suffix(".json") if weight.suffix == ".pth" else weight / "config.json"
-    return read_object(path, MOST_CONFIG_BYTES) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}

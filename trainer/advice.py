@@ -117,7 +117,6 @@ class SizeOfRun:
 def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
     """Lines on what a user may want to change. settings: as the user has said them."""
     from_file = settings.from_weight != "none"
-    other_rank = settings.local_rank not in (-1, run.ranks.local_rank)
     # A plan has chosen some of the settings, which nobody has given.
     is_planned = settings.has_budget
     without_fall = not is_planned and settings.lr_schedule != "wsd"
@@ -125,10 +124,8 @@ def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]
     by_rows = settings.rows_per_update > 0
     no_validation = not run.has_validation
     cases = [
-        ("local_rank", other_rank, "torchrun's environment decides, or there is none"),
         ("init_scheme", settings.init_scheme != "default" and from_file, "the weights come from a file"),
         ("eval_interval", is_changed(settings, "eval_interval") and no_validation, "no validation data"),
-        ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
         (
             "decay_share",
             without_fall and is_changed(settings, "decay_share"),

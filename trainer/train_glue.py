@@ -227,7 +227,6 @@ def read_tasks(
         # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)
-        compare_with_main(ranks, {str(path): key})
         keys.append(key)
         what = f"{path}, --model_path {settings.model_path}"
         check_known(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
@@ -244,7 +243,11 @@ def read_tasks(
                 test[target] = read(task, folder / file, keys, labelled=False)
             else:
                 say(f"{folder / file} is not there: no predictions {target}.tsv")
-        digests = {"data": " ".join(keys), "tokenizer": encoder.fingerprint[:16], "model": of_model}
+        digests = {
+            "data": " ".join(keys),
+            "tokenizer": encoder.fingerprint[:16],
+            "model (--model_path, --from_scratch)": of_model,
+        }
         tasks.append(Data(name, task, digests, model, tokenizer, encoder.vocab_size, train, dev, test))
     return tasks
 
