@@ -12,6 +12,9 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
+# Configs and settings have a few thousand bytes; a data file that was named by mistake has more.
+MOST_BYTES = 1 << 20
+
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
@@ -101,15 +104,6 @@ class HashingWriter:
     def flush(self) -> None:
         self.file.flush()
 
-    def tell(self) -> int:
-        return self.file.tell()
-
-    def fileno(self) -> int:
-        return self.file.fileno()
-
-    def close(self) -> None:
-        self.file.close()
-
 
 def file_digest(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
@@ -123,7 +117,7 @@ def refuse_irregular(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_small(path: str | Path, most_bytes: int) -> bytes:
+def read_small(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a small file that may have been put there by anybody.
 
     Errors: OSError for what is no regular file, and for more than `most_bytes`.
@@ -137,12 +131,8 @@ def read_small(path: str | Path, most_bytes: int) -> bytes:
     return content
 
 
-# Of the .json beside a weight, or the config.json of a folder. They have a few thousand.
-MOST_CONFIG_BYTES = 1 << 20
-
-
-def read_object(path: str | Path, most_bytes: int) -> dict[str, object]:
-    """The JSON object in a small file that may have been put there by anybody.
+def read_object(path: str | Path, most_bytes: int = MOST_BYTES) -> dict[str, object]:
+    """The JSON object in a small file that may have been put there by anybody, such as the .json beside a weight.
 
     Errors: ValueError, one line that names the file.
     """

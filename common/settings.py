@@ -207,8 +207,6 @@ def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str
 
 # ---------------------------------------------------------------------------------------------------- files of settings
 
-# No settings are this long; a data file that was named by mistake is.
-MOST_BYTES = 1 << 20
 NULL = "tag:yaml.org,2002:null"
 
 
@@ -247,7 +245,7 @@ def read_plain(path: Path, flag: str) -> object:
     """What a YAML or JSON file holds, numbers as text. flag: what a message begins with. Errors: UserError, one line."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        text = read_small(path, MOST_BYTES).decode("utf-8-sig")
+        text = read_small(path).decode("utf-8-sig")
         # JSON is nearly a part of YAML, but its errors are clearer from its own reader.
         if kind == "JSON":
             return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)

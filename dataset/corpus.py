@@ -4,7 +4,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Unpack, cast
 
 import numpy as np
@@ -18,10 +17,8 @@ from dataset.packing import (
     MostTargets,
     RowPlan,
     all_documents,
-    chunks,
     number_type,
     sum_of_targets,
-    text_bytes,
 )
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
@@ -33,8 +30,6 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 # Of all trained tokens: what an epoch of whole documents may be off by.
 SHARE_IS_MISSED = 0.02
-# Kinds of files in a line on what a folder has.
-KINDS_TOLD = 6
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 # What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
@@ -57,18 +52,12 @@ def notices_of_paths(
             )
     for path, choice in choices.items():
         if choice.left_out:
+            suffixes = ", ".join(sorted({kind_of(file).suffix for file in choice.read}))
             lines.append(
-                f"{path}: {_by_suffix(choice.read)} read, {_by_suffix(choice.left_out)} left out; name files by their own "
-                "paths to read others"
+                f"{path}: {counted(len(choice.read), 'file')} read ({suffixes}), {len(choice.left_out):,} of other kinds (such as "
+                f"{choice.left_out[0].name}) left out; name files by their own paths to read others"
             )
     return lines
-
-
-def _by_suffix(files: Sequence[PurePath]) -> str:
-    """As `3 .csv files, 1 .sh file`."""
-    counts = Counter(kind_of(file).suffix for file in files)
-    told = [counted(count, f"{suffix} file".lstrip()) for suffix, count in counts.most_common(KINDS_TOLD)]
-    return ", ".join(told) + (" and others" if len(counts) > KINDS_TOLD else "")
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
@@ -167,7 +156,7 @@ class Corpus:
                 f"--val_path {name}: {self.nothing_to_evaluate}, so its loss would tell nothing; name other documents"
             )
         # The loss of what is trained too does not tell what the model makes of new text.
-        is_shared = are_shared(self.store, val_store)
+        is_shared = np.isin(val_store.doc_hash, self.store.doc_hash[:])
         shared, total = int(is_shared.sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
@@ -367,15 +356,9 @@ def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
         raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
     threshold = np.uint64(int(fraction * 2**64))
-    # A first part that is empty, so that a side without documents is an array too.
     dtype = number_type(len(store))
-    training = [np.empty(0, dtype)]
-    validation = [np.empty(0, dtype)]
-    for lo, hi in chunks(len(store)):
-        held_out = np.asarray(store.doc_hash[lo:hi]) < threshold
-        training.append((np.flatnonzero(~held_out) + lo).astype(dtype))
-        validation.append((np.flatnonzero(held_out) + lo).astype(dtype))
-    return np.concatenate(training), np.concatenate(validation)
+    held_out = np.asarray(store.doc_hash[:]) < threshold
+    return np.flatnonzero(~held_out).astype(dtype), np.flatnonzero(held_out).astype(dtype)
 
 
 def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
@@ -400,22 +383,6 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     return [store]
 
 
-def are_shared(training: Documents, validation: Documents) -> np.ndarray:
-    """bool [validation]: which documents of it have the text of a training document, by the stored hashes of the texts."""
-    # The training data may have millions of documents, so its hashes are looked up, piece by piece, among those of the
-    # few validation documents, which are sorted for that.
-    wanted = np.unique(np.asarray(validation.doc_hash[:]))
-    found = np.zeros(len(wanted), dtype=bool)
-    for lo, hi in chunks(len(training)):
-        of_training = np.asarray(training.doc_hash[lo:hi])
-        at = np.searchsorted(wanted, of_training)
-        # What is beyond all that is wanted is compared with the first one, which it is not.
-        at[at == len(wanted)] = 0
-        found[at[wanted[at] == of_training]] = True
-    shared = wanted[found]
-    return np.isin(np.asarray(validation.doc_hash[:]), shared)
-
-
 class ValidationBatches:
     """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
 
@@ -433,7 +400,7 @@ class ValidationBatches:
         )
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
         self.store = store
-        self.n_bytes = text_bytes(store, documents) if only is None else None
+        self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
 
     def __len__(self) -> int:
         return math.ceil(self.plan.n_rows / EVAL_ROWS)

@@ -19,8 +19,6 @@ from dataset.reading.json_files import text_of_line
 from dataset.reading.streams import BOM, WHITE_SPACE
 from dataset.tokenizing.encoder import DocumentEncoder
 
-PIECE_BYTES = 1 << 20
-
 
 class PretrainDataset(Dataset):
     """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets one to the right, 1 where these are text.
@@ -82,17 +80,10 @@ def _find_lines(path: Path) -> "tuple[array[int], array[int], array[int]]":
     starts, ends, numbers = array("q"), array("q"), array("q")
     at = 0
     with path.open("rb") as file:
-        # A line in pieces: one may be as long as the file. Of a run of blank lines nothing is kept.
-        number, is_filled, begin = 1, False, 0
-        while piece := file.readline(PIECE_BYTES):
-            text = piece.removeprefix(BOM) if at == begin else piece
-            is_filled = is_filled or bool(text.strip(WHITE_SPACE))
-            at += len(piece)
-            # The end of the file ends a line, too.
-            if piece.endswith(b"\n") or at == path.stat().st_size:
-                if is_filled:
-                    starts.append(begin)
-                    ends.append(at - piece.endswith(b"\n"))
-                    numbers.append(number)
-                number, is_filled, begin = number + 1, False, at
+        for number, line in enumerate(file, start=1):
+            if line.removeprefix(BOM).strip(WHITE_SPACE):
+                starts.append(at)
+                ends.append(at + len(line) - line.endswith(b"\n"))
+                numbers.append(number)
+            at += len(line)
     return starts, ends, numbers

@@ -88,14 +88,6 @@ def all_documents(store: Documents) -> Ints:
     return np.arange(len(store), dtype=number_type(len(store)))
 
 
-def text_bytes(store: Documents, documents: Ints) -> int:
-    """UTF-8 bytes of the texts of the given documents."""
-    total = 0
-    for lo, hi in chunks(len(documents)):
-        total += int(store.text_bytes[documents[lo:hi]].sum(dtype=np.int64))
-    return total
-
-
 # How many targets of a document count at most: the same for all, or int [documents of the store]; None: all of them.
 MostTargets = int | Ints | None
 

@@ -10,11 +10,6 @@ from transformers import PretrainedConfig
 
 GENERATIONS = ("minimind2", "minimind3")
 
-# What a field decides. Weights of another shape do not fit the model at all; with another RESULT the same weights compute
-# something else. A run goes on only with the same values of both.
-SHAPE = "shape"
-RESULT = "result"
-
 # Which of the exports to other libraries carry a field, under the same name.
 ALL_EXPORTS = "all"
 EXPERT_EXPORTS = "experts"
@@ -25,20 +20,21 @@ class Declaration:
     """What is declared of a field beside its type. defaults: its default in each of GENERATIONS."""
 
     defaults: tuple[Any, Any]
-    decides: str | None
+    architecture: bool
     exported: str | None
     alias: str | None
 
 
 def declare(
-    *defaults: object, decides: str | None = None, exported: str | None = None, alias: str | None = None
+    *defaults: object, architecture: bool = False, exported: str | None = None, alias: str | None = None
 ) -> Any:
     """A field of the config with one default, or one for each of GENERATIONS.
 
-    decides: SHAPE, RESULT or None; exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other
-    generation's public code, which is read and written too. A default of None is computed in `MiniMindConfig.derive`.
+    architecture: whether the weights of another value do not fit, or compute something else: a run goes on only with the same.
+    exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, which is read and
+    written too. A default of None is computed in `MiniMindConfig.derive`.
     """
-    declaration = Declaration((defaults[0], defaults[-1]), decides, exported, alias)
+    declaration = Declaration((defaults[0], defaults[-1]), architecture, exported, alias)
     return dataclasses.field(default=defaults[0], metadata={"declaration": declaration})
 
 
@@ -46,20 +42,20 @@ def declare(
 class Fields:
     """The fields of a MiniMindConfig, in the order in which they are written to a file."""
 
-    generation: str = declare("minimind2", "minimind3", decides=SHAPE)
-    vocab_size: int = declare(6400, decides=SHAPE, exported=ALL_EXPORTS)
-    hidden_size: int = declare(512, 768, decides=SHAPE, exported=ALL_EXPORTS)
-    num_hidden_layers: int = declare(8, decides=SHAPE, exported=ALL_EXPORTS)
-    num_attention_heads: int = declare(8, decides=SHAPE, exported=ALL_EXPORTS)
-    num_key_value_heads: int = declare(2, 4, decides=SHAPE, exported=ALL_EXPORTS)
+    generation: str = declare("minimind2", "minimind3", architecture=True)
+    vocab_size: int = declare(6400, architecture=True, exported=ALL_EXPORTS)
+    hidden_size: int = declare(512, 768, architecture=True, exported=ALL_EXPORTS)
+    num_hidden_layers: int = declare(8, architecture=True, exported=ALL_EXPORTS)
+    num_attention_heads: int = declare(8, architecture=True, exported=ALL_EXPORTS)
+    num_key_value_heads: int = declare(2, 4, architecture=True, exported=ALL_EXPORTS)
     # hidden_size / num_attention_heads
-    head_dim: int = declare(None, decides=SHAPE, exported=ALL_EXPORTS)
-    intermediate_size: int = declare(None, decides=SHAPE, exported=ALL_EXPORTS)
+    head_dim: int = declare(None, architecture=True, exported=ALL_EXPORTS)
+    intermediate_size: int = declare(None, architecture=True, exported=ALL_EXPORTS)
     hidden_act: str = declare("silu")
-    rms_norm_eps: float = declare(1e-5, 1e-6, decides=RESULT, exported=ALL_EXPORTS)
-    rope_theta: float = declare(1e6, decides=RESULT)
+    rms_norm_eps: float = declare(1e-5, 1e-6, architecture=True, exported=ALL_EXPORTS)
+    rope_theta: float = declare(1e6, architecture=True)
     max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
-    dropout: float = declare(0.0, decides=RESULT)
+    dropout: float = declare(0.0, architecture=True)
     tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
     # Of minimind3; minimind2 draws from a uniform distribution, see `MiniMindForCausalLM._init_weights`.
     initializer_range: float = declare(0.02)
@@ -67,20 +63,20 @@ class Fields:
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
     pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
     # Whether the rotary positions are stretched by YaRN; the four numbers after it are YaRN's.
-    inference_rope_scaling: bool = declare(False, decides=RESULT)
-    yarn_factor: float = declare(16.0, decides=RESULT)
-    yarn_beta_fast: float = declare(32.0, decides=RESULT)
-    yarn_beta_slow: float = declare(1.0, decides=RESULT)
-    yarn_original_positions: int = declare(2048, decides=RESULT)
-    use_moe: bool = declare(False, decides=SHAPE)
-    num_experts: int = declare(4, decides=SHAPE, exported=EXPERT_EXPORTS, alias="n_routed_experts")
-    num_experts_per_tok: int = declare(2, 1, decides=RESULT, exported=EXPERT_EXPORTS)
-    n_shared_experts: int = declare(1, 0, decides=SHAPE)
+    inference_rope_scaling: bool = declare(False, architecture=True)
+    yarn_factor: float = declare(16.0, architecture=True)
+    yarn_beta_fast: float = declare(32.0, architecture=True)
+    yarn_beta_slow: float = declare(1.0, architecture=True)
+    yarn_original_positions: int = declare(2048, architecture=True)
+    use_moe: bool = declare(False, architecture=True)
+    num_experts: int = declare(4, architecture=True, exported=EXPERT_EXPORTS, alias="n_routed_experts")
+    num_experts_per_tok: int = declare(2, 1, architecture=True, exported=EXPERT_EXPORTS)
+    n_shared_experts: int = declare(1, 0, architecture=True)
     # intermediate_size
-    moe_intermediate_size: int = declare(None, decides=SHAPE, exported=EXPERT_EXPORTS)
-    router_aux_loss_coef: float = declare(0.1, 5e-4, decides=RESULT, exported=EXPERT_EXPORTS, alias="aux_loss_alpha")
-    seq_aux: bool = declare(True, False, decides=RESULT)
-    norm_topk_prob: bool = declare(True, decides=RESULT, exported=EXPERT_EXPORTS)
+    moe_intermediate_size: int = declare(None, architecture=True, exported=EXPERT_EXPORTS)
+    router_aux_loss_coef: float = declare(0.1, 5e-4, architecture=True, exported=EXPERT_EXPORTS, alias="aux_loss_alpha")
+    seq_aux: bool = declare(True, False, architecture=True)
+    norm_topk_prob: bool = declare(True, architecture=True, exported=EXPERT_EXPORTS)
     scoring_func: str = declare("softmax")
 
 
@@ -95,7 +91,7 @@ def fields_exported(where: str) -> tuple[str, ...]:
 
 
 # The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
-ARCHITECTURE = tuple(name for name, declaration in DECLARATIONS.items() if declaration.decides)
+ARCHITECTURE = tuple(name for name, declaration in DECLARATIONS.items() if declaration.architecture)
 
 # The other generation's name -> the name under which the field is kept
 ALIASES = {declaration.alias: name for name, declaration in DECLARATIONS.items() if declaration.alias}

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
-from common.files import MOST_CONFIG_BYTES, read_object
+from common.files import read_object
 from common.packages import loader_reason
 from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported
 from model.pth_format import TABLES, ModelT, StateDict, model_with
@@ -129,7 +129,7 @@ def read_config(folder: Path) -> MiniMindConfig:
 
     Errors: ValueError, one line, for a folder that has none, and for what MiniMind computes otherwise.
     """
-    theirs = read_object(folder / CONFIG, MOST_CONFIG_BYTES)
+    theirs = read_object(folder / CONFIG)
     try:
         return config_from_hf(theirs)
     except (ValueError, TypeError, ArithmeticError) as error:

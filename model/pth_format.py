@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from common.files import MOST_CONFIG_BYTES, file_digest, read_object, refuse_irregular
+from common.files import file_digest, read_object, refuse_irregular
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
@@ -49,7 +49,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     if unknown := sorted(overrides.keys() - DECLARATIONS.keys()):
         raise ValueError(f"{unknown[0]} is not a field of MiniMindConfig")
     beside = path.with_suffix(".json")
-    record = read_object(beside, MOST_CONFIG_BYTES) if beside.exists() else None
+    record = read_object(beside) if beside.exists() else None
     state = read_state_dict(path, None if record is None else record.get(DIGEST_FIELD))
     try:
         if record is None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from common.files import MOST_CONFIG_BYTES, read_object
+from common.files import read_object
 
 # SHA-256 of the `.pth` beside it: of the newest, and of the one before, which is still there if a crash came between the
 # two files.
@@ -18,24 +18,20 @@ THOUGHTS_FIELD = "trained_thoughts"
 
 def vocabulary_of(weight: Path) -> str | None:
     """The `vocabulary_digest` of the tokenizer that a weight was trained with; None: it is not recorded. Errors: ValueError."""
-    found = _record_of(weight).get(VOCABULARY_FIELD)
-    return found if isinstance(found, str) else None
+    return _record_of(weight).get(VOCABULARY_FIELD)
 
 
 def parses_special_tokens(weight: Path) -> bool | None:
     """How special tokens inside a text were read for a weight; None: it is not recorded. Errors: ValueError."""
-    found = _record_of(weight).get(SPECIAL_TOKENS_FIELD)
-    return found if isinstance(found, bool) else None
+    return _record_of(weight).get(SPECIAL_TOKENS_FIELD)
 
 
 def has_trained_thoughts(weight: Path) -> bool:
     """Whether answers with thoughts were trained, as far as it is recorded. Errors: ValueError."""
-    return _record_of(weight).get(THOUGHTS_FIELD) is True
+    return bool(_record_of(weight).get(THOUGHTS_FIELD))
 
 
 def _record_of(weight: Path) -> dict[str, Any]:
     """Empty where there is no such file. Errors: ValueError for one that is no JSON."""
-    path = weight / "config.json"
-    if weight.suffix == ".pth" and not weight.is_dir():
-        path = weight.with_suffix(".json")
-    return read_object(path, MOST_CONFIG_BYTES) if path.is_file() else {}
+    path = weight.with_suffix(".json") if weight.suffix == ".pth" else weight / "config.json"
+    return read_object(path) if path.is_file() else {}

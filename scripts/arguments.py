@@ -1,6 +1,8 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 from common.flags import Parser, fraction, not_negative, positive, seed, share
 from common.paths import ROOT
@@ -9,27 +11,21 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
 
-def temperature(text: str) -> float:
-    """0, or what logits can be divided by in float32 without becoming infinite."""
-    value = float(text)
-    if value != 0 and not 0.001 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} must be 0, or from 0.001 to 1000")
-    return value
+def within(low: float, high: float, kind: type[int] | type[float] = float, zero: bool = False) -> Callable[[str], Any]:
+    """A converter of numbers from `low` to `high`. zero: 0 is taken, too."""
+
+    def convert(text: str) -> int | float:
+        value = kind(text)
+        if not low <= value <= high and not (zero and value == 0):
+            raise argparse.ArgumentTypeError(f"{text} must be {'0, or ' if zero else ''}from {low:g} to {high:g}")
+        return value
+
+    convert.__name__ = kind.__name__
+    return convert
 
 
-def penalty(text: str) -> float:
-    """What logits can be divided and multiplied by in float32 without becoming infinite."""
-    value = float(text)
-    if not 0.01 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text} must be from 0.01 to 100")
-    return value
-
-
-def port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 2**16:
-        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 65535")
-    return value
+# What logits can be divided by in float32 without becoming infinite; 0: the likeliest token
+temperature = within(0.001, 1000, zero=True)
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
@@ -72,7 +68,7 @@ def generate_parser() -> Parser:
     )
     g.add_argument(
         "--repetition_penalty",
-        type=penalty,
+        type=within(0.01, 100),
         default=1.0,
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
@@ -111,7 +107,9 @@ def play_parser() -> Parser:
         default="127.0.0.1",
         help="address to listen on; with 0.0.0.0 everybody in your network can use the page (default 127.0.0.1)",
     )
-    g.add_argument("--port", type=port, default=8765, help="of that address; 0: any that is free (default 8765)")
+    g.add_argument(
+        "--port", type=within(0, 65535, int), default=8765, help="of that address; 0: any that is free (default 8765)"
+    )
     return p
 
 

@@ -15,7 +15,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
-from common.files import MOST_CONFIG_BYTES, read_object
+from common.files import read_object
 from common.flags import LARGEST
 from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
@@ -105,7 +105,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     disable_progress_bar()
     settings = path / "generation_config.json"
     with user_errors():
-        said = read_object(settings, MOST_CONFIG_BYTES) if settings.exists() else {}
+        said = read_object(settings) if settings.exists() else {}
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_foreign_attention(config, str(path))

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from trainer.cuda_graphs import UpdateGraphs, pinned
 from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
-from trainer.machine.ranks import Ranks, compare_precision
+from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
@@ -397,8 +397,9 @@ def make_engine(
     settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
     model. cuda_graphs: see Engine. adam: options of AdamW.
     """
-    compare_precision(ranks, dtype)
-    shards = put_on_device(model, identity, group_size, ranks, device)
+    # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
+    facts = {"precision": str(dtype), **identity}
+    shards = put_on_device(model, facts, group_size, ranks, device)
     optimizer = build_optimizer(
         model,
         settings.learning_rate,

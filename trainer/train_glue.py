@@ -60,7 +60,7 @@ from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import plain_advice, told_in_a_line
-from trainer.machine.ranks import Ranks, compare_precision, compare_with_main, first_rank_first, on_main
+from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
 
@@ -110,7 +110,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     """The tasks. Whatever does not fit is found here, before hours have passed. Errors: UserError, DataError."""
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
-    compare_precision(ranks, dtype)
+    compare_with_main(ranks, {"precision": str(dtype)})
     out = Path(settings.out_dir)
     with user_errors():
         if settings.do_eval:
@@ -227,7 +227,6 @@ def read_tasks(
         # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)
-        compare_with_main(ranks, {str(path): key})
         keys.append(key)
         what = f"{path}, --model_path {settings.model_path}"
         check_known(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
@@ -244,7 +243,11 @@ def read_tasks(
                 test[target] = read(task, folder / file, keys, labelled=False)
             else:
                 say(f"{folder / file} is not there: no predictions {target}.tsv")
-        digests = {"data": " ".join(keys), "tokenizer": encoder.fingerprint[:16], "model": of_model}
+        digests = {
+            "data": " ".join(keys),
+            "tokenizer": encoder.fingerprint[:16],
+            "model (--model_path, --from_scratch)": of_model,
+        }
         tasks.append(Data(name, task, digests, model, tokenizer, encoder.vocab_size, train, dev, test))
     return tasks
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -31,18 +30,17 @@ if __name__ == "__main__":
     # Ctrl-C ends the process within the library that trains, too; nothing is written before the end.
     begin()
 
-from tokenizers import Tokenizer
-
 from common.errors import DataError, UserError, user_errors
 from common.flags import Parser, positive
 from common.wording import announce, one_line
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
+from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.sample import TextSource, draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 # The flags that only training reads
-TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "max_token_bytes", "pieces")
+TRAINING_FLAGS = ("sample_mb", "weights", "type", "lower_case", "vocab_size", "pieces")
 # Documents encoded at a time by --compare.
 BATCH = 1000
 
@@ -75,8 +73,6 @@ def build_parser() -> Parser:
     parser.switch(g, "--lower_case", True, cased)
     entries = "number of entries, special tokens and (bpe) the 256 bytes included (default: 6400)"
     g.add_argument("--vocab_size", type=positive(int), default=6400, metavar="N", help=entries)
-    longest = "bpe: longest entry, in bytes (default: 32)"
-    g.add_argument("--max_token_bytes", type=positive(int), default=32, metavar="N", help=longest)
     rule = "bpe: the rule that cuts text into pieces; llama-bpe and qwen2 are known to llama.cpp and Ollama, compact is not, but gives the most bytes per token (default: llama-bpe)"
     g.add_argument("--pieces", choices=tuple(PIECE_RULES), default="llama-bpe", help=rule)
     g = parser.add_argument_group("what to do (one of these)").add_mutually_exclusive_group(required=True)
@@ -86,75 +82,39 @@ def build_parser() -> Parser:
     return parser
 
 
-def load(folder: str) -> Tokenizer:
-    """The tokenizer of a folder, literal special tokens encoded as text, as the data path does."""
-    path = Path(folder) / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; --compare takes folders with a tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        # The library raises nothing narrower.
-        raise UserError(f"{path}: not a tokenizer ({error})") from error
-    # `<|im_end|>` in a text is ten characters there, and not the end of anything.
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 def compare(folders: list[str], sources: list[TextSource]) -> str:
-    """A markdown table: bytes of UTF-8 per token without BOS and EOS; speed of encode_batch_fast over all sources."""
+    """A markdown table: bytes of UTF-8 per token without BOS and EOS; speed of encode_batch_fast over all sources.
+
+    Errors: UserError where a folder has no fast tokenizer, DataError where there is no text in a source.
+    """
     names = []
     for source in sources:
         one_file = len(source.files) == 1
         names.append(source.files[0].name.split(".jsonl")[0] if one_file else source.name)
     lines = [f"| tokenizer | {' | '.join(names)} | MB/s | M tokens/s |", "|---|" + "---|" * (len(sources) + 2)]
-    for number, folder in enumerate(folders):
-        tokenizer = load(folder)
-        counts = [count(tokenizer, source) for source in sources]
-        # Each tokenizer passes over the same lines.
-        if number == 0:
-            tell_bad_lines(sources)
-        ratios = [f"{of_source.bytes / of_source.tokens:.3f}" for of_source in counts]
-        seconds = sum(of_source.seconds for of_source in counts)
-        megabytes = sum(of_source.bytes for of_source in counts) / 1e6
-        million_tokens = sum(of_source.tokens for of_source in counts) / 1e6
-        speed = f"{megabytes / seconds:.1f} | {million_tokens / seconds:.2f}"
+    sizes = [source.count_bytes() for source in sources]
+    for folder in folders:
+        with user_errors():
+            tokenizer = load_tokenizer(folder).backend_tokenizer
+        # `<|im_end|>` in a text is ten characters there, and not the end of anything.
+        tokenizer.encode_special_tokens = True
+        ratios = []
+        all_tokens = 0
+        seconds = 0.0
+        for source, n_bytes in zip(sources, sizes, strict=True):
+            n_tokens = 0
+            documents = source.documents()
+            while batch := list(islice(documents, BATCH)):
+                start = time.perf_counter()
+                # Only this is timed: reading the files is not the tokenizer's work.
+                encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+                seconds += time.perf_counter() - start
+                n_tokens += sum(len(encoding.ids) for encoding in encodings)
+            ratios.append(f"{n_bytes / n_tokens:.3f}")
+            all_tokens += n_tokens
+        speed = f"{sum(sizes) / 1e6 / seconds:.1f} | {all_tokens / 1e6 / seconds:.2f}"
         lines.append(f"| {folder} | {' | '.join(ratios)} | {speed} |")
     return "\n".join(lines)
-
-
-def tell_bad_lines(sources: list[TextSource]) -> None:
-    """Lines on what --skip_bad_lines has passed over."""
-    for source in sources:
-        if source.bad_lines is not None:
-            for line in source.bad_lines.report():
-                announce(line, to_stderr=True)
-
-
-class Count(NamedTuple):
-    """What a tokenizer made of a source, and how long its own work took."""
-
-    bytes: int
-    tokens: int
-    seconds: float
-
-
-def count(tokenizer: Tokenizer, source: TextSource) -> Count:
-    """Encode all documents of a source. Errors: DataError where there is no text in it."""
-    documents = source.documents()
-    n_bytes = 0
-    n_tokens = 0
-    seconds = 0.0
-    while batch := list(islice(documents, BATCH)):
-        n_bytes += sum(len(text.encode("utf-8")) for text in batch)
-        start = time.perf_counter()
-        # Only this is timed: reading the files is not the tokenizer's work.
-        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-        seconds += time.perf_counter() - start
-        n_tokens += sum(len(encoding.ids) for encoding in encodings)
-    if not n_tokens:
-        raise DataError(f"{source.name}: no text in it")
-    return Count(n_bytes, n_tokens, seconds)
 
 
 def check_effect(args: argparse.Namespace) -> None:
@@ -164,7 +124,7 @@ def check_effect(args: argparse.Namespace) -> None:
         unread = TRAINING_FLAGS
         reason = "--compare trains nothing"
     elif args.type == "wordpiece":
-        unread = ("max_token_bytes", "pieces")
+        unread = ("pieces",)
         reason = "--type is wordpiece"
     else:
         unread = ("lower_case",)
@@ -200,7 +160,7 @@ def run(args: argparse.Namespace) -> None:
         return
     # A text may be too small for so many entries, and a folder may take no file.
     with user_errors():
-        tokenizer = train_bpe(sample, args.vocab_size, args.max_token_bytes, args.pieces)
+        tokenizer = train_bpe(sample, args.vocab_size, pieces=args.pieces)
         save(tokenizer, Path(args.out_dir))
     announce(f"wrote {tokenizer.get_vocab_size()} entries to {Path(args.out_dir) / 'tokenizer.json'}")
 

@@ -172,7 +172,6 @@ def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
             hashes=whole.doc_hash[lo:hi][of_block],
             # Those of the whole store are known.
             bad=BadLines(),
-            max_token_id=int(tokens.max()) if len(tokens) else -1,
         )
         lo = hi
 

@@ -35,7 +35,6 @@ class EncodedBlock:
     hashes: Numbers
     # Line numbers count from the start of the block.
     bad: BadLines
-    max_token_id: int = -1
 
 
 @dataclass
@@ -74,7 +73,6 @@ class BlockEncoder:
                 out.lengths.append(len(out.tokens) - before)
                 out.text_bytes.append(len(raw))
                 out.hashes.append(hash_of_text(raw))
-        out.max_token_id = max(out.tokens, default=-1)
         return out
 
 

@@ -30,9 +30,7 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
-        raise ValueError(
-            f"{path}: no such tokenizer folder; --tokenizer_path wants one with tokenizer.json and its config"
-        )
+        raise ValueError(f"{path}: no such tokenizer folder; it has a tokenizer.json and its config")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:

@@ -50,7 +50,7 @@ def load_wordpiece(
     # Networks have an embedding for each id below the number of entries.
     if highest >= len(tokenizer):
         raise ValueError(
-            f"{named_by}{path}: the ids of this tokenizer have gaps: the highest of {len(tokenizer):,} is {highest:,}"
+            f"{named_by}{path}: the ids of this tokenizer have gaps (a line that stands there twice?): the highest of {len(tokenizer):,} is {highest:,}"
         )
     for name, standard_id in STANDARD_IDS.items():
         token_id = getattr(tokenizer, f"{name}_token_id")
@@ -68,23 +68,13 @@ def _read_vocab_file(path: Path, named_by: str) -> list[str]:
     """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
     if not path.is_file():
         raise ValueError(f"{named_by}{path}: no such vocab.txt and no such tokenizer folder")
-    if path.suffix == ".json":
-        raise ValueError(
-            f"{named_by}{path}: a vocab.txt is wanted, or a tokenizer's folder, which here is {path.parent}"
-        )
-    try:
-        # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
-        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{named_by}{path}: not a UTF-8 text file of one token a line") from error
-    line_of: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if line in line_of:
-            raise ValueError(f"{named_by}{path}: {line!r} stands in it twice, in lines {line_of[line]} and {number}")
-        line_of[line] = number
+    # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").removesuffix("\n").split("\n")
     for token in WORDPIECE_TOKENS:
-        if token not in line_of:
-            raise ValueError(f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+        if token not in lines:
+            raise ValueError(
+                f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line, in UTF-8"
+            )
     return lines
 
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.budget import flags_of, hand_made, settings_of
+from benchmarks.budget import hand_made, settings_of
 from benchmarks.trained import flag_words, outcome
 from tests.helpers import train, write_corpus
-from trainer.train_pretrain import main
 
 PLAN = ["--hidden_size", "192", "--num_hidden_layers", "2", "--batch_size", "12", "--accumulation_steps", "2"]
 PLAN += ["--num_attention_heads", "3", "--num_key_value_heads", "1"]
@@ -53,14 +52,3 @@ def test_the_end_of_a_run_is_read_from_its_metrics(tmp_path):
     losses = [line["val_loss"] for line in lines if "val_loss" in line]
     assert len(losses) > 1 and read.update_seconds > 0
     assert read.val_loss == losses[-1] != losses[0]
-
-
-@pytest.mark.slow
-def test_the_flags_are_those_of_the_plan_that_the_trainer_tells(capsys, tmp_path):
-    """Reference: what --dry_run prints, and the trainer's own reading of flags."""
-    text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
-    words = ["--data_path", str(text), "--out_dir", str(tmp_path), "--val_fraction", "0.1", "--max_seq_len", "64"]
-    main([*words, "--budget_tokens", "20000", "--hidden_size", "64", "--dry_run", "1", "--device", "cpu"])
-    settings = settings_of(flags_of(capsys.readouterr().out))
-    assert (settings.data_path, settings.hidden_size) == ([str(text)], 64)
-    assert settings.max_updates is not None and settings.budget_tokens is None

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,10 @@ import torch
 
 from benchmarks import gpu, gpu_bits, gpu_checks
 from benchmarks.arguments import gpu_parser
-from common.errors import UserError
-from dataset.loader import Batch
 from tests.helpers import ROOT
 from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
-
-
-def test_every_section_has_something_to_do():
-    numbers = set(gpu.MEASUREMENTS) | set(gpu.CHECKS)
-    assert numbers == set(range(len(gpu.GPU_SECTIONS))) and not set(gpu.MEASUREMENTS) & set(gpu.CHECKS)
 
 
 def test_bad_numbers_on_a_cpu():
@@ -40,21 +32,6 @@ def test_gradients_that_are_wrong_are_found(monkeypatch):
     monkeypatch.setattr(gpu_checks, "gradient_of", lambda training: (1.02, torch.zeros(0)))
     with pytest.raises(AssertionError, match="off by"):
         gpu_checks.agrees_with_float64("minimind2", "bfloat16", False, CPU)
-
-
-def test_steady_updates_take_their_batches_from_main_memory(monkeypatch):
-    """Reference: where the tensors of each batch were before `Batch.to`."""
-    moved = []
-    to = Batch.to
-
-    def noted(batch, device):
-        moved.append(device)
-        return to(batch, device)
-
-    monkeypatch.setattr(Batch, "to", noted)
-    assert "five updates" in gpu_checks.does_not_wait(CPU, {}, "adamw")
-    # One when the training is made, and one for each of seven updates
-    assert moved == [CPU] * 8
 
 
 def test_a_run_that_ends_before_it_is_killed_or_saves_nothing_is_a_failure(tmp_path, monkeypatch):
@@ -112,20 +89,6 @@ def test_what_nobody_promises_is_neither_passed_nor_failed(monkeypatch, tmp_path
     assert said.splitlines()[-1] == "neither right nor wrong, since nobody promises it here: resume (section 2)"
 
 
-def test_trainers_run_side_by_side_and_other_checks_alone(monkeypatch):
-    """Reference: a barrier, which none passes alone."""
-    both = threading.Barrier(2)
-
-    def meets(device):
-        return str(both.wait(10))
-
-    monkeypatch.setitem(gpu.CHECKS, 2, {"first": meets, "second": meets})
-    assert {result["value"] for result in gpu.results_of(2, CPU, small=True)} == {"0", "1"}
-    monkeypatch.setitem(gpu.CHECKS, 5, {"first": lambda device: threading.current_thread().name})
-    (found,) = gpu.results_of(5, CPU, small=True)
-    assert found["value"] == threading.current_thread().name
-
-
 def arguments(*flags):
     return gpu_parser().parse_args(["--device", "cpu", "--seconds", "small", *flags])
 
@@ -169,39 +132,6 @@ def test_a_section_that_hangs_is_stopped_and_keeps_what_it_has_found(tmp_path, m
     assert first == {"section": 0, "what": "a step", "value": 1}
     assert end["ok"] is False and end["value"] == "stopped after 1 s"
     assert seconds["what"] == "seconds of the section"
-
-
-def test_a_section_that_is_left_out_is_told_everywhere(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "limit_of", lambda number, *rest: 90 if number == 6 else 0)
-    monkeypatch.setattr(
-        gpu, "ask", lambda number, args, record, *rest: record.add(number, {"what": "kernels", "value": 1})
-    )
-    code, results, said = main(tmp_path, capsys, "--sections", "6", "7")
-    assert code == 1
-    assert [(result["section"], result["what"], result.get("ok")) for result in results] == [
-        (6, "kernels", None),
-        (7, "left out", False),
-    ]
-    assert "| 7 | left out | FAILED: 500 s had passed; --sections 7 runs it alone |" in said
-    assert said.splitlines()[-1] == "failed: left out (section 7)"
-
-
-def test_what_is_not_asked_for_is_told(tmp_path, monkeypatch, capsys):
-    asked = []
-    monkeypatch.setattr(gpu, "ask", lambda number, *rest: asked.append(number))
-    _, _, said = main(tmp_path, capsys)
-    assert asked == list(range(7)) and "make gpu-electra" in said
-    _, _, said = main(tmp_path, capsys, "--sections", "7")
-    assert asked[7:] == [7] and "make gpu-electra" not in said
-
-
-def test_a_file_that_cannot_be_written_ends_in_one_line_before_anything_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu, "ask", None)
-    (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "file" / "gpu.jsonl"):
-        with pytest.raises(UserError, match="director|exists"):
-            gpu.main(arguments("--out", str(out)))
-        assert not capsys.readouterr().out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
@@ -267,10 +197,6 @@ def test_no_section_goes_on_beyond_nine_minutes():
     assert gpu.END_S < 9 * 60
 
 
-def test_a_cpu_that_others_use_has_time_for_every_section():
-    assert all(gpu.limit_of(number, 3600, "cpu") >= 600 for number in range(len(gpu.GPU_SECTIONS)))
-
-
 @pytest.mark.slow
 def test_a_section_on_a_cpu(tmp_path):
     record = record_in(tmp_path)
@@ -292,13 +218,6 @@ def test_the_first_tensor_that_differs_is_named(monkeypatch):
     # The other process failed at its end.
     sides = [[*same, ("error", "no such kernel", True)], same]
     assert gpu_bits.compare("plain", "cpu") == ("error: no such kernel | 2 and 3 notes", False)
-
-
-def test_operations_that_add_in_any_order_are_told_from_kernels_that_were_chosen_otherwise(monkeypatch):
-    notes = [("gradient of a", "1", False), ("again: gradient of a", "2", True)]
-    monkeypatch.setattr(gpu_bits, "side", lambda case, device: notes)
-    said, ok = gpu_bits.compare("plain", "cpu")
-    assert not ok and said == "in one process 1 gradients came out otherwise again: again: gradient of a"
 
 
 @pytest.mark.slow

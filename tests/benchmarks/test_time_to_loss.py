@@ -12,7 +12,7 @@ from transformers import Trainer
 from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser, time_to_loss_parser
 from benchmarks.sides import plain_steps, step_context, train_hf
-from benchmarks.time_to_loss import RIVALS, ROWS, Speed, T, fastest, rival_flags, updates_in
+from benchmarks.time_to_loss import RIVALS, ROWS, T, rival_flags
 from benchmarks.trained import Outcome, flag_words
 from benchmarks.training import LEARNING_RATE
 from dataset.lm_dataset import PretrainDataset
@@ -26,18 +26,6 @@ from trainer.pretrain.settings import parse_args
 def turns(updates, seconds):
     """What bench.py keeps of a side."""
     return {"slices": [{"updates": updates, "seconds": seconds}]}
-
-
-def test_updates_follow_from_minutes_and_speed():
-    assert updates_in(1031.3 / 60, Speed(250 / 1031, "cpu")) == 250
-    assert updates_in(1, Speed(1.0, "cpu")) == 60
-
-
-def test_the_fastest_form_counts():
-    assert fastest({"device": "cuda", "sides": {"hf": turns(2, 4.0), "hf-compiled": turns(3, 2.0)}}) == Speed(
-        1.5, "cuda"
-    )
-    assert fastest({"device": "cpu", "sides": {"hf": turns(2, 4.0)}}) == Speed(0.5, "cpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

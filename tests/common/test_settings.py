@@ -78,7 +78,7 @@ DEFAULTS = {
         "kind": None, "train_file": None, "dev_file": None, "test_file": None, "text": ["text"], "label": "label",
         "no_cuda": False, "fp16": False, "model_type": None, "fp16_opt_level": None, "local_rank": None,
         "server_ip": None, "server_port": None,
-        "do_train": True, "epochs": None, "max_steps": None, "batch_size": 32, "accumulation_steps": 1, "rows_per_update": 0,
+        "do_train": True, "epochs": None, "max_steps": -1, "batch_size": 32, "accumulation_steps": 1, "rows_per_update": 0,
         "learning_rate": 0.0001, "weight_decay": 0.01, "grad_clip": 1.0, "max_bad_updates": 10, "seed": 42,
         "from_resume": False, "num_seeds": 1, "warmup_share": 0.1, "layer_decay": 0.8, "do_eval": True,
         "do_predict": False, "evaluate_during_training": False, "eval_interval": None,

@@ -2,18 +2,13 @@
 
 import json
 import multiprocessing
-import pickle
-from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from dataset import lm_dataset
 from dataset.lm_dataset import PretrainDataset
-from dataset.reading.documents import BOM, DataError
+from dataset.reading.documents import DataError
 from tests.dataset.reading.test_documents import FAULTS, HARMLESS
 from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -93,7 +88,7 @@ def test_files_that_are_none(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted({"fork", "spawn"} & set(multiprocessing.get_all_start_methods())))
+@pytest.mark.parametrize("method", [multiprocessing.get_start_method()])
 def test_worker_processes_give_the_same_items(tmp_path, method):
     """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""
     dataset = PretrainDataset(write(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)]), small_tokenizer(), 24)
@@ -101,35 +96,3 @@ def test_worker_processes_give_the_same_items(tmp_path, method):
     loader = DataLoader(dataset, batch_size=7, num_workers=2, multiprocessing_context=method)
     for ours, column in zip(zip(*loader, strict=True), expected, strict=True):
         assert torch.equal(torch.cat(ours), column)
-
-
-def test_holds_places_not_text(tmp_path):
-    """A worker gets three numbers a line, whatever the length of the text."""
-    path = write(tmp_path / "a.jsonl", ["x" * 100_000] * 20)
-    dataset = PretrainDataset(path, small_tokenizer())
-    assert len(pickle.dumps(dataset)) - len(pickle.dumps(dataset.encoder)) < 3000
-
-
-def naive_lines(data):
-    """(start, end, number) of every line that holds more than blanks, line by line."""
-    places = []
-    at = 0
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if line.removeprefix(BOM).strip():
-            places.append((at, at + len(line), number))
-        at += len(line) + 1
-    return places
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.sampled_from([b"\n", b"\n\n", b"\r", b" ", b"\x0b", BOM, BOM[:1], b"{}", b"text"]), max_size=12),
-    st.integers(3, 8),
-)
-def test_lines_are_found_at_any_size_of_the_pieces(tmp_path_factory, parts, piece_bytes):
-    """Reference: naive_lines."""
-    path = tmp_path_factory.mktemp("lines") / "a.jsonl"
-    path.write_bytes(b"".join(parts))
-    with patch.object(lm_dataset, "PIECE_BYTES", piece_bytes):
-        found = lm_dataset._find_lines(path)
-    assert list(zip(*(places.tolist() for places in found), strict=True)) == naive_lines(path.read_bytes())

@@ -65,9 +65,7 @@ ANNEAL = [
 MIXTURES = [
     (["a:0.7..0.2", "b:0.3..0.8"], (12_000, 9_000)),
     (["a:70..20", "b:30..80:x3"], (12_000, 3_000)),
-    (["a:0..1", "b:1..0"], (6_000, 7_000)),
     (["a:0.5..0.2", "b:0.3..0.3", "c:0.2..0.5:x2"], (9_000, 6_000, 4_000)),
-    (["a:0.9", "b:0.1:x7"], (12_000, 300)),
     (ANNEAL, (15_000, 2_000)),
 ]
 
@@ -226,7 +224,7 @@ def naive_draw(documents, targets, quota, epoch):
 
 @pytest.mark.parametrize("chunk", [3, packing.CHUNK])
 @pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("weights", [(7, 2, 1), (1, 1, 1), (1, 3, 16)])
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 3, 16)])
 def test_an_epoch_of_fixed_shares_draws_what_a_walk_round_each_source_meets(monkeypatch, weights, pack, chunk):
     """As many epochs as are wanted, each as large as the scarcest source allows, and no document again before all have come."""
     for of in (packing, module):

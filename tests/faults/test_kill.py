@@ -94,7 +94,7 @@ def test_kill_9_before_each_system_call_of_a_save(lab, whole, call, at):
     "use_moe, pack, dtype, world_size",
     [
         (True, 1, "bfloat16", 1),
-        (False, 1, "bfloat16", 2),
+        pytest.param(False, 1, "bfloat16", 2, marks=pytest.mark.slow),
         pytest.param(True, 0, "float32", 2, marks=pytest.mark.slow),
     ],
 )

@@ -72,6 +72,7 @@ def test_blocked_products_in_half_precision(dtype, K):
         assert (found - reference).norm() < (0.03 if dtype is torch.bfloat16 else 0.005) * reference.norm()
 
 
+@pytest.mark.slow
 def test_no_compiled_kernel_looks_up_the_gradients_of_tokens():
     """One that also sums over a row is wrong on a GPU: see `_token_gradients`."""
     graphs = []

@@ -1,12 +1,8 @@
 """scripts/evaluate.py: every task against brute force (a sequence a time, fp32, all logits), intervals."""
 
-import importlib.util
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -182,44 +178,6 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     with pytest.raises(ValueError, match=message) as error:
         run(task, weight, str(tmp_path / "d.jsonl"), tmp_path / "r")
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm_eval (pip install lm_eval)")
-def test_lm_evaluation_harness_agrees_on_the_export(weight, encoder, tmp_path):
-    """The line of docs/scripts.md for questions of one's own. Reference: the sums of log-probabilities here."""
-    generator = random.Random(4)
-    questions = [
-        {"context": sentence(generator), "choices": [sentence(generator) for _ in range(3)], "answer": i % 3}
-        for i in range(30)
-    ]
-    data = jsonl(tmp_path / "questions.jsonl", questions)
-    right = 0
-    for question in questions:
-        start = len(encoder.encode([question["context"]])[0]) - 1
-        sums = []
-        for choice in question["choices"]:
-            sums.append(
-                brute_force(load_model(weight), encoder.encode([question["context"] + " " + choice])[0][:-1], start)
-            )
-        right += sums.index(max(sums)) == question["answer"]
-    export_hf.export(weight, tmp_path / "hf")
-    (tmp_path / "local_choice.yaml").write_text(
-        f"task: local_choice\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
-        'output_type: multiple_choice\ndoc_to_text: "{{context}}"\ndoc_to_choice: choices\ndoc_to_target: answer\n'
-        "metric_list:\n  - metric: acc\n"
-    )
-    command = [
-        *(sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu", "--batch_size", "4"),
-        *("--model_args", f"pretrained={tmp_path / 'hf'},dtype=float32,add_bos_token=True"),
-        *("--include_path", str(tmp_path), "--tasks", "local_choice", "--output_path", str(tmp_path / "theirs.json")),
-    ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (file,) = tmp_path.glob("theirs*.json")
-    theirs = json.loads(file.read_text())["results"]["local_choice"]["acc,none"]
-    assert theirs == pytest.approx(right / 30)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """scripts/export_hf.py: exports against the source's logits and published key names, and the way back bit for bit."""
 
 import json
-import os
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -268,27 +266,6 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     for script, *arguments in commands:
         assert modules[script].main([*arguments, *extra.get(modules[script], [])]) == 0
     assert document != "docs/scripts.md" or (tmp_path / "out" / "back_512.json").exists()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that a process has mapped")
-@pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_no_file_of_an_export_is_open_when_its_folder_is_renamed(tmp_path, monkeypatch, dtype):
-    """Windows refuses that. Reference: what Linux lists as mapped and as open in this process."""
-    weight = write(tmp_path)
-    held = []
-    rename = Path.rename
-
-    def watched(path, target):
-        if path.name == "export":
-            maps = Path("/proc/self/maps").read_text()
-            opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-            held.append([place for place in (*maps.splitlines(), *opened) if str(path) in place])
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", watched)
-    export_hf.export(weight, tmp_path / "hf", dtype=dtype)
-    export_hf.export(weight, tmp_path / "hf", dtype=dtype, overwrite=True)
-    assert held == [[], []]
 
 
 def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):

@@ -161,36 +161,6 @@ def test_the_tensors_are_those_that_llama_cpp_wants(kind, tmp_path, tokens):
         assert np.array_equal(tensor.data.astype(np.float32), expected[name])
 
 
-def test_the_settings_are_those_of_the_model(tmp_path, tokens):
-    _, path = export(tmp_path, tokens, **KINDS["bailing_yarn"], num_experts_per_tok=3, yarn_factor=4.0)
-    fields = fields_of(path)
-    expected = {
-        "general.name": "model",
-        "general.file_type": 1,
-        "bailingmoe.block_count": 2,
-        "bailingmoe.context_length": 32768,
-        "bailingmoe.embedding_length": 32,
-        "bailingmoe.attention.head_count": 4,
-        "bailingmoe.attention.head_count_kv": 2,
-        "bailingmoe.attention.key_length": 8,
-        "bailingmoe.vocab_size": VOCABULARY,
-        "bailingmoe.expert_count": 4,
-        "bailingmoe.expert_used_count": 3,
-        "bailingmoe.expert_shared_count": 3,
-        "bailingmoe.expert_feed_forward_length": 48,
-        "bailingmoe.expert_weights_norm": True,
-        "bailingmoe.leading_dense_block_count": 0,
-        "bailingmoe.rope.freq_base": 1e6,
-        "bailingmoe.rope.scaling.type": "yarn",
-        "bailingmoe.rope.scaling.factor": 4.0,
-        "bailingmoe.rope.scaling.original_context_length": 2048,
-    }
-    assert {name: fields[name] for name in expected} == expected
-    # With llama.cpp's own factor, 1 + ln(4) / 10, this makes 1.
-    assert fields["bailingmoe.rope.scaling.attn_factor"] * (1 + 0.1 * np.log(4)) == pytest.approx(1)
-    assert fields["bailingmoe.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_types_round_as_they_should(dtype, tmp_path, tokens, capsys):
     """Reference: torch's rounding."""

@@ -139,12 +139,6 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     assert "\n" not in str(error.value)
 
 
-def test_runs_by_path_from_anywhere_and_reports_a_bad_flag_in_one_line(tmp_path):
-    script = [sys.executable, str(ROOT / "scripts" / "generate.py")]
-    done = subprocess.run([*script, "--top_k", "-1"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-
-
 def answers_at_the_prompt(monkeypatch, lines):
     """Stands in for a person at a terminal: an exception in `lines` is what their key does."""
     waiting = iter(lines)
@@ -221,6 +215,7 @@ def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation
     assert "this prompt is not part of the conversation" in shown.err
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
 def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):

@@ -9,15 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.helpers import ROOT, flags, train, write_corpus
+from tests.helpers import ROOT, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 from trainer.machine.measure import is_out_of_memory, plain_advice, told_in_a_line
 from trainer.pretrain import first_model, memory
 from trainer.pretrain import job as pretrain_job
-from trainer.pretrain.job import PretrainJob
-from trainer.saving.checkpoint import verified
 
 CPU = torch.device("cpu")
 GB = 10**9
@@ -152,25 +150,6 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
         assert "is intact, and --from_resume 1 goes on from there" in said
     else:
         assert "no checkpoint was saved yet" in said
-
-
-def test_the_last_checkpoint_is_intact_and_the_suggested_flags_go_on(data, tmp_path, monkeypatch, capsys):
-    """Reference: the same run with enough memory."""
-    shape = {"data_path": data, "save_interval": 4, "batch_size": 2, "accumulation_steps": 2}
-    monkeypatch.setattr(PretrainJob, "loss", failing_from(PretrainJob.loss, ON_CUDA, 9))
-    said = line_of(train_pretrain.main, flags(out_dir=tmp_path / "out", **shape), capsys)
-    monkeypatch.undo()
-    assert "; the checkpoint of update 4 is intact, and --from_resume 1 goes on from there" in said
-    path = tmp_path / "out/pretrain_16_resume/update_00000004.pt"
-    assert verified(path)
-    ways = suggested(said)
-    assert (ways["--batch_size"], ways["--accumulation_steps"]) == (1, 4)
-    shape = {**shape, "batch_size": 1, "accumulation_steps": 4, "save_interval": 1000}
-    resumed = train(out_dir=tmp_path / "out", from_resume=1, **shape)
-    whole = train(out_dir=tmp_path / "whole", **shape)
-    assert resumed.progress.update == whole.progress.update
-    for name, weight in whole.engine.model.state_dict().items():
-        torch.testing.assert_close(resumed.engine.model.state_dict()[name], weight, rtol=1e-3, atol=1e-4)
 
 
 # -------------------------------------------------------------------------------------------- a real limit

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
 from trainer.machine.command_line import StopSignals
-from trainer.sampling import sample, samples
+from trainer.sampling import read_prompts, sample, samples
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,18 @@ def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
             ("a", "text"),
             ("c", "text"),
         ]
+
+
+def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("The cat\n\n猫\n", encoding="utf-8")
+    assert read_prompts([str(file)]) == ["The cat", "猫"]
+    assert read_prompts(["The cat", str(file)]) == ["The cat", str(file)]
+    assert read_prompts(["x" * 5000]) == ["x" * 5000]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"can't encode character '\\udce9'"):
+        read_prompts(["The cat", "caf\udce9"])
+    with pytest.raises(UserError, match=r"missing\.txt: No such file"):
+        read_prompts([str(tmp_path / "missing.txt")])

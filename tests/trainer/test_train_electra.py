@@ -5,21 +5,17 @@ import copy
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, precision_score, recall_score, roc_auc_score
 from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaskedLM
 
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, command_line, trainers_that_fit
 from trainer import train_electra
-from trainer.electra.job import metrics
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
 from trainer.optim.build import without_bias_correction
-from trainer.optim.schedules import ENCODER_SCHEDULES
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64, "embedding_size": 16,
@@ -227,39 +223,6 @@ def test_adam_without_bias_correction(fused):
         by_hand = by_hand - 1e-2 * (m / (v.sqrt() + 1e-6) + 0.1 * by_hand)
         optimizer.step()
     assert torch.allclose(p.double(), by_hand, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name, factors",
-    [
-        ("original_linear", {0: 0.0, 50: 0.5 * 0.95, 100: 0.9, 500: 0.5, 1000: 0.0}),
-        ("separate_linear", {0: 0.0, 50: 0.5, 100: 1.0, 550: 0.5, 1000: 0.0}),
-        ("one_cycle", {0: 1 / 25, 125: 0.52, 250: 1.0, 625: 0.500005, 1000: 1e-5}),
-        ("adjusted_one_cycle", {0: 1e-5, 50: 0.500005, 100: 1.0, 550: 0.500005, 1000: 1e-5}),
-    ],
-)
-def test_schedules(name, factors):
-    """Reference: the formulas by hand, 1,000 updates of which 100 are warm-up."""
-    for t, factor in factors.items():
-        assert ENCODER_SCHEDULES[name](t, 1000, 100) == pytest.approx(factor, abs=1e-9)
-    assert ENCODER_SCHEDULES[name](1, 1000, 0) > 0.03  # no warm-up
-
-
-def test_metrics_are_those_of_scikit_learn():
-    generator = np.random.default_rng(0)
-    labels = generator.random(5000) < 0.1
-    scores = np.clip(1 / (1 + np.exp(-generator.normal(labels * 1.5 - 1, 1.0))), 0, 1 - 1e-9)
-    histogram = [
-        np.bincount((scores[labels == which] * 200).astype(int), minlength=200).tolist() for which in (False, True)
-    ]
-    values, positions = metrics([70.0, 1000.0, 20.0, 5.0, *histogram[0], *histogram[1]])
-    assert positions == 5000 and values["mlm_loss"] == 3.5 and values["gen_acc"] == 0.25 and values["disc_loss"] == 0.2
-    assert values["loss"] == pytest.approx(3.5 + 50 * 0.2)
-    called = scores >= 0.5
-    assert values["disc_acc"] == pytest.approx(accuracy_score(labels, called))
-    assert values["disc_precision"] == pytest.approx(precision_score(labels, called))
-    assert values["disc_recall"] == pytest.approx(recall_score(labels, called))
-    assert values["disc_auc"] == pytest.approx(roc_auc_score(labels, scores), abs=2e-3)
 
 
 # -------------------------------------------------------------------------------------------------- errors

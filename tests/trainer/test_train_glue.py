@@ -250,7 +250,7 @@ def test_flags_of_the_published_script_mean_what_they_meant():
     assert (settings.grad_clip, settings.lower_case, settings.log_interval) == (0.5, False, 7)
     # Alone, as it was published: the models of every 500 updates.
     assert settings.save_steps == 500 and settings.passed_over() == []
-    assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps is None
+    assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
 
 
 @pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow)])
@@ -289,7 +289,7 @@ def test_an_own_task_that_is_not_whole_is_told(place, tmp_path, capsys):
 
     assert "all labels are 'x'; two or more are wanted" in line()
     assert "--dev_file is needed" in line(do_eval=1)
-    assert "with --kind a name of letters" in line(task="cola")
+    assert "with --kind a name of your own" in line(task="cola")
     assert "a task of your own needs --kind" in line(kind=None)
 
 

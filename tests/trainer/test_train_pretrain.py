@@ -84,16 +84,6 @@ def test_weights_and_config(data, tmp_path, generation, moe):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("save_interval", [3, 1000])
-def test_the_last_save_is_of_the_last_update(data, tmp_path, save_interval):
-    """Reference: the weights in memory at the end; a run shorter than the interval saves too."""
-    run = train(data_path=data, out_dir=tmp_path, save_interval=save_interval)
-    state = torch.load(tmp_path / "pretrain_16.pth", weights_only=True)
-    assert all(torch.equal(p.half(), state[name]) for name, p in run.engine.model.named_parameters())
-    newest = run.saver.checkpoints.paths()[0]
-    assert newest.name == f"update_{run.progress.update:08d}.pt"
-
-
 def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
     """What a resume announces as changed is changed: the groups' options are the new flags', the moments the old ones."""
     options = {"data_path": data, "out_dir": tmp_path, "optimizer": "muon"}
@@ -123,31 +113,9 @@ def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
 # ---------------------------------------------------------------------------------------- the same run, cut up
 
 
-def test_cuts_of_an_update_train_alike(data, tmp_path):
-    """Over whole runs: 1x8, 2x4, 8x1 end with the same loss and weights to rounding."""
-    runs = [
-        train(data_path=data, out_dir=tmp_path, batch_size=b, accumulation_steps=8 // b, epochs=2, use_moe=1, log_interval=1000,
-              val_fraction=0.2)
-        for b in (1, 2, 8)
-    ]  # fmt: skip
-    first = runs[0].engine.parameters
-    for run in runs[1:]:
-        assert run.progress.best_val_loss == pytest.approx(runs[0].progress.best_val_loss, rel=1e-5)
-        for p, q in zip(run.engine.parameters, first, strict=True):
-            torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_workers": 2, "save_interval": 2},
-        {"gradient_checkpointing": 1, "use_moe": 1, "generation": "minimind3", "num_key_value_heads": 2},
-    ],
-)
-def test_what_must_not_change_the_losses(data, tmp_path, changes):
-    same = {name: changes[name] for name in ("use_moe", "generation", "num_key_value_heads") if name in changes}
-    plain = train(data_path=data, out_dir=tmp_path, **same)
-    assert losses(train(data_path=data, out_dir=tmp_path, **changes)) == losses(plain)
+def test_workers_and_saves_do_not_change_the_losses(data, tmp_path):
+    plain = train(data_path=data, out_dir=tmp_path)
+    assert losses(train(data_path=data, out_dir=tmp_path, num_workers=2, save_interval=2)) == losses(plain)
 
 
 def test_the_interval_mean_is_over_tokens(data, tmp_path):
@@ -254,27 +222,11 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
-# -------------------------------------------------------------------------------------------------------- W&B
-
-
 # ---------------------------------------------------------------------------------- launches, torch.compile
 
 
 def final_loss(stdout):
     return LOG_LINE.findall(stdout)[-1][4]
-
-
-@pytest.mark.slow
-def test_launch_from_elsewhere_by_torchrun(data, tmp_path):
-    """Reference: one process with the same global batch."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    arguments = flags(data_path=data, out_dir=tmp_path / "a", batch_size=1, val_fraction=0.2)
-    ended = command_line(arguments, launcher, cwd=ROOT / "trainer")
-    assert ended.returncode == 0, ended.stderr
-    one = train(data_path=data, out_dir=tmp_path / "b", batch_size=2, val_fraction=0.2)
-    with open(tmp_path / "a" / "pretrain_16.metrics.jsonl", encoding="utf-8") as file:
-        (ours,) = [record["val_loss"] for record in map(json.loads, file) if "val_loss" in record]
-    assert ours == pytest.approx(one.progress.best_val_loss, rel=1e-5)
 
 
 @pytest.mark.slow

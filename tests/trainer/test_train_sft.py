@@ -2,12 +2,7 @@
 
 import json
 import math
-import os
 import re
-import shlex
-import signal
-import subprocess
-from unittest import mock
 
 import pytest
 import torch
@@ -18,8 +13,7 @@ from model.model_minimind import MiniMindForCausalLM
 from tests.chats import ids_and_mask, train, turn, write_chats
 from tests.helpers import ROOT, flags, losses, records, write_corpus
 from tests.helpers import train as pretrain
-from trainer import train_pretrain, train_sft
-from trainer.loop import Trainer
+from trainer import train_sft
 from trainer.sft import job
 from trainer.sft.settings import parse_args
 
@@ -58,66 +52,6 @@ def test_it_goes_on_from_the_pretrained_weights_and_leaves_minimind_s_files(tmp_
     page = (tmp_path / "full_sft_16.report.html").read_text(encoding="utf-8")
     assert "--chat" in page and "scripts/play.py --weight" in page and "bits per byte" not in page.lower()
     assert "40 conversations in rows" in page and not re.search(r"\d documents?\b", page)
-
-
-def commands_of_make_chat(out_dir, text, chats):
-    """(main, arguments) of the two trainings of `make chat`, on small data with a tiny model."""
-    lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    small = {
-        "out_dir": out_dir,
-        "hidden_size": 16,
-        "batch_size": 4,
-        "epochs": 2,
-        "max_seq_len": 64,
-        "val_fraction": 0.0,
-    }
-    commands = []
-    for main, data in ((train_pretrain.main, text), (train_sft.main, chats)):
-        (line,) = [line for line in lines.splitlines() if f"{main.__module__.rpartition('.')[2]}.py" in line]
-        words = shlex.split(line)
-        begin = next(at for at, word in enumerate(words) if word.endswith(".py")) + 1
-        # The last one of a flag counts.
-        changed = flags(**{**small, "data_path": data, "accumulation_steps": 1, "sample_prompts": "the cat"})
-        commands.append((main, [*words[begin:], *changed]))
-    return commands
-
-
-def interrupted(main, arguments, at=3):
-    """Run it, and send SIGTERM after an update. Returns its exit code."""
-    count = Trainer.count
-
-    def counted(trainer, update):
-        count(trainer, update)
-        if trainer.progress.update == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with mock.patch.object(Trainer, "count", counted):
-        return main(arguments)
-
-
-@pytest.mark.slow
-def test_make_chat_goes_on_where_it_was_interrupted(tmp_path, chats, capsys):
-    """Beside a half-trained pretrain_16.pth, which it does not take. Reference: a run that nobody disturbed, to the last bit."""
-    text = write_corpus(tmp_path / "text.jsonl", 40)
-    whole = commands_of_make_chat(tmp_path / "whole", text, chats)
-    assert [main(arguments) for main, arguments in whole] == [0, 0]
-    parts = commands_of_make_chat(tmp_path / "parts", text, chats)
-    stopped = 128 + signal.SIGTERM
-    assert interrupted(train_pretrain.main, flags(data_path=text, out_dir=tmp_path / "parts")) == stopped
-    assert interrupted(*parts[0]) == stopped
-    assert (tmp_path / "parts" / "chat_base_16.pth").exists()
-    assert parts[0][0](parts[0][1]) == 0
-    assert interrupted(*parts[1]) == stopped
-    # make begins with the first command again.
-    assert [main(arguments) for main, arguments in parts] == [0, 0]
-    for name in ("chat_base_16.pth", "full_sft_16.pth"):
-        wanted = torch.load(tmp_path / "whole" / name, weights_only=True)
-        found = torch.load(tmp_path / "parts" / name, weights_only=True)
-        assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-    # Once it is done, nothing is trained again.
-    capsys.readouterr()
-    assert [main(arguments) for main, arguments in parts] == [0, 0]
-    assert capsys.readouterr().out.count("nothing to do") == 2
 
 
 def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats):

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Protocol
 
 from common.processes import seconds_since_start
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
@@ -30,7 +29,8 @@ from trainer.budget import laws
 from trainer.budget.settings import seconds_of
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks, on_main
-from trainer.updates import RowFlags, rows_of_update
+from trainer.pretrain.settings import PretrainSettings
+from trainer.updates import rows_of_update
 
 LOOKS = 200
 # Part of the budget by which a run may miss its aim. The aim is half of it before the end of the time.
@@ -86,45 +86,33 @@ class Course:
         return Course(fall_from, end, self.fall_rate)
 
 
+@dataclass
 class Clock:
     """What a budget run hands to the training loop. All ranks have one.
 
-    moved: the course, once the end has moved; None: the run goes as planned.
+    seconds: the budget, of which `spent_before` had passed. planned: the course without surprises. moved: the course, once the
+    end has moved; None: the run goes as planned. seconds_at_end: needed behind the last update, for files. evaluation: updates
+    that take as long as an evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end.
+    samples: seconds of the samples of an evaluation. most_updates: limit of the run's updates, however much time is left.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        spent: float,
-        planned: Course,
-        ranks: Ranks,
-        *,
-        seconds_at_end: float = 0.0,
-        evaluation: float = 0.0,
-        evaluation_every: int = 0,
-        samples: float = 0.0,
-        most_updates: float = math.inf,
-    ) -> None:
-        """seconds: the budget, of which `spent` have passed. planned: the course without surprises.
+    seconds: float
+    spent_before: float
+    planned: Course
+    ranks: Ranks
+    seconds_at_end: float = 0.0
+    evaluation: float = 0.0
+    evaluation_every: int = 0
+    samples: float = 0.0
+    most_updates: float = math.inf
+    moved: Course | None = None
 
-        seconds_at_end: needed behind the last update, for files. evaluation: updates that take as long as an evaluation;
-        there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds of the samples of
-        an evaluation. most_updates: limit of the run's updates, however much time is left.
-        """
-        self.seconds = seconds
-        self.started = time.monotonic() - spent
-        self.planned = planned
-        self.moved: Course | None = None
-        self.ranks = ranks
-        self.seconds_at_end = seconds_at_end
-        self.evaluation = evaluation
-        self.evaluation_every = evaluation_every
-        self.samples = samples
-        self.most_updates = most_updates
-        self.look_every = max(1, planned.end // LOOKS)
+    def __post_init__(self) -> None:
+        self.started = time.monotonic() - self.spent_before
+        self.look_every = max(1, self.planned.end // LOOKS)
         self.has_looked = False
         # Seconds of the last updates, without evaluations
-        self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * planned.end)))
+        self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * self.planned.end)))
         self.untimed = UNTIMED
         self.last_update = time.monotonic()
         # Seconds of the fastest evaluation so far: a pause may have come within another one.
@@ -201,20 +189,8 @@ class Clock:
             self.moved = Course(int(fall_from), int(end), fall_rate)
 
 
-class PlannedSettings(RowFlags, Protocol):
-    """The settings of a plan that its clock reads."""
-
-    budget: str | None
-    from_weight: str
-    max_updates: int
-    decay_share: float
-    eval_interval: int
-    use_compile: str
-    report: bool
-
-
 def clock_of_plan(
-    settings: PlannedSettings,
+    settings: PretrainSettings,
     ranks: Ranks,
     corpus: Corpus,
     validation: ValidationBatches | None,
@@ -233,7 +209,7 @@ def clock_of_plan(
     # source is used up; later passes bring other text of the others.
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(laws.parts_of(corpus) or targets)
+    different = laws.different_tokens(laws.parts_of(corpus, targets))
     most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
     updates = settings.max_updates
     interval = settings.eval_interval // settings.accumulation_steps

@@ -1,4 +1,4 @@
-"""What a planned run takes, for each size of a model: seconds, memory, floating-point operations.
+"""What a planned run takes, for each size of a model: seconds, memory, floating-point operations; and the text that there is.
 
 Seconds are estimated: the work of an update divided by the machine's rate of large matrix products, times the share of that rate
 that training reaches. The shares were measured on two cores with AVX512-BF16, by runs of 64 to 384 wide models. A machine that
@@ -13,27 +13,29 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
+from dataset.corpus import EVAL_ROWS, split_by_hash
 from dataset.loader import Batch
 from dataset.packing import Totals
+from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
+from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
-from trainer.budget.data import Data
 from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
-from trainer.machine.compiling import COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
+from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.pretrain.memory import flops_per_token, training_bytes
+from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts
 
@@ -48,8 +50,7 @@ HIGHEST_SHARE = 0.8
 GPU_SHARE = 0.35
 # Muon's products are smaller.
 MUON_SHARE = 0.7
-# Seconds that compiling takes: the first time, and once the compiler has kept its results.
-COMPILE_S = 35.0
+# Seconds that compiling takes once the compiler has kept its results; COMPILE_SECONDS the first time
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
@@ -69,6 +70,88 @@ MEASURED_PART_OF_UPDATES = 0.05
 # 0.56 s while they were measured and 0.33 s in the run.
 TIMED_PART = 0.01
 MOST_TIMED_S = 10.0
+# Held out where the user names no validation data: no more than this part of the documents, and no more than about so
+# many tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out. All four are guesses:
+# little text is lost, an evaluation stays short, and ten documents are at most a twentieth of them.
+HELD_OUT_PART = 0.02
+HELD_OUT_TOKENS = 100_000
+FEWEST_HELD_OUT = 10
+FEWEST_DOCUMENTS = 200
+# No smaller part of a text that is one document is held out.
+FEWEST_HELD_OUT_TOKENS = 1000
+
+
+@dataclass(frozen=True)
+class Data:
+    """The text of a run.
+
+    tokens_of_pass: that one pass reads, each with a target; parts: its sources, since later passes over a mixture bring other
+    text of some. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
+    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
+    it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
+    is, relative to that of the law.
+    """
+
+    vocab_size: int
+    tokens_of_pass: float
+    T: int
+    fill: float
+    length: float
+    bytes_per_token: float
+    evaluated: int
+    val_fraction: float
+    text_scale: float
+    parts: tuple[laws.Part, ...]
+    most: float | None = None
+
+
+def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS) -> Data:
+    """Tokenise what is new, and count. given: what the user has said. Errors: DataError, UserError."""
+    assert settings.tokenizer_path is not None
+    tokenizer = load_tokenizer(settings.tokenizer_path)
+    encoder = kind.encoder(tokenizer, settings)
+    corpus = open_corpus(settings, encoder, ranks, kind)
+    plan = corpus.plan(0)
+    bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
+    val_fraction = settings.val_fraction
+    # What is held out already is not in the plan of the corpus.
+    trained_part = 1.0
+    n_documents = len(corpus.store)
+    # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
+    n_tokens = len(corpus.store.tokens)
+    is_free = not {"val_path", "val_fraction"} & set(given)
+    if is_free and n_documents == 1 and encoder.can_be_cut and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS:
+        # One long text: its last part.
+        val_fraction = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
+        trained_part = 1 - val_fraction
+    elif is_free and n_documents >= FEWEST_DOCUMENTS:
+        fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
+        # One digit is enough, and reads well in a command.
+        val_fraction = float(f"{fraction:.1g}")
+        # Copies of a text are held out together, so of few different texts it may be none or all.
+        _, held_out = split_by_hash(corpus.store, val_fraction)
+        if not 0 < len(held_out) < n_documents:
+            val_fraction = 0.0
+        trained_part = 1 - val_fraction
+    tokens_of_pass = trained_part * plan.n_pairs
+    validation = corpus.validation()
+    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * plan.T)) if validation is None else len(validation)
+    return Data(
+        vocab_size=encoder.vocab_size,
+        tokens_of_pass=tokens_of_pass,
+        T=plan.T,
+        fill=plan.fill,
+        length=mean_context(plan),
+        bytes_per_token=bytes_per_token,
+        evaluated=batches * EVAL_ROWS * plan.T,
+        val_fraction=val_fraction,
+        text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
+        parts=tuple(
+            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, plan.n_pairs)
+        ),
+        # One pass is the longest run there is, see dataset/mixture.py.
+        most=tokens_of_pass if corpus.is_one_plan else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -113,17 +196,6 @@ def estimated_seconds(
     return work / machine.product_rate
 
 
-class Size(NamedTuple):
-    """What decides how fast a model trains."""
-
-    width: int
-    layers: int
-
-    @classmethod
-    def of(cls, config: MiniMindConfig) -> "Size":
-        return cls(config.hidden_size, config.num_hidden_layers)
-
-
 class RunCosts:
     """The Costs of a run with these settings, on this data and machine.
 
@@ -145,8 +217,8 @@ class RunCosts:
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
         self.compile_seconds = math.inf if self.seconds is None else COMPILING_PART * self.seconds
-        # {size: how long an update took, relative to the estimate}, of those that were measured
-        self.corrections: dict[Size, float] = {}
+        # {(width, layers): how long an update took, relative to the estimate}, of the sizes that were measured
+        self.corrections: dict[tuple[int, int], float] = {}
         # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
         # number of layers serves the others.
         self.compiled_for: set[tuple[int, int]] = set()
@@ -158,7 +230,7 @@ class RunCosts:
         if choice == "0":
             return False
         if choice == "auto":
-            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_S
+            is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
@@ -172,11 +244,11 @@ class RunCosts:
         )
         if not self.corrections:
             return estimate
-        size = Size.of(config)
 
         # What an update takes per operation goes by the width more than by the depth.
-        def distance(measured: Size) -> tuple[float, float]:
-            return abs(math.log(measured.width / size.width)), abs(math.log(measured.layers / size.layers))
+        def distance(size: tuple[int, int]) -> tuple[float, float]:
+            width, layers = size
+            return abs(math.log(width / config.hidden_size)), abs(math.log(layers / config.num_hidden_layers))
 
         return estimate * self.corrections[min(self.corrections, key=distance)]
 
@@ -185,7 +257,7 @@ class RunCosts:
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
             is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
-            seconds += WARM_COMPILE_S if is_known else COMPILE_S
+            seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
         evaluations = 1 + self.evaluations(config, cut, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
 
@@ -226,7 +298,7 @@ class RunCosts:
 
     def is_measured(self, config: MiniMindConfig) -> bool:
         """Whether `measure` was called for this size."""
-        return Size.of(config) in self.corrections
+        return (config.hidden_size, config.num_hidden_layers) in self.corrections
 
     def timed_seconds(self) -> float:
         """How long the updates of a measurement take together, at least. Only a budget of time is measured for."""
@@ -261,7 +333,7 @@ class RunCosts:
         # All ranks must plan with the same numbers.
         measured = on_main(self.machine.ranks, lambda: micro_batch * plan.cut.accumulation_steps + update)
         self.compiled_for.add((config.hidden_size, plan.cut.batch_size))
-        size = Size.of(config)
+        size = (config.hidden_size, config.num_hidden_layers)
         self.corrections[size] = 1.0
         factor = measured / self.update_seconds(config, plan.rows)
         # Another program may have disturbed the measurement. The clock of the run mends the rest.

@@ -9,7 +9,7 @@ suits their tokens; of all these, the one with the lowest expected loss wins. Wh
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
@@ -42,6 +42,7 @@ class Demands:
     """
 
     tokens_of_pass: float
+    parts: tuple[laws.Part, ...]
     T: int
     fill: float
     device_type: str
@@ -55,13 +56,12 @@ class Demands:
     memory: float | None = None
     text_scale: float = 1.0
     muon: bool = True
-    parts: tuple[laws.Part, ...] = ()
     most_passes: float = laws.MOST_PASSES
 
     @property
     def different(self) -> float:
         """Tokens of different text."""
-        return laws.different_tokens(self.parts or self.tokens_of_pass)
+        return laws.different_tokens(self.parts)
 
     @property
     def most_tokens(self) -> float:
@@ -158,17 +158,17 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: Costs) -
     if not plans:
         # A number of tokens is kept to, however often the text is read for it.
         most = math.inf if demands.tokens is not None else demands.most_tokens
-        is_small_text = most < FEWEST_UPDATES * demands.tokens_of_update(fewest_rows(demands))
-        raise NothingFits("memory" if is_too_large else "text" if is_small_text else "budget")
+        fewest = FEWEST_UPDATES * demands.tokens_of_update(min(cut.rows for cut in cuts(demands)))
+        raise NothingFits("memory" if is_too_large else "text" if most < fewest else "budget")
     # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
     # heart. Where all are larger, since the user has said a width, it is the smallest one.
     suitable = deep_as_their_tokens_want(plans)
-    suitable = no_larger(suitable, laws.PARAMETERS_OF_A_TOKEN * demands.different) or [smallest(suitable)]
+    suitable = no_larger(suitable, laws.PARAMETERS_OF_A_TOKEN * demands.different) or smallest(suitable)
     if demands.tokens is not None:
         # Models that so many tokens train well. Nothing else limits a budget of tokens: by loss alone the largest model would win,
         # and would train for weeks. A width that the user has said may leave only models with fewer layers, or none.
         most = demands.tokens / laws.TOKENS_OF_A_PARAMETER
-        suitable = no_larger(suitable, most) or deep_as_their_tokens_want(no_larger(plans, most)) or [smallest(plans)]
+        suitable = no_larger(suitable, most) or deep_as_their_tokens_want(no_larger(plans, most)) or smallest(plans)
     return min(suitable, key=lambda plan: plan.loss)
 
 
@@ -192,21 +192,8 @@ def no_larger(plans: Sequence[Plan], parameters: float) -> list[Plan]:
     return [plan for plan in plans if plan.parameters <= parameters]
 
 
-def smallest(plans: Sequence[Plan]) -> Plan:
-    return min(plans, key=lambda plan: plan.parameters)
-
-
-def fewest_rows(demands: Demands) -> int:
-    """Rows of the smallest update to choose from."""
-    return min(cut.rows for cut in cuts(demands))
-
-
-def fewest_different_tokens(demands: Demands) -> int:
-    """Tokens of different text that are surely enough for a plan.
-
-    They are counted as full rows: a text of one row tells nothing of how full the rows of more text would be.
-    """
-    return math.ceil(FEWEST_UPDATES * fewest_rows(demands) * demands.T / demands.most_passes)
+def smallest(plans: Sequence[Plan]) -> list[Plan]:
+    return [min(plans, key=lambda plan: plan.parameters)]
 
 
 def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | None = None) -> Plan | None:
@@ -240,7 +227,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
             parameters,
             laws.Depth(config.num_hidden_layers, config.num_attention_heads),
             tokens,
-            demands.parts or demands.tokens_of_pass,
+            demands.parts,
             scale,
             demands.muon,
         ),
@@ -311,49 +298,36 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, demands: Demands, costs:
 
 def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:
     """The one whose update is nearest to so many rows, by ratio."""
-
-    def distance(cut: Cut) -> float:
-        return abs(math.log(cut.rows / max(rows, 1e-9)))
-
-    return min(choices, key=distance)
+    return min(choices, key=lambda cut: abs(math.log(cut.rows / max(rows, 1e-9))))
 
 
-def sizes(fields: Mapping[str, object]) -> list[MiniMindConfig]:
+def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     """The models to try: widths, each with the numbers of layers that some number of tokens wants.
 
     fields: of their configs, what is not free; the vocabulary is among them. Errors: ValueError where no model has such fields.
     """
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
-        assert isinstance(width, int)
-        heads = fields["num_attention_heads"] if "num_attention_heads" in fields else laws.heads_for(width)
-        assert isinstance(heads, int)
-        for layers in numbers_of_layers(width, fields):
-            own: dict[str, object] = {
+        heads = fields.get("num_attention_heads", laws.heads_for(width))
+        # From what the shortest runs want to what the longest ones do, in steps of a tenth or more
+        (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)
+        numbers_of_layers = [fewest]
+        while numbers_of_layers[-1] < most:
+            last = numbers_of_layers[-1]
+            numbers_of_layers.append(min(max(last + 1, round(1.1 * last)), most))
+        for layers in [fields["num_hidden_layers"]] if "num_hidden_layers" in fields else numbers_of_layers:
+            shape = {
                 "hidden_size": width,
                 "num_hidden_layers": layers,
                 "num_attention_heads": heads,
                 "num_key_value_heads": laws.kv_heads_for(heads),
             }
-            own.update(fields)
             try:
-                found.append(MiniMindConfig(**own))
+                found.append(MiniMindConfig(**{**shape, **fields}))
             except ValueError:
                 # The fields do not go with this width, as heads that do not divide it.
                 if "hidden_size" in fields:
                     raise
     if not found:
         raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
-    return found
-
-
-def numbers_of_layers(width: int, fields: Mapping[str, object]) -> Sequence[int]:
-    """From what the shortest runs want to what the longest ones do, in steps of a tenth or more. fields: see sizes."""
-    if "num_hidden_layers" in fields:
-        assert isinstance(fields["num_hidden_layers"], int)
-        return [fields["num_hidden_layers"]]
-    found = [laws.layers_for(width, 0)[0]]
-    most = laws.layers_for(width, math.inf)[1]
-    while found[-1] < most:
-        found.append(min(max(found[-1] + 1, round(1.1 * found[-1])), most))
     return found

@@ -1,20 +1,20 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
-    plan_run            the settings that the run is started with
-      with_faster_dtype in which precision a CPU multiplies faster
-      product_rate      what the machine multiplies
-      with_row_length   how long rows are, which decides how the text is cut
-      look_at_data      how much text there is, and how hard it is (data.py)
-      RunCosts          what each size takes, estimated and measured (costs.py)
-      Planner.choose    the best of all plans (plan.py), of a size that was measured here
-      chosen_settings   the plan as settings (outcome.py)
+    plan_run             the settings that the run is started with
+      with_faster_dtype  in which precision a CPU multiplies faster
+      product_rate       what the machine multiplies
+      with_row_length    how long rows are, which decides how the text is cut
+      look_at_data       how much text there is, and how hard it is (costs.py)
+      RunCosts           what each size takes, estimated and measured (costs.py)
+      choose             the best of all plans (plan.py), of a size that was measured here
+      chosen_settings    the plan as settings (outcome.py)
 
 All ranks plan together, since all of them measure at once, as they will train at once. Rank 0 decides and prints.
 """
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from common.errors import UserError, user_errors
@@ -23,22 +23,12 @@ from common.wording import announce, counted
 from model.config import MiniMindConfig
 from model.hf_format import read_config
 from trainer.budget import laws
-from trainer.budget.costs import COMPILE_S, COMPILING_PART, Machine, RunCosts, share_of_product_rate
-from trainer.budget.data import Data, look_at_data
+from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.plan import (
-    FEWEST_UPDATES,
-    Demands,
-    NothingFits,
-    Plan,
-    best_plan,
-    fewest_different_tokens,
-    fewest_rows,
-    plan_for,
-    sizes,
-)
+from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
+from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main
@@ -87,7 +77,7 @@ def plan_run(
     with user_errors():
         config = None
         folder = settings.weight_folder()
-        if settings.from_weight != "none" and folder is not None:
+        if folder is not None:
             config = read_config(folder)
             settings = settings_of_folder(settings, folder, config)
         settings = with_faster_dtype(settings, given, surroundings)
@@ -98,15 +88,57 @@ def plan_run(
         machine = Machine(device, dtype, ranks, rate * ranks.world_size)
         settings = with_row_length(settings, given, machine)
         data = look_at_data(settings, given, ranks, kind)
-        planner = Planner(settings, given, data, machine, config)
-        plan = planner.choose()
+        if settings.from_weight != "none":
+            # The shape of a model that is gone on from is not free.
+            given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
+        optimizer = settings.optimizer if "optimizer" in given else "muon"
+        costs = RunCosts(settings, data, machine, optimizer, given)
+        said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
+        shape = {name: value for name, value in said.items() if value is not None}
+        candidates = sizes({"vocab_size": data.vocab_size, **shape}) if config is None else [config]
+        # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
+        check_length(data.T, candidates[0])
+        on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
+        # Another program may take the memory of one of several GPUs.
+        free = free_memory(device, ranks)
+        demands = Demands(
+            tokens_of_pass=data.tokens_of_pass,
+            parts=data.parts,
+            T=data.T,
+            fill=data.fill,
+            device_type=device.type,
+            world_size=ranks.world_size,
+            sharing=ranks.sharing,
+            seconds=costs.seconds,
+            tokens=settings.budget_tokens,
+            flops=settings.budget_flops,
+            batch_size=settings.batch_size if "batch_size" in given else None,
+            accumulation_steps=settings.accumulation_steps if "accumulation_steps" in given else None,
+            memory=None if free is None else MEMORY_SHARE * free,
+            text_scale=data.text_scale,
+            muon=optimizer == "muon",
+            most_passes=laws.most_passes(settings.from_weight),
+        )
+        plan = choose(candidates, demands, costs)
+    if data.most is not None and plan.tokens > data.most:
+        times = math.ceil(plan.tokens / data.most)
+        raise UserError(
+            f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
+            f"{quantity(data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
+            "--mixture file, where there is one now), or give a smaller budget"
+        )
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
-    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, planner.costs, planner.given))
+    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs, given))
     chosen = dataclasses.replace(settings, **chosen_by_main)
 
     def tell() -> None:
-        others = {"half of it": planner.with_budget(0.5), "twice as much": planner.with_budget(2.0)}
-        for line in plan_lines(plan, others, planner.costs, chosen, planner.given, set(chosen_by_main)):
+        others: dict[str, Plan | None] = {}
+        for name, factor in (("half of it", 0.5), ("twice as much", 2.0)):
+            try:
+                others[name] = best_plan(candidates, left_of(demands, factor), costs)
+            except NothingFits:
+                others[name] = None
+        for line in plan_lines(plan, others, costs, chosen, given, set(chosen_by_main)):
             announce(line)
 
     on_main(ranks, tell)
@@ -123,11 +155,6 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         raise UserError(
             f"--lr_schedule {settings.lr_schedule}: only wsd can be ended by a clock; drop the flag, or plan by "
             "--budget_tokens"
-        )
-    if "optimizer" in given and settings.optimizer not in laws.OPTIMIZERS:
-        raise UserError(
-            f"--optimizer {settings.optimizer}: the rates of a plan are known for {' and '.join(laws.OPTIMIZERS)} alone: take one of "
-            "them, or train without a budget"
         )
     if settings.from_weight != "none" and "learning_rate" not in given:
         raise UserError(
@@ -164,155 +191,89 @@ def with_row_length(settings: PretrainSettings, given: Collection[str], machine:
     is_free = settings.pack and settings.long_documents == "split" and settings.from_weight == "none"
     if not is_free or "max_seq_len" in given:
         return settings
-    tokens = settings.budget_tokens
+    tokens, flops = settings.budget_tokens, settings.budget_flops
+    if settings.budget is not None:
+        share = share_of_product_rate(machine.device.type, TYPICAL_WIDTH)
+        flops = seconds_of(settings.budget) * machine.product_rate * share
     if tokens is None:
-        flops = settings.budget_flops
-        if flops is None:
-            assert settings.budget is not None
-            share = share_of_product_rate(machine.device.type, TYPICAL_WIDTH)
-            flops = seconds_of(settings.budget) * machine.product_rate * share
+        assert flops is not None
         tokens = laws.tokens_of(flops)
-    if tokens > laws.SHORT_RUN_TOKENS:
-        return settings
-    return dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
+    return settings if tokens > laws.SHORT_RUN_TOKENS else dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
 
 
-class Planner:
-    """Chooses the plan of a run.
+def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts) -> Plan:
+    """The best plan. With a budget of time it is of a size that was measured here, as long as there is time for that.
 
-    given: see plan_run. config: of the folder that --from_weight names.
+    demands: with the whole budget. A collective. Errors: UserError where nothing can be trained.
     """
-
-    def __init__(
-        self,
-        settings: PretrainSettings,
-        given: Collection[str],
-        data: Data,
-        machine: Machine,
-        config: MiniMindConfig | None = None,
-    ) -> None:
-        """A collective: all ranks must call it."""
-        self.settings = settings
-        # The shape of a model that is gone on from is not free.
-        starts_afresh = settings.from_weight == "none"
-        self.given = set(given) if starts_afresh else {*given, *MODEL_FLAGS, "init_scheme", "optimizer"}
-        self.data = data
-        self.machine = machine
-        optimizer = settings.optimizer if "optimizer" in self.given else "muon"
-        self.costs = RunCosts(settings, data, machine, optimizer, self.given)
-        fixed: dict[str, object] = {"vocab_size": data.vocab_size}
-        for name in MODEL_FLAGS:
-            if name in self.given and getattr(settings, name) is not None:
-                fixed[name] = getattr(settings, name)
-        self.sizes = sizes(fixed) if config is None else [config]
-        # Another program may take the memory of one of several GPUs.
-        self.free_memory = free_memory(machine.device, machine.ranks)
-
-    def _demands(self, factor: float = 1.0) -> Demands:
-        """What a plan must keep to, with `factor` times the budget."""
-        settings = self.settings
-        return Demands(
-            tokens_of_pass=self.data.tokens_of_pass,
-            parts=self.data.parts,
-            T=self.data.T,
-            fill=self.data.fill,
-            device_type=self.machine.device.type,
-            world_size=self.machine.ranks.world_size,
-            sharing=self.machine.ranks.sharing,
-            seconds=None if self.costs.seconds is None else self.costs.seconds * factor - seconds_since_start(),
-            tokens=None if settings.budget_tokens is None else settings.budget_tokens * factor,
-            flops=None if settings.budget_flops is None else settings.budget_flops * factor,
-            batch_size=settings.batch_size if "batch_size" in self.given else None,
-            accumulation_steps=settings.accumulation_steps if "accumulation_steps" in self.given else None,
-            memory=None if self.free_memory is None else MEMORY_SHARE * self.free_memory,
-            text_scale=self.data.text_scale,
-            muon=self.costs.optimizer == "muon",
-            most_passes=laws.most_passes(settings.from_weight),
-        )
-
-    def choose(self) -> Plan:
-        """The best plan. With a time budget it is of a size that was measured here, as long as there is time for that.
-
-        A collective: all ranks must call it. Errors: UserError where nothing can be trained.
-        """
-        ranks = self.machine.ranks
-        # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
-        smallest = self.sizes[0]
-        check_length(self.data.T, smallest)
-        on_main(ranks, lambda: refuse_too_large(smallest, self.machine.device, ranks))
-        measurements = 0
-        if self.costs.seconds is not None:
-            of_one = COMPILE_S if self.costs.compiled else PLAIN_MEASUREMENT_S[self.machine.device.type]
-            of_one += self.costs.timed_seconds()
-            measurements = 1 + int(MEASURING_PART * self.costs.seconds / of_one)
-        plan = self._best()
-        while measurements and not self.costs.is_measured(plan.config):
-            # Compiling takes a while, in which nothing else is printed.
-            how = ", compiled" if self.costs.compiled else ""
-            on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
-            if self.costs.measure(plan):
-                measurements -= 1
-                plan = self._best(plan)
-                continue
+    ranks = costs.machine.ranks
+    measurements = 0
+    if costs.seconds is not None:
+        of_one = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
+        measurements = 1 + int(MEASURING_PART * costs.seconds / (of_one + costs.timed_seconds()))
+    measured: Plan | None = None
+    while True:
+        # The same on all ranks, by what rank 0 knows of the speeds so far
+        plan = on_main(ranks, partial(best_of_now, candidates, demands, costs, measured))
+        if not measurements or costs.is_measured(plan.config):
+            return plan
+        # Compiling takes a while, in which nothing else is printed.
+        how = ", compiled" if costs.compiled else ""
+        on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
+        if costs.measure(plan):
+            measurements -= 1
+            measured = plan
+        else:
+            measured = None
             line = f"planning: compiling takes more than {COMPILING_PART:.0%} of the budget: the run trains plain code"
             on_main(ranks, partial(announce, line))
-            plan = self._best()
-        if self.data.most is not None and plan.tokens > self.data.most:
-            times = math.ceil(plan.tokens / self.data.most)
-            raise UserError(
-                f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-                f"{quantity(self.data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
-                "--mixture file, where there is one now), or give a smaller budget"
-            )
+
+
+def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts, measured: Plan | None) -> Plan:
+    """The best plan of all sizes for what is left of the budget. Errors: UserError.
+
+    measured: the one that was measured last. What was compiled for it, a block of its width, serves its own micro-batches only.
+    So a plan of that width, with as many layers or others, keeps them where they are not far off.
+    """
+    demands = left_of(demands)
+    try:
+        plan = best_plan(candidates, demands, costs)
+    except NothingFits as lack:
+        raise UserError(why_nothing_fits(str(lack), demands)) from None
+    if measured is None or plan.config.hidden_size != measured.config.hidden_size:
         return plan
+    if max(plan.rows, measured.rows) > NEAR * min(plan.rows, measured.rows):
+        return plan
+    with_same_cut = plan_for(plan.config, demands, costs, measured.cut)
+    return with_same_cut if with_same_cut is not None and demands.allows(with_same_cut.memory) else plan
 
-    def _best(self, measured: Plan | None = None) -> Plan:
-        """The best plan of all sizes, by what is known of their speed so far. The same on all ranks. Errors: UserError.
 
-        measured: the one that was measured last. What was compiled for it, a block of its width, serves its own
-        micro-batches only. So a plan of that width, with as many layers or others, keeps them where they are not far off.
-        """
+def left_of(demands: Demands, factor: float = 1.0) -> Demands:
+    """The demands with `factor` times the budget, without the time that has passed."""
+    amounts = {name: getattr(demands, name) for name in ("seconds", "tokens", "flops")}
+    scaled = {name: factor * amount for name, amount in amounts.items() if amount is not None}
+    if "seconds" in scaled:
+        scaled["seconds"] -= seconds_since_start()
+    return dataclasses.replace(demands, **scaled)
 
-        def decide() -> Plan:
-            demands = self._demands()
-            try:
-                plan = best_plan(self.sizes, demands, self.costs)
-            except NothingFits as lack:
-                raise UserError(self._why_nothing(str(lack), demands)) from None
-            if measured is None or plan.config.hidden_size != measured.config.hidden_size:
-                return plan
-            if max(plan.rows, measured.rows) > NEAR * min(plan.rows, measured.rows):
-                return plan
-            with_same_cut = plan_for(plan.config, demands, self.costs, measured.cut)
-            if with_same_cut is None or not demands.allows(with_same_cut.memory):
-                return plan
-            return with_same_cut
 
-        return on_main(self.machine.ranks, decide)
-
-    def _why_nothing(self, lack: str, demands: Demands) -> str:
-        """The line where no model can be trained. lack: what there is too little of."""
-        if lack == "text":
-            return (
-                f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs about "
-                f"{fewest_different_tokens(demands):,} ({FEWEST_UPDATES} updates of {counted(fewest_rows(demands), 'row')} of {demands.T} "
-                f"in {demands.most_passes} passes): give more text by --data_path, or train it without a budget, by --epochs"
-            )
-        if lack == "memory":
-            return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
-        line = f"no model can be trained with this budget, since the {lack} is too small"
-        spent = seconds_since_start()
-        if self.costs.seconds is not None and spent > self.costs.seconds / 2:
-            # A text is tokenised once. On a machine that others use, each start takes as long again.
-            return (
-                f"{line}: {spent:.0f} s of it had passed before the plan. Give a larger budget, or run the command again: the "
-                "text is tokenised now."
-            )
-        return f"{line}: raise it, or drop flags that fix the size, the batch or how often is evaluated"
-
-    def with_budget(self, factor: float) -> Plan | None:
-        """The plan for `factor` times the budget; None: there is none."""
-        try:
-            return best_plan(self.sizes, self._demands(factor), self.costs)
-        except NothingFits:
-            return None
+def why_nothing_fits(lack: str, demands: Demands) -> str:
+    """The line where no model can be trained. lack: what there is too little of."""
+    if lack == "text":
+        rows = min(cut.rows for cut in cuts(demands))
+        # As full rows: a text of one row tells nothing of how full the rows of more text would be.
+        needed = math.ceil(FEWEST_UPDATES * rows * demands.T / demands.most_passes)
+        return (
+            f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs about {needed:,} "
+            f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {demands.T} in {demands.most_passes} passes): give more text by "
+            "--data_path, or train it without a budget, by --epochs"
+        )
+    if lack == "memory":
+        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
+    passed = ""
+    if demands.seconds is not None:
+        passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
+    return (
+        f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
+        "the batch or how often is evaluated"
+    )

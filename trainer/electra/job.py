@@ -31,7 +31,7 @@ from dataset.tokenizing.vocabulary import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
-from trainer.electra.settings import ElectraSettings, batch_size_of, warmup_of
+from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
 from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
@@ -41,8 +41,7 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
-from trainer.saving.checkpoint import Checkpoints
+from trainer.reporting.charts import COMMON, LOSS, Chart
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
 
@@ -71,18 +70,13 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    SHOWN = ("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second")
     CHARTS = (
         LOSS,
         Chart(
-            "Losses of generator (nats per token) and discriminator",
-            ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"),
-            logarithmic=True,
+            "Losses of generator and discriminator", ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"), True
         ),
-        Chart("Accuracy of generator and discriminator", ("gen_acc", "disc_acc", "val_gen_acc", "val_disc_acc")),
         Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
-        *SPEED,
-        SKIPPED,
+        *COMMON[1:],
     )
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
@@ -118,7 +112,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             check_library(settings.deduplicate)
             embedded = ROOT / "dataset" / "python_docs.jsonl"
             self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
-            self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
+            self.tokenizer = open_vocabulary(settings, self.data_path, self.folder, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
             self.store = self.corpus.store
@@ -236,8 +230,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
+        warmup = settings.warmup_steps
+        if warmup is None:
+            warmup = min(WARM_UP, settings.max_steps // 10)
         schedule = ENCODER_SCHEDULES[settings.lr_schedule]
-        return settings.learning_rate * schedule(progress.update, settings.max_steps, warmup_of(settings))
+        return settings.learning_rate * schedule(progress.update, settings.max_steps, warmup)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums)
@@ -286,24 +283,24 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         length = int(batch.lengths[0])
         ids = batch.ids[0, :length].tolist()
         corrupted = found.corrupted[0, :length].tolist()
-        masked = {int(place) for place, label in zip(batch.positions[0], batch.labels[0], strict=True) if label >= 0}
-        originals = self.tokenizer.convert_ids_to_tokens(ids)
-        written = self.tokenizer.convert_ids_to_tokens(corrupted)
         replaced = found.replaced[0, :length].tolist()
         probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
+        masked = batch.positions[0][batch.labels[0] != IGNORE].tolist()
         line = "{:<9} {:<16} {:<16} {:<9} {:<10} {}".format
         text = str(self.tokenizer.decode(ids))
         lines = [text, str(self.tokenizer.decode(corrupted))]
         lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
         names = ("original", "replaced")
         right = 0
-        for place, probability in enumerate(probabilities):
-            is_called = probability >= 0.5
-            right += is_called == replaced[place]
-            if place in masked or is_called:
-                draw = written[place] if place in masked else ""
-                label, prediction = names[replaced[place]], names[is_called]
-                lines.append(line(place, originals[place], draw, label, prediction, f"{probability:.2f}"))
+        tokens = map(self.tokenizer.convert_ids_to_tokens, (ids, corrupted))
+        for place, (original, written, label, probability) in enumerate(
+            zip(*tokens, replaced, probabilities, strict=True)
+        ):
+            called = probability >= 0.5
+            right += called == label
+            if place in masked or called:
+                draw = written if place in masked else ""
+                lines.append(line(place, original, draw, names[label], names[called], f"{probability:.2f}"))
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 
@@ -361,18 +358,12 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
         ]
-        if self.val_plan is not None and self.corpus.val_documents is not None:
-            documents = counted(len(self.corpus.val_documents), "document")
-            lines.append(f"validation: {documents}, {counted(self.val_plan.n_rows, 'example')}")
-        # A folder says by itself whether its vocabulary is lower-cased; so does that of --model_path.
-        own_case = expanded(settings.vocab_path).is_dir() if settings.vocab_path else bool(settings.model_path)
-        one_cycle = settings.warmup_steps is not None and settings.lr_schedule == "one_cycle"
+        if self.val_plan is not None:
+            lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
         of_files = bool(settings.model_path or settings.discriminator_config)
         cases = [
-            ("warmup_steps", one_cycle, "--lr_schedule one_cycle has its own"),
-            ("init_std", of_files and is_changed(settings, "init_std"), "the networks come from files"),
-            ("position_init", of_files and is_changed(settings, "position_init"), "the networks come from files"),
-            ("lower_case", own_case and is_changed(settings, "lower_case"), "the tokenizer folder says it"),
+            (name, of_files and is_changed(settings, name), "the networks come from files")
+            for name in ("init_std", "position_init")
         ]
         notices = [self.precision_notice] if self.precision_notice else []
         if self.engine.shards is not None:
@@ -401,7 +392,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=of_rank,
             epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
-            shown=self.SHOWN,
+            shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             charts=self.CHARTS,
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
@@ -411,23 +402,19 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
 
 def open_vocabulary(
-    settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
+    settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
-    that of its start. stem: the path of the run's files without their endings. Errors: ValueError."""
+    that of its start in the run's folder. Errors: ValueError."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
-    if settings.from_resume:
-        checkpoints = Checkpoints(f"{stem}_resume")
-        # A run whose folder was renamed back has its vocabulary among its checkpoints until the resume begins. One that ended
-        # before its first save has left a vocabulary too, perhaps of other data.
-        for folder in (checkpoints.folder, stem.parent) if checkpoints.paths() else ():
-            if (folder / OWN / "vocab.txt").exists():
-                return load_wordpiece(folder / OWN, named_by="--from_resume 1: ")
+    # The same data would give the same one again.
+    if settings.from_resume and (folder / OWN / "vocab.txt").exists():
+        return load_wordpiece(folder / OWN, named_by="--from_resume 1: ")
     if settings.model_path:
         # The embeddings belong to its own vocabulary.
-        folder = expanded(settings.model_path) / "discriminator"
-        return load_wordpiece(folder, named_by="--model_path, whose vocabulary --vocab_path may name: ")
+        own = expanded(settings.model_path) / "discriminator"
+        return load_wordpiece(own, named_by="--model_path, whose vocabulary --vocab_path may name: ")
 
     def train_it() -> list[str]:
         options = (settings.text_field, settings.skip_bad_lines, settings.text_suffixes)

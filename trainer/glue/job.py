@@ -57,7 +57,7 @@ class Data(NamedTuple):
 
     name: str
     task: Task
-    # {"data", "tokenizer", "model": a digest that changes with it}
+    # {part of a run's identity: a digest that changes with it}
     digests: dict[str, str]
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
@@ -109,9 +109,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         self.model_name = type(self.model).__name__
         self.model.train()
         entries = {
-            "tokenizer": data.digests["tokenizer"],
-            "data": data.digests["data"],
-            "model (--model_path, --from_scratch)": data.digests["model"],
+            **data.digests,
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
@@ -143,7 +141,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         if data.train is not None:
             self.assembler = data.train
             n_updates = schedule_of(settings, self.ranks, len(data.train.features.lengths)).n_updates
-            if settings.max_steps:
+            if settings.max_steps > 0:
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
             elif self.length.epochs != settings.epochs:
@@ -267,7 +265,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
         ]
         # Updates limit the run: the epochs that they take.
         epochs = None
-        if settings.max_steps:
+        if settings.max_steps > 0:
             epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
         # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
@@ -283,7 +281,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             n_documents=plan.n_rows,
             epochs=epochs,
             shown=("train_acc", "grad_norm", "updates_per_second"),
-            charts=(LOSS, *measured, *(chart for chart in COMMON if chart is not LOSS)),
+            charts=(LOSS, *measured, *COMMON[1:]),
         )
 
 

@@ -15,16 +15,6 @@ from trainer.optim.settings import UpdateSettings
 from trainer.reporting.settings import OutputSettings, save_interval
 
 USUAL_SAVE_INTERVAL = 500
-# Of one's own task: it names the folder of its results.
-OWN_NAME = re.compile(r"[\w][\w.-]{0,80}")
-
-
-def update_limit(text: str) -> int | None:
-    """Updates of a run; -1, as run.py has it, for none: then --epochs says where it ends."""
-    return None if text == "-1" else positive(int)(text)
-
-
-update_limit.__name__ = "positive int"
 
 
 @dataclass(kw_only=True)
@@ -104,7 +94,7 @@ class FineTuningSettings(UpdateSettings):
         aliases=("--num_train_epochs",),
         first=True,
     )
-    max_steps: int | None = setting(None, check=update_limit, help="updates, in place of --epochs; -1: no limit")
+    max_steps: int = setting(-1, check=int, help="updates, in place of --epochs; -1: no limit")
     batch_size: int = with_default(UpdateSettings, "batch_size", 32, ("--per_gpu_train_batch_size",))
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1, ("--gradient_accumulation_steps",))
     grad_clip: float = with_default(UpdateSettings, "grad_clip", 1.0, ("--max_grad_norm",))
@@ -185,11 +175,9 @@ class GlueSettings(
             raise ValueError(f"--task {self.task} needs --data_dir, the folder of the benchmark's files")
 
     def _check_own_task(self, kind: str) -> None:
-        if self.task in (*TASKS, "all") or not OWN_NAME.fullmatch(self.task):
-            raise ValueError(
-                f"--task {self.task[:80]!r}: with --kind a name of letters, digits, '.', '-' and '_' is wanted that is none "
-                "of the benchmark's"
-            )
+        # It names the folder of the results.
+        if self.task in (*TASKS, "all") or not re.fullmatch(r"\w[\w.-]{0,80}", self.task):
+            raise ValueError(f"--task {self.task[:80]!r}: with --kind a name of your own is wanted, as my_task")
         if len(self.text) > 2:
             raise ValueError(f"--text {' '.join(self.text)[:80]}: one or two columns are wanted")
         # The classes are those of the training file.

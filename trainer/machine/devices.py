@@ -24,28 +24,13 @@ def pick_device(name: str | None = None) -> torch.device:
 
     A CUDA device has its number: torch.cuda.set_device wants one.
     """
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_mps = torch.backends.mps.is_available()
-    if name is None:
-        name = "cpu"
-        if torch.cuda.is_available():
-            name = "cuda"
-        elif has_mps:
-            name = "mps"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"--device {name}: this machine shows {torch.cuda.device_count()} CUDA devices; try --device cpu"
-        )
-    if device.type == "mps" and not has_mps:
-        raise UserError("--device mps: not available on this machine; try --device cpu")
-    if device.type not in ("cuda", "mps", "cpu"):
-        raise UserError(f"--device {name}: unknown; use cuda, cuda:N, mps or cpu")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", 0)
-    return device
+    there = [*(f"cuda:{number}" for number in range(n_gpus)), *["mps"] * has_mps, "cpu"]
+    for device in there:
+        if name in (None, device, device.partition(":")[0]):
+            return torch.device(device)
+    raise UserError(f"--device {name}: not on this machine; take --device {' or '.join(there)}")
 
 
 def cpu_has_bfloat16() -> bool:

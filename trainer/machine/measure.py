@@ -191,6 +191,7 @@ def _entry(path: Path, name: str) -> int | None:
 
 # what ends for want of something that the machine or a limit of the shell does not give, and what helps
 EXHAUSTED = {
+    errno.EFBIG: ": raise the limit (ulimit -f)",
     errno.EMFILE: ": raise the limit (ulimit -n)",
     errno.ENFILE: "",
     errno.ENOMEM: "",

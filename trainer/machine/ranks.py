@@ -387,19 +387,7 @@ def compare_settings(ranks: Ranks, settings: object) -> None:
     compare_with_main(ranks, {**flags, **packages})
 
 
-def compare_precision(ranks: Ranks, dtype: torch.dtype) -> None:
-    """All ranks must call it. dtype: that this rank computes in, which its hardware may have chosen instead of --dtype.
-
-    With float16 losses are scaled, so gradients of another precision cannot be added to its own. Errors: UserError where it
-    is not that of rank 0.
-    """
-    advice = "name one that all of them have: --dtype float16 on GPUs, --dtype float32 on CPUs"
-    compare_with_main(ranks, {"precision": str(dtype).removeprefix("torch.")}, advice)
-
-
-def compare_with_main(
-    ranks: Ranks, facts: Mapping[str, object], advice: str = "all ranks need the same flags, packages and data"
-) -> None:
+def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
     """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
     if ranks.world_size == 1:
         return
@@ -416,5 +404,5 @@ def compare_with_main(
     said = ""
     if differing:
         told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: {advice}"
+        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: all ranks need the same flags, packages and data"
     end_all(ranks, first_said(ranks, said))

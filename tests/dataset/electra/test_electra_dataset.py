@@ -227,9 +227,9 @@ def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
     faults = {
         tmp_path / "gaps": "ids of this tokenizer have gaps",
         tmp_path / "none.txt": "no such vocab.txt",
-        path: "a tokenizer's folder, which here is",
+        path: r"no \[PAD\] in it",
         write_vocab(tmp_path / "no_mask.txt", [*SPECIALS[:4], *WORDS]): r"no \[MASK\]",
-        write_vocab(tmp_path / "twice.txt", ["the", "cat", "the"]): "'the' stands in it twice, in lines 1 and 3",
+        write_vocab(tmp_path / "twice.txt", [*SPECIALS, "the", "cat", "the"]): "a line that stands there twice",
     }
     for place, message in faults.items():
         with pytest.raises(ValueError, match=f"^--from_resume 1: {place}: .*{message}"):

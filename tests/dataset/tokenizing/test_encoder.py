@@ -1,5 +1,6 @@
 """DocumentEncoder. References: the tokenizers' own plain calls."""
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.store.encode_worker import BlockEncoder
+from dataset.tokenizing.byte_level_bpe import PIECE_RULES
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
@@ -124,3 +126,15 @@ def test_a_stretch_of_letters_that_takes_too_much_memory_is_a_bad_line(tmp_path)
     out = encode(block_of("a" * 2_200_000, tmp_path / "data.jsonl"))
     assert out.bad.counts == {"too long": 1}
     assert len(out.tokens) == len(out.lengths) == 0
+
+
+# By which Ollama's converter knows a rule: SHA-256 of the expression's text.
+DIGESTS = {
+    "llama-bpe": "d98f9631be1e9607a9848c26c1f9eac1aa9fc21ac6ba82a2fc0741af9780a48f",
+    "qwen2": "1ff7f41064896984db5d1bb6ff64fa4bc29007d08c1b439e505b7392777a319e",
+}
+
+
+@pytest.mark.parametrize("rule", DIGESTS)
+def test_a_rule_is_known_to_other_programs(rule):
+    assert hashlib.sha256(PIECE_RULES[rule].encode()).hexdigest() == DIGESTS[rule]

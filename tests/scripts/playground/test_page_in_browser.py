@@ -196,24 +196,6 @@ def test_everything_works_by_keyboard(browser, small):
     assert page.one("#panel-runs").is_displayed() and not page.one("#panel-text").is_displayed()
 
 
-def test_everything_that_can_be_reached_has_a_name(browser, small):
-    """Reference: the tree that Chromium gives to screen readers."""
-    page = Page(browser, small)
-    page.write("the cat", tokens=3)
-    for tab in ("#tab-text", "#tab-runs"):
-        page.one(tab).click()
-        if tab == "#tab-runs":
-            until(lambda: page.all("#runs input"))
-        tree = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        focusable = 0
-        for node in tree:
-            properties = {entry["name"]: entry["value"].get("value") for entry in node.get("properties", [])}
-            if properties.get("focusable") and node["role"]["value"] != "RootWebArea":
-                focusable += 1
-                assert node["name"]["value"].strip(), (node["role"], properties)
-        assert focusable >= 3
-
-
 def test_a_conversation_keeps_each_models_own_answers(browser, tmp_path):
     parrots = [Parrot("one", ["a", "b"]), Parrot("two", ["c"])]
     with serving(parrots, tmp_path) as server:

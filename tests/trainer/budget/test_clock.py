@@ -105,7 +105,7 @@ def test_a_disturbance_shortens_the_run(machine, when, slower):
 
 
 @pytest.mark.parametrize("budget", [60, 3600, 24 * 3600])
-@pytest.mark.parametrize("when", [0.01, 0.03, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("when", [0.01, 0.1, 0.9])
 @pytest.mark.parametrize("part", [0.02, 0.3, 0.9])
 def test_a_pause_costs_its_own_time_alone(machine, budget, when, part):
     """Ctrl-Z, or a laptop that sleeps. part: of the time that is left then. By hand: the updates of a second or less that fit

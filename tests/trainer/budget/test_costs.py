@@ -7,13 +7,13 @@ import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from tests.trainer.budget.test_plan import demands
+from tests.trainer.budget.test_plan import demands, text
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
-from trainer.budget.costs import COMPILE_S, WARM_COMPILE_S, Machine, RunCosts, measured_seconds
-from trainer.budget.data import Data
+from trainer.budget.costs import WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
 from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.machine import compiling
+from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import parse_args
 
@@ -25,6 +25,7 @@ def costs_of(*words, evaluated=100_000):
     data = Data(
         vocab_size=6400,
         tokens_of_pass=2e7,
+        parts=text(2e7),
         T=512,
         fill=1.0,
         length=200.0,
@@ -79,7 +80,7 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
     cold = planned.other_seconds(plan.config, plan.cut, plan.seconds)
     planned.measure(plan)
     warm = planned.other_seconds(plan.config, plan.cut, plan.seconds)
-    assert cold - warm == pytest.approx(COMPILE_S - WARM_COMPILE_S)
+    assert cold - warm == pytest.approx(COMPILE_SECONDS - WARM_COMPILE_S)
     deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
     assert planned.other_seconds(deeper, plan.cut, plan.seconds) == pytest.approx(warm)
     of_other_rows = Cut(2 * plan.cut.batch_size, 1, plan.cut.at_once)

@@ -93,6 +93,12 @@ def test_a_source_that_is_read_too_often_is_named_with_the_share_that_it_may_hav
     assert not any(line.startswith("warning:") for line in told(plan, parts=mended))
 
 
+@pytest.mark.parametrize(("seconds", "is_small"), [(300.0, True), (590.0, False)])
+def test_a_text_that_is_small_for_its_budget_is_told(seconds, is_small):
+    lines = told(dataclasses.replace(PLAN, seconds=seconds, other_seconds=0.0))
+    assert any("the text is small for this budget" in line for line in lines) == is_small
+
+
 @pytest.mark.parametrize("passes", [0.4, MOST_PASSES, MOST_PASSES + 1, 21.3])
 def test_a_loss_is_promised_for_as_many_passes_as_were_measured(passes):
     plan = dataclasses.replace(PLAN, passes=passes)

@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import laws, planner
+from trainer.budget import clock, costs, laws, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
@@ -29,6 +28,11 @@ SMALL_MODEL = {**FREE, "hidden_size": 16, "num_hidden_layers": 1, "num_attention
 def text(tmp_path_factory):
     """Enough documents that a plan holds some of them out."""
     return write_corpus(tmp_path_factory.mktemp("text") / "text.jsonl", n_documents=300)
+
+
+@pytest.fixture(autouse=True)
+def known_speed(monkeypatch):
+    monkeypatch.setattr(planner, "product_rate", lambda *_, **__: 1e11)
 
 
 def planned(out_dir, text, **changes):
@@ -117,18 +121,11 @@ def test_what_a_budget_cannot_keep_to_is_refused(text, tmp_path, changes, said):
         planned(tmp_path, text, **changes)
 
 
-def test_an_optimiser_without_laws_is_refused():
-    """It would be planned as AdamW."""
-    settings = SimpleNamespace(
-        optimizer="sgd", budget="1h", epochs=1, max_updates=0, lr_schedule="wsd", from_weight="none"
-    )
-    with pytest.raises(UserError, match="--optimizer sgd: the rates of a plan are known for adamw and muon alone"):
-        planner.refuse_contradictions(settings, {"optimizer"})
-
-
-def test_the_plan_of_a_run_is_kept(text, tmp_path):
-    """As settings that --config reads. A resume with another budget would need another model."""
+def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
+    """As settings that --config reads, for the runs of its weight name. A resume with another budget would need another model."""
     planned(tmp_path, text)
+    # A prefix that begins alike.
+    planned(tmp_path, text, save_weight="pretrain_16", budget_tokens=2000)
     kept = yaml.safe_load((tmp_path / "pretrain_16.plan.yaml").read_text())
     assert kept["optimizer"] == "muon" and kept["budget_tokens"] == 3000
     with pytest.raises(
@@ -145,23 +142,11 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path):
     # A plan holds documents out, and what is held out is not trained.
     with pytest.raises(UserError, match="--val_path and --val_fraction exclude each other"):
         planned(tmp_path, text, from_resume=1, val_path=text)
-
-
-def test_a_plan_belongs_to_the_run_of_its_weight_name(text, tmp_path, capfd):
-    """Two sizes in one folder, each with a plan of its own. Where both have the same budget, the newer one is meant."""
-    wide = {"hidden_size": 32}
-    # A prefix that begins alike.
-    other = {"save_weight": "pretrain_16", "budget_tokens": 2000}
-    updates = {}
-    for name, changes in (("pretrain_16", {}), ("pretrain_32", wide), ("pretrain_16_16", other)):
-        updates[name] = planned(tmp_path, text, from_resume=1, **changes).progress.update
-    # A width that is left open is that of the plan with this budget.
-    open_width = {**other, "hidden_size": None}
-    for name, changes in (("pretrain_16", {}), ("pretrain_32", wide), ("pretrain_16_16", open_width)):
-        printed = said_by_a_finished_run(tmp_path, text, capfd, **changes)
+    # Another width of the same budget is a run of its own; where none is said, the newer one is meant.
+    planned(tmp_path, text, from_resume=1, hidden_size=32)
+    for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
+        printed = said_by_a_finished_run(tmp_path, text, capfd, hidden_size=width)
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
-        assert f"already done its {updates[name]:,} update" in printed
-    assert f"{tmp_path / 'pretrain_32'}.plan.yaml" in said_by_a_finished_run(tmp_path, text, capfd, hidden_size=None)
 
 
 def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path, capfd):
@@ -237,8 +222,6 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
 
 def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capfd):
     """A machine so busy that compiling takes a minute: of a budget of 20 s a quarter is lost with it at most."""
-    from trainer.budget import costs
-
     loss = costs.pretrain_loss
     choices = []
 
@@ -250,8 +233,8 @@ def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capf
     monkeypatch.setattr(costs, "compile_blocks", lambda model, choice, *_, **__: choices.append(choice))
     monkeypatch.setattr(costs, "pretrain_loss", slow_where_compiled)
     monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda _: None)
-    monkeypatch.setattr(costs, "COMPILE_S", 1.0)
-    monkeypatch.setattr(planner, "COMPILE_S", 1.0)
+    monkeypatch.setattr(costs, "COMPILE_SECONDS", 1.0)
+    monkeypatch.setattr(planner, "COMPILE_SECONDS", 1.0)
     monkeypatch.setattr(costs, "COMPILING_PART", 0.05)
     monkeypatch.setattr(planner, "seconds_since_start", lambda: 0.0)
     began = time.monotonic()
@@ -265,8 +248,6 @@ def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capf
 @pytest.mark.slow
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
-    from trainer.budget import clock, planner
-
     began = time.monotonic()
     for module in (planner, clock):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
@@ -293,14 +274,12 @@ def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
 
 
 def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path, monkeypatch):
-    """As where a long text was tokenised for the first time. The line is compared word by word."""
-    from trainer.budget import planner
-
+    """As where a long text was tokenised for the first time."""
     monkeypatch.setattr(planner, "seconds_since_start", lambda: 19.0)
-    said = "19 s of it had passed before the plan. Give a larger budget, or run the command again: the text is tokenised now."
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(
+        UserError, match=r"\(19 s had passed before the plan; the text is tokenised now, so try the same again\)"
+    ):
         planned(tmp_path, text, budget_tokens=None, budget="20s")
-    assert str(caught.value).endswith(said)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +306,6 @@ def test_short_runs_take_short_rows(words, rate, length):
 @pytest.fixture
 def another_speed(monkeypatch):
     """start(rate, factor): updates take `factor` times what a machine of that rate is expected to. Gives what was measured."""
-    from trainer.budget import costs
 
     def start(rate, factor):
         measured = []
@@ -377,7 +355,6 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
 
 def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch):
     """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
-    from trainer.budget import costs
     from trainer.machine import compiling
 
     timed = []
@@ -435,27 +412,6 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(
         assert train_pretrain.main(flags(**options, from_resume=1)) == 0
         assert "planning:" not in capfd.readouterr().out
         assert "dtype: float32\n" in (tmp_path / "pretrain_16.plan.yaml").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flops", "is_small"), [(1e12, True), (1e9, False)])
-def test_little_text_ends_a_run_before_its_budget(text, tmp_path, capfd, flops, is_small):
-    changes = {"data_path": text, "out_dir": tmp_path, "budget_flops": flops, "dry_run": 1}
-    assert train_pretrain.main(flags(**{**SMALL_MODEL, **changes})) == 0
-    printed = capfd.readouterr().out
-    assert ("the text is small for this budget: the run ends after 8 passes over it" in printed) == is_small
-    assert ("8.0 passes over the text" in printed) == is_small
-
-
-@pytest.mark.slow
-def test_a_small_source_of_a_mixture_that_is_read_too_often_is_told(text, tmp_path, capfd):
-    small = write_corpus(tmp_path / "small.jsonl", n_documents=10, seed=1)
-    changes = {**SMALL_MODEL, "out_dir": tmp_path, "budget_tokens": 10_000, "dry_run": 1}
-    arguments = flags(**{name: value for name, value in changes.items() if name != "data_path"})
-    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.5", f"{small}:0.5"]) == 0
-    assert f"warning: {small} is read " in capfd.readouterr().out
-    assert train_pretrain.main([*arguments, "--data_path", f"{text}:0.99", f"{small}:0.01"]) == 0
-    assert "warning:" not in capfd.readouterr().out
 
 
 def test_a_text_that_is_too_small_is_told_with_its_tokens(tmp_path):

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from common.errors import DataError, SaidByAnotherRank, UserError
@@ -11,7 +10,6 @@ from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
 from trainer.machine.ranks import (
     Ranks,
-    compare_precision,
     compare_settings,
     first_rank_first,
     init_distributed_mode,
@@ -118,17 +116,3 @@ def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
 
     monkeypatch.setattr(dist, "broadcast_object_list", receive)
     compare_settings(Ranks(rank=1, world_size=2), parse_args([flag, "/home/b/file"]))
-
-
-def test_a_precision_that_a_rank_has_chosen_for_its_hardware_is_a_difference(of_rank_0):
-    """All of them were given --dtype bfloat16."""
-    facts, said = of_rank_0
-    other = Ranks(rank=1, world_size=2)
-    facts["precision"] = "bfloat16"
-    compare_precision(other, torch.bfloat16)
-    with pytest.raises(SaidByAnotherRank):
-        compare_precision(other, torch.float16)
-    assert said[0] == ""
-    assert (
-        "has precision float16 (rank 0: bfloat16): name one that all of them have: --dtype float16 on GPUs" in said[1]
-    )

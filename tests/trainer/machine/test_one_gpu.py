@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import UserError
+from model import backend as backends
 from model import model_minimind, moe
-from model.fast import compiled_backend, flex_attention
 from model.fast import experts as ways
+from model.fast import flex_attention
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.helpers import flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
@@ -115,7 +116,7 @@ def compiled(monkeypatch):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
 
     def for_a_gpu(block_class, config, device, shape, dtype):
-        return compiled_backend.compiled_backend(block_class, config, torch.device("cuda", 0), shape, dtype)
+        return backends.compiled_backend(block_class, config, torch.device("cuda", 0), shape, dtype)
 
     backend_of = model_minimind.MiniMindForCausalLM._backend
 
@@ -136,7 +137,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: setattr(seen, "by_rule", True))
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
-    monkeypatch.setattr(compiled_backend, "flex_attend", attend)
+    monkeypatch.setattr(backends, "flex_attend", attend)
     monkeypatch.setattr(model_minimind, "compiled_backend", for_a_gpu)
     monkeypatch.setattr(model_minimind.MiniMindForCausalLM, "_backend", noted)
     monkeypatch.setattr(checkpoint, "is_on_cuda", lambda tensor: torch.cuda.is_available())

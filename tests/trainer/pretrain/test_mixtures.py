@@ -4,7 +4,6 @@ Reference: a run that nothing disturbed, and the rows that the plan has."""
 
 import contextlib
 import json
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from common.errors import UserError
 from tests.helpers import flags, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget.clock import Clock, Course, clock_of_plan
+from trainer.budget.clock import Clock, Course
 from trainer.engine import Engine
 from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
@@ -226,10 +225,3 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     with trainers_that_fit() as trainers:
         assert train_pretrain.main(["--config", str(again), "--out_dir", str(tmp_path / "again")]) == 0
     assert_same(trainers[0], by_file)
-
-
-def most_updates(run):
-    """With a budget."""
-    job = run.job
-    clock = clock_of_plan(replace(job.settings, budget="1h"), job.ranks, job.corpus, None, layers=1, prompts=0)
-    return clock.most_updates

@@ -5,12 +5,9 @@ import json
 import pytest
 import torch
 
-from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import train
-from tests.trainer import test_train_electra as electra_runs
 from tests.trainer.glue.glue_helpers import arguments, fine_tune, make_place
-from trainer import train_electra, train_glue, train_pretrain
-from trainer.electra.settings import parse_args as electra_settings
+from trainer import train_glue, train_pretrain
 from trainer.glue.settings import parse_args as glue_settings
 from trainer.pretrain.settings import parse_args as pretrain_settings
 
@@ -25,16 +22,6 @@ def test_pretraining_starts_again_from_its_settings(data, tmp_path):
     before, after = [torch.load(tmp_path / name / "pretrain_16.pth") for name in ("first", "second")]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_electra_starts_again_from_its_settings(tmp_path):
-    data = {"data_path": write_lines(tmp_path / "data.jsonl")[0], "vocab_path": write_vocab(tmp_path / "vocab.txt")}
-    first = electra_runs.train(out_dir=tmp_path / "first", save_percents="50,100", **data)
-    kept = tmp_path / "first" / "electra_small" / "electra_small.settings.yaml"
-    assert electra_settings(["--config", str(kept)]) == first.settings
-
-    assert train_electra.main(["--config", str(kept), "--out_dir", str(tmp_path / "second")]) == 0
-    assert electra_runs.log_lines(tmp_path / "first") == electra_runs.log_lines(tmp_path / "second")
 
 
 @pytest.mark.slow

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.helpers import flags, losses, train, write_corpus
+from tests.helpers import losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import due, train_pretrain
+from trainer import due
 from trainer.due import GPU_MINUTES, SaveClock
 from trainer.electra import settings as electra
 from trainer.engine import Engine
@@ -108,12 +108,3 @@ def test_what_is_not_given_follows_from_what_is(module, usual):
         settings = module.parse_args([*required, *given.split()])
         found = [SaveClock(settings, device) for device in ("cpu", "cuda")]
         assert [(clock.interval, clock.seconds) for clock in found] == times, given
-
-
-@pytest.mark.parametrize("value", ["-1", "nan", "soon"])
-def test_a_number_of_minutes_that_is_none_is_refused_in_a_line(tmp_path, capsys, value):
-    with pytest.raises(SystemExit) as ended:
-        train_pretrain.main(flags(out_dir=tmp_path, save_minutes=value))
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ") and "--save_minutes" in told and told.count("\n") == 1
