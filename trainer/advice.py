@@ -35,24 +35,24 @@ FEWEST_TOKENS = 3e5
 
 @dataclass(frozen=True)
 class Forecast:
-    """The curve of a run that goes well. full_rate: the learning rate before its fall. unique: as of laws.effective_tokens. T:
-    positions of a row. text_scale: see trainer/budget/laws.py."""
+    """The curve of a run that goes well. full_rate: the learning rate before its fall. parts: the sources of its
+    text. T: positions of a row. text_scale: see trainer/budget/laws.py."""
 
     full_rate: float
     parameters: float
     depth: laws.Depth
-    unique: float | Sequence[laws.Part]
+    parts: Sequence[laws.Part]
     T: int
     text_scale: float
     muon: bool = True
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """The training loss after so many tokens, at this learning rate; None: not known."""
-        passes = tokens / laws.different_tokens(self.unique)
+        passes = tokens / laws.different_tokens(self.parts)
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.unique, scale, self.muon)
+        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.parts, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 
@@ -117,7 +117,6 @@ class SizeOfRun:
 def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
     """Lines on what a user may want to change. settings: as the user has said them."""
     from_file = settings.from_weight != "none"
-    other_rank = settings.local_rank not in (-1, run.ranks.local_rank)
     # A plan has chosen some of the settings, which nobody has given.
     is_planned = settings.has_budget
     without_fall = not is_planned and settings.lr_schedule != "wsd"
@@ -125,10 +124,8 @@ def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]
     by_rows = settings.rows_per_update > 0
     no_validation = not run.has_validation
     cases = [
-        ("local_rank", other_rank, "torchrun's environment decides, or there is none"),
         ("init_scheme", settings.init_scheme != "default" and from_file, "the weights come from a file"),
         ("eval_interval", is_changed(settings, "eval_interval") and no_validation, "no validation data"),
-        ("allow_val_overlap", settings.allow_val_overlap and not settings.val_path, "no --val_path"),
         (
             "decay_share",
             without_fall and is_changed(settings, "decay_share"),

@@ -1,6 +1,7 @@
 """Texts that the model in training writes (`--sample_prompts`)."""
 
 import contextlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from dataset.loader import Batch
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -144,22 +145,12 @@ def read_prompts(arguments: list[str]) -> list[str]:
     first evaluation.
     """
     prompts = arguments
-    path = Path(arguments[0]) if len(arguments) == 1 else None
-    is_file = False
-    # A text may be too long for the name of a file.
-    with contextlib.suppress(OSError):
-        is_file = path is not None and (path.suffix == ".txt" or path.is_file())
-    if path is not None and is_file:
-        try:
-            prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"--sample_prompts {path}: no UTF-8 text can be read from there ({reason})") from None
-        if not prompts:
-            raise UserError(f"--sample_prompts {path}: no prompt in there; one a line is wanted")
-    for prompt in prompts:
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8") from None
+    with user_errors():
+        # Unlike Path.is_file, this one has no errors of its own for a text that is too long for a name.
+        if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
+            lines = Path(arguments[0]).read_text(encoding="utf-8").splitlines()
+            prompts = [line for line in lines if line.strip()]
+            if not prompts:
+                raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")
+        "".join(prompts).encode()
     return prompts

@@ -11,7 +11,7 @@ from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
-from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings, layers
+from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
 from trainer.reporting.settings import OutputSettings, log_interval, save_interval
 
 
@@ -92,7 +92,7 @@ class NetworkSettings(Settings):
 
     size: str = setting("small", choices=tuple(SIZES), help="published configuration", first=True)
     hidden_size: int | None = setting(None, check=positive(int), help="width of the discriminator")
-    num_hidden_layers: int | None = setting(None, check=layers, help="of each network")
+    num_hidden_layers: int | None = setting(None, check=positive(int), help="of each network")
     num_attention_heads: int | None = setting(None, check=positive(int), help="of the discriminator")
     intermediate_size: int | None = setting(None, check=positive(int), help="FFN width of the discriminator")
     embedding_size: int | None = setting(None, check=positive(int), help="of both networks")

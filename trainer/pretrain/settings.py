@@ -19,7 +19,6 @@ from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.reporting.settings import OutputSettings
 
-MOST_LAYERS = 1000
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
 AUTO_ROWS = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
@@ -58,14 +57,6 @@ def rows_or_auto(text: str) -> int:
 
 # What argparse calls it in its message.
 rows_or_auto.__name__ = "positive int or auto"
-
-
-def layers(text: str) -> int:
-    """A number of blocks. They are built one by one, so a slip of the keyboard would be built for hours."""
-    value = int(text)
-    if not 0 < value <= MOST_LAYERS:
-        raise argparse.ArgumentTypeError(f"{text} must be from 1 to {MOST_LAYERS:,}")
-    return value
 
 
 def file_prefix(text: str) -> str:
@@ -146,7 +137,9 @@ class ModelSettings(Settings):
         None, choices=("minimind2", "minimind3"), help=f"whose architecture (default: {DEFAULT_GENERATION})"
     )
     hidden_size: int | None = setting(None, check=positive(int), help=f"width (default: {DEFAULT_WIDTH})", first=True)
-    num_hidden_layers: int | None = setting(None, check=layers, help=f"blocks (default: {DEFAULT_LAYERS})", first=True)
+    num_hidden_layers: int | None = setting(
+        None, check=positive(int), help=f"blocks (default: {DEFAULT_LAYERS})", first=True
+    )
     num_attention_heads: int | None = setting(None, check=positive(int), help=f"query heads (default: {DEFAULT_HEADS})")
     num_key_value_heads: int | None = setting(
         None, check=positive(int), help="key and value heads (default: the generation's)"
@@ -278,14 +271,6 @@ class PretrainSettings(
         """Rows of a micro-batch where nothing is said of them: the updates of --batch_size auto are made of such ones."""
         rows: int = default_of(cls, "batch_size")
         return rows
-
-    def names_of_rates(self) -> list[str]:
-        """The settings that hold the learning rates of this run."""
-        if self.optimizer != "muon":
-            return ["learning_rate"]
-        names = ["learning_rate", "muon_lr"]
-        # 0: the embeddings have the learning rate.
-        return [*names, "embed_lr"] if self.embed_lr else names
 
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
         """The path of a run's files without their endings. hidden_size, use_moe: of its model, which a folder may tell."""

@@ -15,12 +15,10 @@ from dataset.corpus import sources_of
 from dataset.embedded_corpus import build_embedded_questions
 from dataset.reading.file_kinds import find_files, is_address
 from model.weight_record import THOUGHTS_FIELD
-from trainer.job import Outlook, Progress
 from trainer.pretrain.data import TextKind, UsualData
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.weights import save_weights
 from trainer.sft.settings import USUAL_FILE, SftSettings
-from trainer.updates import rows_of_update
 
 CONVERSATIONS = TextKind(
     ChatCorpus,
@@ -44,13 +42,6 @@ class SftJob(PretrainJob):
 
     kind = CONVERSATIONS
 
-    def outlook(self, progress: Progress) -> Outlook:
-        outlook = super().outlook(progress)
-        of_epoch = math.ceil(self.plan(0).n_rows / rows_of_update(self.settings, self.ranks))
-        note = note_on_little_change(self.settings, self.settings.max_updates or self.length.epochs * of_epoch)
-        outlook.notices = [*outlook.notices, *note]
-        return outlook
-
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
         save_weights(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
@@ -72,9 +63,6 @@ UPDATES = 450
 FEWEST_PASSES, MOST_PASSES = 2, 40
 # A rate goes with its optimizer and with the length of the run: who gives one of these gets MiniMind's for the others.
 ONE_RECIPE = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
-# What a weight can move by, updates times rate, for answers to change. Weights are some hundredths large; 200 updates at 1e-5
-# changed none of six answers.
-LEAST_CHANGE = 5e-3
 # Bytes of the embedded questions, which may not be written yet
 EMBEDDED = 1_000_000
 
@@ -123,15 +111,3 @@ def bytes_of_data(settings: SftSettings) -> float:
                 assert isinstance(file, Path)
                 total += file.stat().st_size
     return total
-
-
-def note_on_little_change(settings: SftSettings, updates: int) -> list[str]:
-    """A line where so few updates at such a rate change next to nothing."""
-    rate = max(getattr(settings, name) for name in settings.names_of_rates())
-    if updates * rate >= LEAST_CHANGE:
-        return []
-    return [
-        f"warning: this run will change next to nothing: {counted(updates, 'update')} at a rate of {rate:g} move a weight "
-        f"by {updates * rate:.1g} at most. Little text is learned with --optimizer {OPTIMIZER} --learning_rate "
-        f"{LEARNING_RATE:g} --lr_schedule {SCHEDULE} --epochs {MOST_PASSES}"
-    ]
