@@ -53,7 +53,7 @@ def test_a_start_says_which_kinds_of_files_of_a_folder_are_not_read(tmp_path):
     names(tmp_path / "named", ["b.csv", "c.sh"])
     paths = [str(tmp_path / "tables"), str(tmp_path / "corpus"), str(tmp_path / "named" / "b.csv")]
     (line,) = notices_of_paths(paths)
-    assert "2 files read (.csv), 1 of other kinds (such as download.sh)" in line
+    assert "2 files read (.md, .sh), 2 of other kinds (such as dev.csv)" in line
     assert line.endswith("left out; name files by their own paths to read others")
     assert notices_of_paths([str(tmp_path / "*")]) != []
 
