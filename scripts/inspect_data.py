@@ -79,7 +79,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.wording import announce, counted, first_to_last, one_line, printable
-from dataset.chat.chat_corpus import holds_conversations, refuse_other_kinds
+from dataset.chat.chat_corpus import holds_conversations
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
@@ -171,15 +171,13 @@ class DataLook:
             self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
         )
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
-        if self.is_chat:
-            for path in (path for paths in self.groups for path in paths):
-                refuse_other_kinds(path, settings.cache_dir)
         # The run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
         names = {one.name for one in fields(trainer)}
         given = {name: value for name, value in vars(settings).items() if name in names}
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.encoder(self.tokenizer, self.run)
+        self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(
             self.groups,
@@ -189,7 +187,6 @@ class DataLook:
             skip_bad_lines=self.run.skip_bad_lines,
             text_suffixes=self.run.text_suffixes,
         )
-        self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # Documents before each store
         self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
         self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])

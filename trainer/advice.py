@@ -35,24 +35,24 @@ FEWEST_TOKENS = 3e5
 
 @dataclass(frozen=True)
 class Forecast:
-    """The curve of a run that goes well. full_rate: the learning rate before its fall. unique: as of laws.effective_tokens. T:
-    positions of a row. text_scale: see trainer/budget/laws.py."""
+    """The curve of a run that goes well. full_rate: the learning rate before its fall. parts: the sources of its
+    text. T: positions of a row. text_scale: see trainer/budget/laws.py."""
 
     full_rate: float
     parameters: float
     depth: laws.Depth
-    unique: float | Sequence[laws.Part]
+    parts: Sequence[laws.Part]
     T: int
     text_scale: float
     muon: bool = True
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """The training loss after so many tokens, at this learning rate; None: not known."""
-        passes = tokens / laws.different_tokens(self.unique)
+        passes = tokens / laws.different_tokens(self.parts)
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.unique, scale, self.muon)
+        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.parts, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 

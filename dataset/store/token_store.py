@@ -292,7 +292,8 @@ class StoreWriter:
         self._write("doc_hash.bin", block.hashes)
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
-        self.max_token_id = max(self.max_token_id, int(np.max(block.tokens, initial=-1)))
+        if len(block.tokens):
+            self.max_token_id = max(self.max_token_id, int(np.max(block.tokens)))
 
     def _write(self, name: str, values: ArrayLike) -> None:
         """Append an array of numbers to a file and to its digest."""

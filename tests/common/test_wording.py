@@ -1,14 +1,90 @@
-"""common/wording.py: what stands in the lines that a person reads."""
+"""common/wording.py: nothing that commands print can be obeyed by a terminal, and nobody has to read it."""
 
+import io
+import os
+import subprocess
+import sys
 import unicodedata
 
 import pytest
 
 from common import errors
 from common.flags import Parser
-from common.wording import printable
+from common.wording import announce, printable
+from tests.helpers import ROOT, tiny_model
 from trainer.machine import command_line
 from trainer.reporting.reporter import Reporter
+from trainer.saving.weights import save_weights
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder and files whose names a terminal would obey, and which are not UTF-8."""
+    top = tmp_path_factory.mktemp("names")
+    folder = top / os.fsdecode(b"a\x1b[31mb\xe2\x80\xaec\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"\x1b]0;d\xe9.jsonl")).write_text('{"text": "the cat sat on a mat"}\n' * 9, encoding="utf-8")
+    model = tiny_model(vocab_size=6400).eval()
+    save_weights(model.state_dict(), model.config.to_dict(), top / "pretrain_32")
+    return top
+
+
+def command(place, name):
+    (folder,) = (path for path in place.iterdir() if path.is_dir() and path.name.startswith("a"))
+    (data,) = folder.glob("*.jsonl")
+    return {
+        "tokenise": ["dataset/tokenize_corpus.py", "--data_path", data, "--cache_dir", folder / "cache"],
+        "train": [
+            "trainer/train_tokenizer.py",
+            "--data_path",
+            data,
+            "--out_dir",
+            folder / "new",
+            "--vocab_size",
+            "272",
+        ],
+        "export": ["scripts/export_hf.py", "--weight", place / "pretrain_32.pth", "--out_dir", place / "out\x1b[0m"],
+    }[name]
+
+
+def start(words, **options):
+    words = [sys.executable, str(ROOT / words[0]), *words[1:]]
+    # A strict terminal, as a locale of UTF-8 makes it
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tokenise", "train"])
+def test_names_of_files_are_shown_and_not_obeyed(place, name):
+    process = start(command(place, name), stdout=subprocess.PIPE)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    for byte in (b"\x1b", "\u202e".encode(), b"\xe9", b"Traceback"):
+        assert byte not in out + errors
+    assert "␛[31mb<U+202E>c\\udce9".encode() in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tokenise", "export"])
+def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
+    words = command(place, name)
+    if name == "tokenise":
+        words[-1] = place / "cache"  # nothing is there yet
+    process = start(words, stdout=subprocess.PIPE)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == 0, errors
+    assert b"roken pipe" not in errors and b"Traceback" not in errors
+    if name == "export":
+        assert (place / "out\x1b[0m" / "model.safetensors").exists()
+
+
+def test_a_stream_that_cannot_show_a_character_spells_it(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    announce("这 caf\udce9 \x9b", to_stderr=True)
+    assert stream.buffer.getvalue() == b"\\u8fd9 caf\\udce9 <U+009B>\n"
 
 
 def obeyed(character: str) -> bool:

@@ -4,6 +4,7 @@ import pytest
 
 from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
+from tests.trainer.budget.test_plan import text
 from trainer import advice
 from trainer.advice import FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Forecast
 from trainer.budget import laws
@@ -16,8 +17,8 @@ DEPTH = Depth(3, 2)
 
 
 def test_the_curve_ends_at_the_expected_loss():
-    forecast = Forecast(1.0, 2e6, DEPTH, 1e7, 512, 1.0)
-    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, DEPTH, 5e6, 1e7)
+    forecast = Forecast(1.0, 2e6, DEPTH, text(1e7), 512, 1.0)
+    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, DEPTH, 5e6, text(1e7))
     assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
     assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
@@ -39,7 +40,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     config = run.job.config
     depth = Depth(config.num_hidden_layers, config.num_attention_heads)
     first = run.job.plan(0)
-    unique = first.row_targets(0, first.n_rows)
+    targets = first.row_targets(0, first.n_rows)
     for record in metrics:
         tokens = record["tokens"]
         if tokens < 200:
@@ -47,7 +48,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
             continue
         # The rows are short ones.
         scale = 0.1 * row_scale(first.T)
-        at_the_end = expected_loss(parameter_count(run.job.config), depth, tokens, unique, scale, muon=False)
+        at_the_end = expected_loss(parameter_count(run.job.config), depth, tokens, text(targets), scale, muon=False)
         wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

@@ -209,7 +209,7 @@ def clock_of_plan(
     # source is used up; later passes bring other text of the others.
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(laws.parts_of(corpus) or targets)
+    different = laws.different_tokens(laws.parts_of(corpus, targets))
     most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
     updates = settings.max_updates
     interval = settings.eval_interval // settings.accumulation_steps

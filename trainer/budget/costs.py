@@ -85,8 +85,8 @@ FEWEST_HELD_OUT_TOKENS = 1000
 class Data:
     """The text of a run.
 
-    tokens_of_pass: that one pass reads, each with a target; parts: of a mixture each source, since its later passes bring other
-    text. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
+    tokens_of_pass: that one pass reads, each with a target; parts: its sources, since later passes over a mixture bring other
+    text of some. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
     share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
     is, relative to that of the law.
@@ -101,7 +101,7 @@ class Data:
     evaluated: int
     val_fraction: float
     text_scale: float
-    parts: tuple[laws.Part, ...] = ()
+    parts: tuple[laws.Part, ...]
     most: float | None = None
 
 
@@ -146,7 +146,9 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         evaluated=batches * EVAL_ROWS * plan.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
-        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus)),
+        parts=tuple(
+            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, plan.n_pairs)
+        ),
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
     )

@@ -95,34 +95,34 @@ PARAMETERS_OF_A_TOKEN = 24
 
 
 class Part(NamedTuple):
-    """A source of a mixture: its share of what is trained, and its tokens of different text. name: for messages."""
+    """A source of the text: its share of what is trained, and its tokens of different text. name: for messages."""
 
     share: float
-    unique: float
+    different: float
     name: str = ""
 
     def passes(self, tokens: float) -> float:
-        """How often the source is read in a run that trains so many tokens of the mixture."""
-        return tokens * self.share / max(self.unique, 1.0)
+        """How often the source is read in a run that trains so many tokens of all of them."""
+        return tokens * self.share / max(self.different, 1.0)
 
 
-def effective_tokens(tokens: float, unique: float | Sequence[Part]) -> float:
-    """The tokens of different text that would teach as much as `tokens` of a text of only `unique` ones.
+def effective_tokens(tokens: float, parts: Sequence[Part]) -> float:
+    """The tokens of different text that would teach as much as `tokens` of these sources.
 
-    D' = U + U R* (1 - exp(-R / R*)) with R = D / U - 1 repeats; of a mixture the sum over its sources, of which one may be
-    read again while another still gives new text.
+    D' = U + U R* (1 - exp(-R / R*)) with R = D / U - 1 repeats, for each source: one may be read again while another still gives
+    new text.
     """
-    if not isinstance(unique, (int, float)):
-        return sum(effective_tokens(tokens * part.share, part.unique) for part in unique)
-    if tokens <= unique:
-        return tokens
-    repeats = tokens / unique - 1
-    return unique + unique * WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS))
+    effective = 0.0
+    for share, different, _ in parts:
+        own = tokens * share
+        repeats = max(own / different - 1, 0.0)
+        effective += min(own, different) + different * WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS))
+    return effective
 
 
-def different_tokens(unique: float | Sequence[Part]) -> float:
+def different_tokens(parts: Sequence[Part]) -> float:
     """Tokens of different text in all sources together."""
-    return unique if isinstance(unique, (int, float)) else sum(part.unique for part in unique)
+    return sum(part.different for part in parts)
 
 
 def most_passes(from_weight: str) -> float:
@@ -140,12 +140,12 @@ def expected_loss(
     parameters: float,
     depth: Depth,
     tokens: float,
-    unique: float | Sequence[Part],
+    parts: Sequence[Part],
     scale: float = 1.0,
     muon: bool = True,
 ) -> float:
     """In nats per token, on text that is `scale` times as hard as that of WIKI. muon: else AdamW trains."""
-    effective = effective_tokens(tokens, unique)
+    effective = effective_tokens(tokens, parts)
     if not muon:
         effective /= TOKENS_OF_ADAMW
     return scale * WIKI.loss(parameters, effective) * depth.factor(effective)
@@ -280,11 +280,11 @@ WIKI_XZ = 2.72
 WIKI_BYTES_PER_TOKEN = 3.16
 
 
-def parts_of(corpus: Corpus) -> tuple[Part, ...]:
-    """The sources of a mixture; none without shares."""
+def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
+    """The sources of a mixture; without shares all text is one, of which a pass trains so many tokens."""
     parts = corpus.parts()
     if not parts:
-        return ()
+        return (Part(1.0, tokens),)
     named = zip(corpus.sources, parts, strict=True)
     return tuple(Part(share, targets, name) for name, (share, targets) in named)
 

@@ -143,7 +143,7 @@ def plan_lines(
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
         budget = f"{quantity(chosen.budget_tokens)} tokens"
-    passes = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
+    passes_text = f"{plan.passes:.2g} of the text" if plan.passes < 1 else f"{plan.passes:.1f} passes over the text"
     micro_batches = f"{cut.batch_size} x {counted(cut.accumulation_steps, 'micro-batch', 'micro-batches')}"
     if cut.at_once > 1:
         micro_batches += f" on each of {cut.at_once} ranks"
@@ -166,7 +166,7 @@ def plan_lines(
     total_seconds = seconds_since_start() + left
     rows = {
         "model": shape_text(plan),
-        "tokens": f"{quantity(plan.tokens)}, {passes}",
+        "tokens": f"{quantity(plan.tokens)}, {passes_text}",
         "update": f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})",
         "updates": f"{plan.updates:,}, about {plan.update_seconds:.2g} s each",
         "rates": rates,
@@ -195,11 +195,12 @@ def plan_lines(
             f"the text is small for this budget: the run ends after {laws.most_passes(chosen.from_weight)} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
         )
-    for part in costs.data.parts if chosen.from_weight == "none" else ():
-        if laws.is_repeated_too_often(part.passes(plan.tokens)):
+    for part in costs.data.parts:
+        passes = part.passes(plan.tokens)
+        if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
-                f"warning: {part.name} is read {part.passes(plan.tokens):.0f} times, and a model learns by heart what it reads so "
-                f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
+                f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
+                f"often: give it a share of at most {laws.MOST_PASSES * part.different / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(given):
         lines.append(

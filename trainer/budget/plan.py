@@ -42,6 +42,7 @@ class Demands:
     """
 
     tokens_of_pass: float
+    parts: tuple[laws.Part, ...]
     T: int
     fill: float
     device_type: str
@@ -55,13 +56,12 @@ class Demands:
     memory: float | None = None
     text_scale: float = 1.0
     muon: bool = True
-    parts: tuple[laws.Part, ...] = ()
     most_passes: float = laws.MOST_PASSES
 
     @property
     def different(self) -> float:
         """Tokens of different text."""
-        return laws.different_tokens(self.parts or self.tokens_of_pass)
+        return laws.different_tokens(self.parts)
 
     @property
     def most_tokens(self) -> float:
@@ -227,7 +227,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: Costs, cut: Cut | 
             parameters,
             laws.Depth(config.num_hidden_layers, config.num_attention_heads),
             tokens,
-            demands.parts or demands.tokens_of_pass,
+            demands.parts,
             scale,
             demands.muon,
         ),

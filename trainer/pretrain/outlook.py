@@ -139,7 +139,7 @@ def pretraining_outlook(
             full_rate=settings.learning_rate,
             parameters=parameter_count(config),
             depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
-            unique=laws.parts_of(corpus) or trained,
+            parts=laws.parts_of(corpus, trained),
             T=first.T,
             text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
             muon=settings.optimizer == "muon",

@@ -88,21 +88,6 @@ def test_a_question_is_encoded_as_it_was_in_training():
     assert TOKENIZER.decode(asked).endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("cut", [*range(1, 40, 4), 39])
-def test_rows_of_several_cut_conversations_have_the_mask_of_each(cut):
-    """As `Batch` has them: inputs of whole pieces one after the other, of which any may be cut off."""
-    texts = []
-    for words in ("one two", "", "a long answer that goes on", "\n"):
-        answers = [turn("assistant", words), turn("assistant", "not this", weight=0), turn("assistant", words)]
-        texts.append(json.dumps({"messages": [turn("user", words), *answers, turn("user", "so")]}))
-    inputs, wanted = [], []
-    for ids in ENCODER.encode(texts):
-        ids = ids[: cut + 1]
-        inputs += ids[:-1]
-        wanted += mask_of(ids)[1:]
-    assert ENCODER.answers.trained(np.array(inputs)).tolist() == wanted
-
-
 def test_a_tokenizer_without_our_template_is_refused_with_what_to_do(tmp_path):
     other = load_tokenizer(ROOT / "model")
     other.chat_template = "{{ messages }}"

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from dataset.quality.copies import NONE, exact_copies, near_copies, shingles
+from dataset.quality.copies import NONE, exact_copies, near_copies
 from tests.dataset.quality.planted import changed, chinese, english, jaccard
 
 
@@ -15,23 +15,6 @@ def no_exact(n):
 
 def find(texts):
     return near_copies(enumerate(texts), no_exact(len(texts)))
-
-
-def test_shingles_are_the_runs_of_five_characters():
-    """Reference: substrings. Two hashes are the same where the substrings are, in all texts together."""
-    generator = random.Random(11)
-    for _ in range(100):
-        texts = []
-        for _ in range(generator.randint(1, 6)):
-            texts.append("".join(generator.choices("aAbB 中文\n\t\U0001f600", k=generator.randint(0, 30))))
-        hashes, begins = shingles(texts)
-        expected = []
-        for number, text in enumerate(texts):
-            assert begins[number] == len(expected)
-            plain = " ".join(text.lower().split()).ljust(5)
-            expected += [plain[i : i + 5] for i in range(len(plain) - 4)]
-        assert len(hashes) == len(expected) == begins[-1]
-        assert len(set(zip(expected, hashes.tolist(), strict=True))) == len(set(expected)) == len(set(hashes.tolist()))
 
 
 def test_exact_copies_are_those_of_an_earlier_hash():

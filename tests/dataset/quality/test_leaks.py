@@ -1,29 +1,16 @@
 """What a start says of validation text that is in the training text. References: tuples of tokens in sets, and the documents
 that were planted."""
 
-import numpy as np
 import pytest
 
 from dataset.corpus import Corpus
 from dataset.quality import leaks
-from dataset.quality.leaks import RUN, leak_notices, run_hashes
+from dataset.quality.leaks import leak_notices
 from tests.dataset.test_corpus_sources import write_texts
 
 
 def words(number, count=60):
     return " ".join(f"w{number}x{i}" for i in range(count))
-
-
-def test_two_hashes_are_equal_where_the_runs_are():
-    generator = np.random.default_rng(4)
-    for _ in range(100):
-        tokens = generator.integers(0, 2, generator.integers(0, 80)).tolist()
-        # Half of them twice.
-        tokens += tokens[: len(tokens) // 2]
-        hashes = run_hashes(np.array(tokens, np.uint16))
-        expected = [tuple(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
-        assert len(hashes) == len(expected)
-        assert len(set(hashes.tolist())) == len(set(expected)) == len(set(zip(hashes.tolist(), expected, strict=True)))
 
 
 @pytest.mark.parametrize("chunk", [1 << 16, 50])

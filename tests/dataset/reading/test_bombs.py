@@ -52,22 +52,17 @@ def zstd_of_repeated(piece, times, tail=b""):
 @needs_linux
 def test_hundreds_of_megabytes_of_newlines_in_zstd_takes_little_memory_and_the_text_after_it_comes(tmp_path):
     file = tmp_path / "a.jsonl.zst"
-    file.write_bytes(zstd_of_repeated(b"\n" * (1 << 20), 600, b'{"text": "end"}\n'))
+    file.write_bytes(zstd_of_repeated(b"\n" * (1 << 20), 300, b'{"text": "end"}\n'))
     assert file.stat().st_size < 100_000
     assert read_within(file, 250) == "3"
 
 
-OTHERS = [pytest.param(suffix, marks=pytest.mark.slow) for suffix in (".csv.gz", ".txt.gz")]
-
-
 @needs_linux
-@pytest.mark.parametrize("suffix", [".jsonl.gz", *OTHERS])
-def test_a_gzip_file_of_zeros_ends_in_one_line(tmp_path, suffix):
-    file = tmp_path / f"a{suffix}"
+def test_a_gzip_file_of_zeros_ends_in_one_line(tmp_path):
+    file = tmp_path / "a.jsonl.gz"
     member = gzip.compress(bytes(100 << 20))
     file.write_bytes(member * 3)
     said = read_within(file, 900)
-    # Within .csv the zeros are the header, of which less is held.
     assert said.startswith(f"error: {file}:1: the ") and " is longer than " in said
 
 
@@ -93,13 +88,13 @@ def test_many_values_on_a_long_line_do_not_become_gigabytes_of_objects(tmp_path)
 
 @needs_linux
 def test_many_texts_of_one_dictionary_entry_take_the_memory_of_one(tmp_path):
-    """40 GB of text in a parquet file of a few kilobytes."""
+    """0.8 GB of text in a parquet file of a few kilobytes."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "a.parquet"
     entry = arrow.array(["x" * 4_000_000])
-    column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 1000, arrow.int32()), entry)
+    column = arrow.DictionaryArray.from_arrays(arrow.array([0] * 200, arrow.int32()), entry)
     parquet.write_table(arrow.table({"text": column}), file, compression="zstd")
-    assert read_within(file, 500) == str(1000 * 4_000_000)
+    assert read_within(file, 500) == str(200 * 4_000_000)
 
 
 # ------------------------------------------------------------------------- the limit on a document, made small

@@ -7,7 +7,7 @@ import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from tests.trainer.budget.test_plan import demands
+from tests.trainer.budget.test_plan import demands, text
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
 from trainer.budget.costs import WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
@@ -25,6 +25,7 @@ def costs_of(*words, evaluated=100_000):
     data = Data(
         vocab_size=6400,
         tokens_of_pass=2e7,
+        parts=text(2e7),
         T=512,
         fill=1.0,
         length=200.0,

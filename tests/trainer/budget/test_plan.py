@@ -39,8 +39,13 @@ class SimulatedMachine:
 
 
 def demands(**changes):
-    basis = {"tokens_of_pass": 2e7, "T": 512, "fill": 1.0, "device_type": "cpu", "seconds": 600.0}
-    return Demands(**{**basis, **changes})
+    basis = {"tokens_of_pass": 2e7, "T": 512, "fill": 1.0, "device_type": "cpu", "seconds": 600.0, **changes}
+    return Demands(**{"parts": text(basis["tokens_of_pass"]), **basis})
+
+
+def text(tokens):
+    """One source of so many different tokens."""
+    return (laws.Part(1.0, tokens),)
 
 
 ALL = sizes({"vocab_size": 6400})
@@ -211,10 +216,10 @@ def test_more_tokens_want_more_layers():
 
 def test_repeated_text_counts_less_and_less():
     """Reference: the formula at its ends. One pass counts whole; no number of passes counts more than 1 + R*."""
-    assert laws.effective_tokens(1e6, 1e6) == 1e6 and laws.effective_tokens(5e5, 1e6) == 5e5
-    assert laws.effective_tokens(4e6, 1e6) == pytest.approx(4e6, rel=0.1)
-    assert laws.effective_tokens(1e12, 1e6) == pytest.approx((1 + laws.WORTH_OF_REPEATS) * 1e6)
-    passes = [laws.effective_tokens(n * 1e6, 1e6) for n in range(1, 40)]
+    assert laws.effective_tokens(1e6, text(1e6)) == 1e6 and laws.effective_tokens(5e5, text(1e6)) == 5e5
+    assert laws.effective_tokens(4e6, text(1e6)) == pytest.approx(4e6, rel=0.1)
+    assert laws.effective_tokens(1e12, text(1e6)) == pytest.approx((1 + laws.WORTH_OF_REPEATS) * 1e6)
+    passes = [laws.effective_tokens(n * 1e6, text(1e6)) for n in range(1, 40)]
     gains = [after - before for before, after in zip(passes, passes[1:], strict=False)]
     assert gains == sorted(gains, reverse=True) and min(gains) > 0
 
@@ -223,8 +228,7 @@ def test_each_source_of_a_mixture_is_repeated_by_itself():
     """Reference: the formula of each source. Later passes of a mixture bring other text of the large one."""
     parts = (laws.Part(0.75, 9e6), laws.Part(0.25, 1e6))
     assert laws.effective_tokens(4e6, parts) == 4e6
-    assert laws.effective_tokens(8e6, parts) == 6e6 + laws.effective_tokens(2e6, 1e6)
-    assert laws.effective_tokens(8e6, [laws.Part(1.0, 2e6)]) == laws.effective_tokens(8e6, 2e6)
+    assert laws.effective_tokens(8e6, parts) == 6e6 + laws.effective_tokens(2e6, text(1e6))
     # One pass has 4 M tokens: the source that is used up makes it end.
     machine = SimulatedMachine()
     of_mixture = best_plan(ALL, demands(tokens_of_pass=4e6, parts=parts, seconds=None, tokens=8e6), machine)
@@ -237,14 +241,15 @@ FOUR_LAYERS = laws.Depth(4, heads=2)
 
 
 def test_the_expected_loss_falls_with_size_layers_and_tokens():
-    losses = [laws.expected_loss(3e6, FOUR_LAYERS, tokens, 1e9) for tokens in (1e6, 3e6, 1e7, 1e8)]
+    losses = [laws.expected_loss(3e6, FOUR_LAYERS, tokens, text(1e9)) for tokens in (1e6, 3e6, 1e7, 1e8)]
     assert losses == sorted(losses, reverse=True)
-    losses = [laws.expected_loss(parameters, FOUR_LAYERS, 1e7, 1e9) for parameters in (5e5, 1e6, 1e7)]
+    losses = [laws.expected_loss(parameters, FOUR_LAYERS, 1e7, text(1e9)) for parameters in (5e5, 1e6, 1e7)]
     assert losses == sorted(losses, reverse=True)
-    losses = [laws.expected_loss(3e6, laws.Depth(layers, 2), 1e8, 1e9) for layers in (2, 3, 4, 8)]
+    losses = [laws.expected_loss(3e6, laws.Depth(layers, 2), 1e8, text(1e9)) for layers in (2, 3, 4, 8)]
     assert losses == sorted(losses, reverse=True)
     assert (
-        laws.expected_loss(3e6, FOUR_LAYERS, 1e7, 1e9, scale=0.5) == laws.expected_loss(3e6, FOUR_LAYERS, 1e7, 1e9) / 2
+        laws.expected_loss(3e6, FOUR_LAYERS, 1e7, text(1e9), scale=0.5)
+        == laws.expected_loss(3e6, FOUR_LAYERS, 1e7, text(1e9)) / 2
     )
 
 
@@ -278,25 +283,25 @@ def test_the_law_meets_the_runs_that_were_measured():
         (2.60e6, 2, 33.5e6, 4.030),
     ):
         depth = laws.Depth(layers, 2)
-        assert laws.expected_loss(parameters, depth, tokens, 25.1e6) == pytest.approx(loss, rel=laws.LOSS_ERROR)
+        assert laws.expected_loss(parameters, depth, tokens, text(25.1e6)) == pytest.approx(loss, rel=laws.LOSS_ERROR)
     # What three layers and a single head are known by
     for parameters, depth, tokens, loss in (
         (1.41e6, laws.Depth(3, 2), 17.6e6, 4.286),
         (1.06e6, laws.Depth(4, 1), 18.6e6, 4.405),
     ):
-        assert laws.expected_loss(parameters, depth, tokens, 25.1e6) == pytest.approx(loss, rel=0.01)
+        assert laws.expected_loss(parameters, depth, tokens, text(25.1e6)) == pytest.approx(loss, rel=0.01)
     # Two hours, with 35.3 M different tokens
     for parameters, layers, tokens, loss in (
         (5.86e6, 3, 40.5e6, 3.540),
         (7.28e6, 8, 71.6e6, 3.289),
         (3.59e6, 6, 53.8e6, 3.535),
     ):
-        assert laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, 35.3e6) == pytest.approx(
+        assert laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, text(35.3e6)) == pytest.approx(
             loss, rel=laws.LOSS_ERROR
         )
     # Rows of 256: a curve, and the plan of 3 minutes
     for parameters, layers, tokens, loss in ((1.21e6, 2, 1.31e6, 5.171), (2.02e6, 2, 4.1e6, 4.707)):
-        of_short_rows = laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, 25.1e6, laws.row_scale(256))
+        of_short_rows = laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, text(25.1e6), laws.row_scale(256))
         assert of_short_rows == pytest.approx(loss, rel=laws.LOSS_ERROR)
     assert laws.row_scale(512) == 1
 
