@@ -22,7 +22,7 @@ from trainer.budget import laws
 from trainer.budget.costs import FEWEST_DOCUMENTS, RunCosts
 from trainer.budget.plan import Plan
 from trainer.budget.settings import BUDGETS, said_ends
-from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings, weight_name
+from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints
 
 # A text_scale so near to 1 is that of the text which was measured.
@@ -316,8 +316,8 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
     # The width of a folder of weights is that folder's. The flags that a plan prints say where the run ends, and need no clock.
     if settings.hidden_size is None or said_ends(settings, given):
         return
-    own = weight_name(settings.save_weight, settings.hidden_size, bool(settings.use_moe))
-    if Checkpoints(Path(settings.out_dir) / f"{own}_resume").paths():
+    own = settings.stem(settings.hidden_size, bool(settings.use_moe))
+    if Checkpoints(f"{own}_resume").paths():
         given = {*given, "hidden_size", "use_moe"}
     for path, before in kept_plans(settings, given):
         raise UserError(
