@@ -385,7 +385,8 @@ def write_model_card(
 def shown(value: object) -> str:
     """A flag's value in a cell, of each path its last part alone: the folders above tell who the user is."""
     values = value if isinstance(value, list) else [value]
-    names = " ".join(re.split(r"[/\\]", str(part).rstrip("/\\"))[-1] for part in values)
+    at_home = [str(part).replace(str(Path.home()), "~") for part in values]
+    names = " ".join(re.split(r"[/\\]", part.rstrip("/\\"))[-1] for part in at_home)
     return f"`{one_line(names).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
