@@ -94,7 +94,7 @@ class FineTuningSettings(UpdateSettings):
         aliases=("--num_train_epochs",),
         first=True,
     )
-    max_steps: int = setting(-1, check=int, help="updates, in place of --epochs; -1: no limit")
+    max_steps: int = setting(-1, check=at_least(-1, "(no limit)"), help="updates, in place of --epochs; -1: no limit")
     batch_size: int = with_default(UpdateSettings, "batch_size", 32, ("--per_gpu_train_batch_size",))
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1, ("--gradient_accumulation_steps",))
     grad_clip: float = with_default(UpdateSettings, "grad_clip", 1.0, ("--max_grad_norm",))

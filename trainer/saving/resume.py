@@ -221,7 +221,11 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
     def _announce_changes(self, state: dict[str, Any]) -> None:
         """Name the settings that are not those of the checkpoint."""
         before, now = state["settings"], vars(self.settings)
-        for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
+        not_said = {"from_resume"}
+        if before["rows_per_update"] and now["rows_per_update"]:
+            # The micro-batches of an update follow from the ranks.
+            not_said.add("accumulation_steps")
+        for name in sorted((before.keys() | now.keys()) - not_said):
             if before.get(name) == now.get(name):
                 continue
             if name in self.job.identity.only_at_start:
