@@ -121,7 +121,7 @@ def loader(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     rates: dict[int, list[float]] = {0: [], 1: []}
     for workers in (0, 1) * ROUNDS:
         source = Loader(Assembler(corpus.store), num_workers=workers)
-        batches = source.updates(plan, schedule)
+        batches = source.updates(plan.recipe, schedule)
         # The start of the worker process is not counted.
         next(batches)
         start = time.perf_counter()

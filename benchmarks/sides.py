@@ -223,14 +223,14 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
             num_procs=args.threads,
             progress=False,
         )
-        compile_blocks(model, args.use_compile, device, print, (args.rows, T), dtype=dtype)
+        compile_blocks(model.compile_training, args.use_compile, device, print, (args.rows, T), dtype=dtype)
         turns.begin(model)
         # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment.
         loader = Loader(Assembler(corpus.store), num_workers=args.num_workers, pin_memory=device.type == "cuda")
         with contextlib.closing(loader):
             for epoch in itertools.count():
                 plan = corpus.plan(epoch)
-                for _, (batch,) in loader.updates(plan, UpdateSchedule(plan.n_rows, args.rows)):
+                for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows)):
                     assert batch is not None
                     engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
                     engine.update(LEARNING_RATE)

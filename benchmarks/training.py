@@ -67,7 +67,7 @@ class Training:
         )
         if self.engine.graphs is not None:
             self.engine.graphs.say = print
-        compile_blocks(self.model, "1" if compiled else "0", device, print, (rows, T), dtype=products)
+        compile_blocks(self.model.compile_training, "1" if compiled else "0", device, print, (rows, T), dtype=products)
 
     def step(self) -> None:
         """An update of one micro-batch. On a GPU it is only begun when this returns."""

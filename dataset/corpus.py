@@ -352,8 +352,7 @@ def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
     A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
     and whatever is added to it, the same documents stay out, and copies of one text stay together.
     """
-    if not 0 <= fraction < 1:
-        raise ValueError(f"the validation fraction must be at least 0 and below 1, not {fraction}")
+    assert 0 <= fraction < 1
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
     threshold = np.uint64(int(fraction * 2**64))
     dtype = number_type(len(store))

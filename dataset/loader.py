@@ -248,16 +248,9 @@ class Loadable(Protocol):
 
 
 RecipeT = TypeVar("RecipeT")
-RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 RecipeT_contra = TypeVar("RecipeT_contra", contravariant=True)
 BatchT = TypeVar("BatchT", bound=Loadable)
 BatchT_co = TypeVar("BatchT_co", bound=Loadable, covariant=True)
-
-
-class HasRecipes(Protocol[RecipeT_co]):
-    """A plan, as far as a loader asks: what goes to the process that makes a batch."""
-
-    def recipe(self, rows: range) -> RecipeT_co: ...
 
 
 class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
@@ -320,7 +313,7 @@ class _Batches(Generic[RecipeT, BatchT]):
 class Loader(Generic[RecipeT, BatchT]):
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
-    assembler[plan.recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
+    assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
     DataLoader. The batches do not depend on num_workers, and torch's global random numbers are left alone.
     """
 
@@ -347,8 +340,11 @@ class Loader(Generic[RecipeT, BatchT]):
         """For DataLoader, whose sampler this is."""
         return iter(self._recipes)
 
-    def updates(self, plan: HasRecipes[RecipeT], schedule: UpdateSchedule) -> Iterator[tuple[int, list[BatchT | None]]]:
+    def updates(
+        self, recipe: Callable[[range], RecipeT], schedule: UpdateSchedule
+    ) -> Iterator[tuple[int, list[BatchT | None]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
+        recipe: of a plan.
 
         An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
         comes between two updates. Where other ranks take part it is known in `failure` some updates before, so that
@@ -357,7 +353,7 @@ class Loader(Generic[RecipeT, BatchT]):
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
         numbers = iter(range(schedule.first_update, schedule.n_updates))
         # made when they are asked for
-        recipes = (plan.recipe(range(lo, hi)) for _, _, lo, hi in schedule.steps(self.rank) if lo < hi)
+        recipes = (recipe(range(lo, hi)) for _, _, lo, hi in schedule.steps(self.rank) if lo < hi)
         made = (
             self._from_processes(recipes, schedule.accumulation_steps) if self.num_workers else self._from_here(recipes)
         )

@@ -218,7 +218,8 @@ class Mixture:
     A share counts trained tokens (targets): a document of n tokens has n - 1, its first one, BOS, is never predicted.
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
-    source, and in all. make_plan: see MakePlan. most_targets: a document counts for at most so many. A run of some updates may ask for more than the sources have: see `shortage`.
+    source, and in all. make_plan: see MakePlan. most_targets: a document counts for at most so many. A run of some updates may
+    ask for more than the sources have: see `shortage`.
     Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
@@ -324,7 +325,7 @@ class Mixture:
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             chosen = self._arc(i, epoch * quota, quota)
             plan = self.make_plan(chosen, self._stream(i, epoch))
-            rows.append(SourceRows([plan, None].__getitem__))
+            rows.append(SourceRows({0: plan}.get))
         return self._merged(rows)
 
     def _merged(self, rows: Sequence[SourceRows]) -> MixedPlan:

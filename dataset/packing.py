@@ -286,10 +286,8 @@ class EpochPlan(RowPlan):
         shuffle: bool = True,
         trained: Ints | None = None,
     ) -> None:
-        if long_documents not in ("split", "truncate"):
-            raise ValueError(f"long_documents must be split or truncate, not {long_documents!r}")
-        if max_seq_len < 2:
-            raise ValueError(f"max_seq_len must be at least 2 to hold an input and a target, not {max_seq_len}")
+        assert long_documents in ("split", "truncate")
+        assert max_seq_len >= 2, "room for an input and a target"
         self.split = pack and long_documents == "split"
         # Pairs of a piece at most: a document that is cut at max_seq_len tokens has one pair less than tokens.
         self.limit = max_seq_len if self.split else max_seq_len - 1

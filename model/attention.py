@@ -18,29 +18,24 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
     return (same & earlier).unsqueeze(1)
 
 
-def causal_mask(T: int, S: int, past: int | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """[T, S] bool: query i stands at position past + i and sees the keys up to there."""
-    keys = torch.arange(S, device=device)
-    queries = torch.arange(T, device=device) + past
-    return keys <= queries.unsqueeze(1)
-
-
 def visible_keys(
     padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
 ) -> torch.Tensor | None:
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one."""
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
+
+    Query i stands at position past + i and sees the keys up to there.
+    """
     if padding is None and isinstance(past, int) and past == 0 and S == T:
         return None
-    mask = causal_mask(T, S, past, device).unsqueeze(0)
+    keys = torch.arange(S, device=device)
+    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
+    mask = (keys <= queries).unsqueeze(0)
     if padding is not None:
         # A mask of the text so far is shorter than a cache of fixed size.
         missing = S - min(S, padding.shape[1])
         is_text = F.pad(padding[:, :S].bool(), (0, missing))
         # A padded query sees itself: softmax over a row without any key could give NaN.
-        keys = torch.arange(S, device=device)
-        queries = torch.arange(T, device=device) + past
-        itself = keys == queries.unsqueeze(1)
-        mask = (mask & is_text.unsqueeze(1)) | itself
+        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
     return mask.unsqueeze(1)
 
 

@@ -1,31 +1,16 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
 import argparse
-from collections.abc import Callable
-from typing import Any
 
-from common.flags import Parser, fraction, not_negative, positive, seed, share
+from common.flags import Parser, fraction, not_negative, number, positive, seed, share
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
 
-def within(low: float, high: float, kind: type[int] | type[float] = float, zero: bool = False) -> Callable[[str], Any]:
-    """A converter of numbers from `low` to `high`. zero: 0 is taken, too."""
-
-    def convert(text: str) -> int | float:
-        value = kind(text)
-        if not low <= value <= high and not (zero and value == 0):
-            raise argparse.ArgumentTypeError(f"{text} must be {'0, or ' if zero else ''}from {low:g} to {high:g}")
-        return value
-
-    convert.__name__ = kind.__name__
-    return convert
-
-
 # What logits can be divided by in float32 without becoming infinite; 0: the likeliest token
-temperature = within(0.001, 1000, zero=True)
+temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
 
 def model_flags(parser: Parser, dtype: str = "float32") -> None:
@@ -68,7 +53,7 @@ def generate_parser() -> Parser:
     )
     g.add_argument(
         "--repetition_penalty",
-        type=within(0.01, 100),
+        type=number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),
         default=1.0,
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
@@ -108,7 +93,10 @@ def play_parser() -> Parser:
         help="address to listen on; with 0.0.0.0 everybody in your network can use the page (default 127.0.0.1)",
     )
     g.add_argument(
-        "--port", type=within(0, 65535, int), default=8765, help="of that address; 0: any that is free (default 8765)"
+        "--port",
+        type=number(int, lambda value: 0 <= value <= 65535, "from 0 to 65535"),
+        default=8765,
+        help="of that address; 0: any that is free (default 8765)",
     )
     return p
 
@@ -148,20 +136,20 @@ def evaluate_parser() -> Parser:
     return p
 
 
+def export_flags(p: Parser, numbers: str) -> None:
+    """What both exports take. numbers: the help of --dtype."""
+    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
+    p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
+    p.switch(p, "--overwrite", False, "replace what is there")
+
+
 def export_parser() -> Parser:
     """The flags of export_hf.py."""
     p = Parser(prog="export_hf.py", description="Hand a model on to other programs, and bring it back.")
     p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
     p.add_argument("--out_dir", help="folder to write the export to")
     p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
-    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
-    p.add_argument(
-        "--dtype",
-        choices=("auto", *DTYPE_NAMES),
-        default="auto",
-        help="of the export; auto: the smallest that is exact",
-    )
-    p.switch(p, "--overwrite", False, "replace what is there")
+    export_flags(p, "of the export; auto: the smallest that is exact")
     return p
 
 
@@ -173,14 +161,7 @@ def export_gguf_parser() -> Parser:
     )
     p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
-    p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
-    p.add_argument(
-        "--dtype",
-        choices=("auto", *DTYPE_NAMES),
-        default="auto",
-        help="of the matrices; auto: the smallest that is exact",
-    )
-    p.switch(p, "--overwrite", False, "replace what is there")
+    export_flags(p, "of the matrices; auto: the smallest that is exact")
     return p
 
 

@@ -29,18 +29,16 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import re
-import shutil
-import tempfile
 from collections.abc import Sequence
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
-from common.files import disk_error
+from common.files import atomic_folder
 from common.paths import utf8_folder
 from common.wording import announce, one_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
@@ -119,14 +117,10 @@ def export(
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that the rename at the end is one on the same disk.
-    with tempfile.TemporaryDirectory(prefix=f"{out_dir.name}.", suffix=".tmp", dir=out_dir.parent) as temporary:
-        unfinished = Path(temporary, "export")
+    with atomic_folder(out_dir, out_dir.parent / f"{out_dir.name}.{os.getpid()}.tmp") as unfinished:
         unfinished.mkdir()
         # safetensors, since no pickle is to be run by whoever loads it.
-        try:
-            save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise disk_error(error, out_dir) from error
+        save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
         write_config(config, unfinished / "config.json")
         # safetensors lets only the owner read its files; a server may be another user.
         (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
@@ -142,9 +136,6 @@ def export(
         # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
         # and Windows renames no folder of a mapped file.
         gc.collect()
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        unfinished.rename(out_dir)
     dtype_name = str(out_dtype).removeprefix("torch.")
     assert config.architectures
     announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")

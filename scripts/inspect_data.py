@@ -176,7 +176,7 @@ class DataLook:
         names = {one.name for one in fields(trainer)}
         given = {name: value for name, value in vars(settings).items() if name in names}
         self.run = trainer(**given, allow_val_overlap=True)
-        self.encoder = kind.encoder(self.tokenizer, self.run)
+        self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # What is looked at has its copies, whatever is trained.
         self.stores = open_sources(

@@ -56,7 +56,7 @@ def batches_of(assembler, plan, schedule, rank=0, num_workers=0):
 
     loader = Loader(assembler, rank, num_workers)
     try:
-        for update, batches in loader.updates(plan, schedule):
+        for update, batches in loader.updates(plan.recipe, schedule):
             for micro_batch, batch in enumerate(batches):
                 yield update, micro_batch, batch
     finally:

@@ -97,7 +97,8 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         if self.is_on and self.updates and self.at_start and self.replay_micro_batch is None:
             self._record(batch, totals)
         self.at_start = False
-        if self.replay_micro_batch is None or self.batch is None or shapes(batch) != shapes(self.batch):
+        shapes = [part.shape for part in batch]
+        if self.replay_micro_batch is None or self.batch is None or shapes != [part.shape for part in self.batch]:
             self.accumulate(batch, totals)
             return
         assert self.totals is not None
@@ -106,7 +107,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
 
     def update(self, rates: Sequence[float], requests: Sequence[float]) -> None:
         """End an update. rates: of the optimiser's groups."""
-        self.numbers.copy_(pinned([*rates, *requests], self.device), non_blocking=True)
+        self.numbers.copy_(pinned_numbers([*rates, *requests], self.device), non_blocking=True)
         if self.replay_end is not None:
             self.replay_end()
         else:
@@ -132,7 +133,8 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
             replay_end = record(self.end_update)
             replay_micro_batch()
             replay_end()
-            if not all(map(bits_agree, state, plain)):
+            # Both may be not finite, as the norm of an update that is not applied.
+            if not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(state, plain, strict=True)):
                 why = "an update by them ended with other bits than one without"
         except RuntimeError as error:
             # torch.OutOfMemoryError is one too.
@@ -150,21 +152,12 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
     def _numbers_on_device(self, parts: PartsT) -> PartsT:
         """A NamedTuple of tensors on the device and numbers, with the numbers as 0-d float32 tensors there."""
         numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
-        on_device = iter(pinned(numbers, self.device).to(self.device, non_blocking=True).unbind())
+        on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
         moved = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
         return type(parts)(*moved)
 
 
-def pinned(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
+def pinned_numbers(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
     """Numbers in memory from which the device copies by itself. From other memory a copy may wait until the device has done all that
     was asked of it before."""
     return torch.tensor(numbers, dtype=torch.float32, pin_memory=device.type == "cuda")
-
-
-def bits_agree(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Also where both are not finite, as the norm of an update that is not applied."""
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-
-
-def shapes(batch: tuple[torch.Tensor, ...]) -> list[torch.Size]:
-    return [part.shape for part in batch]

@@ -21,12 +21,13 @@ and the host learns of an update's outcome while the next one runs. Another opti
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from trainer.cuda_graphs import UpdateGraphs, pinned
+from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
@@ -135,7 +136,7 @@ class Engine(Generic[BatchT, TotalsT]):
         if cuda_graphs is not None:
             assert self.fused and ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
-                self._accumulate,
+                partial(self._accumulate, last=True, counts=True),
                 self._end_update,
                 optimizer,
                 len(STOP_REQUESTS) + 1,
@@ -161,11 +162,13 @@ class Engine(Generic[BatchT, TotalsT]):
         counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
         """
         if self.graphs is not None:
+            # There is one rank, which has all rows.
+            assert counts
             self.graphs.compute(batch, totals)
         else:
             self._accumulate(batch, totals, last, counts)
 
-    def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool = True, counts: bool = True) -> None:
+    def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool, counts: bool) -> None:
         """`micro_batch`, on the device alone."""
         if self.reducer is not None:
             self.reducer.begin_micro_batch(last)
@@ -194,7 +197,7 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.graphs is not None:
             self.graphs.update(rates, requests)
         else:
-            self._end_update(rates, pinned(requests, self.device).to(self.device, non_blocking=True))
+            self._end_update(rates, pinned_numbers(requests, self.device).to(self.device, non_blocking=True))
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
         """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""

@@ -39,15 +39,13 @@ from trainer.machine.ranks import Ranks
 from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")
-# Stands for "no end" in a range of updates: no run comes so far.
-LATEST_UPDATE = 10**12
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
 SHORT_RUN_FLOPS = 1e13
 # A number, a text, or lists and dicts of them: what a metrics file or a checkpoint can hold.
 Value = object
 
 
-class Totals(Protocol):
+class HasTargets(Protocol):
     """What a whole update holds, over all its micro-batches and ranks."""
 
     @property
@@ -59,9 +57,9 @@ class Totals(Protocol):
 # it, and what the update holds that the batch belongs to.
 RecipeT = TypeVar("RecipeT")
 BatchT = TypeVar("BatchT", bound=Loadable)
-TotalsT = TypeVar("TotalsT", bound=Totals)
+TotalsT = TypeVar("TotalsT", bound=HasTargets)
 RecipeT_co = TypeVar("RecipeT_co", covariant=True)
-TotalsT_co = TypeVar("TotalsT_co", bound=Totals, covariant=True)
+TotalsT_co = TypeVar("TotalsT_co", bound=HasTargets, covariant=True)
 
 
 class JobPlan(Protocol[RecipeT_co, TotalsT_co]):
@@ -254,7 +252,7 @@ class Outlook:
     """What a job expects of its run: said and recorded before the first update."""
 
     # The plan of the epoch that comes next.
-    plan: JobPlan[object, Totals]
+    plan: JobPlan[object, HasTargets]
     # On data and model, printed before the line on the run.
     lines: Sequence[str]
     # Printed behind it.

@@ -73,8 +73,7 @@ def claim(ranks: Ranks, *stems: Path) -> None:
 
     def claim_all() -> None:
         for stem in stems:
-            make_folder(stem.parent)
-            check_writable(stem)
+            check_place(stem)
             hold(stem)
 
     on_main(ranks, claim_all)
@@ -82,9 +81,10 @@ def claim(ranks: Ranks, *stems: Path) -> None:
         check_seen_by_all(stem, ranks)
 
 
-def make_folder(folder: Path, flag: str = "--out_dir") -> None:
-    """Errors: UserError that names the flag."""
+def check_place(stem: Path) -> None:
+    """Make the folder of a run's files. Errors: UserError where it cannot be made, or where they cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{flag}: {folder} cannot be made ({error.strerror}): name another folder") from error
+        raise UserError(f"--out_dir: {stem.parent} cannot be made ({error.strerror}): name another folder") from error
+    check_writable(stem)

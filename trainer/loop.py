@@ -204,8 +204,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 stop_signal = self.evaluate()
                 if self.finished and not stop_signal:
                     # No later update comes, whose save would tell that this evaluation is done.
-                    self.saver.saved_update = -1
-                    self.save()
+                    self.save(again=True)
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
             failure = self.loader.failure
@@ -292,7 +291,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
         """The Updates that are left of an epoch, each with all of its batches."""
-        for number, batches in self.loader.updates(epoch.plan, epoch.schedule):
+        for number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
             first_row, end_row = epoch.schedule.rows(number)
             yield Update(
                 epoch=epoch.number,
@@ -340,7 +339,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if saving or stop_signal:
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
-            self.save()
+            # The last update may have been saved before its evaluation.
+            self.save(again=self.finished)
         self.updates_here += 1
         if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
             # torch, transformers and the compiler leave millions of objects that live as long as the process. Python's collector would
@@ -454,7 +454,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. The save behind the evaluation replaces this one.
             self.save()
-            self.saver.saved_update = -1
         if self.progress.evaluation_due:
             with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
                 stop_signal = self.evaluate()
@@ -495,8 +494,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
             self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
 
-    def save(self) -> None:
-        """Begin to write a checkpoint and the weights, in a thread.
+    def save(self, again: bool = False) -> None:
+        """Begin to write a checkpoint and the weights, in a thread. again: also where this update was saved.
 
         Errors: DataError where it was trained on damaged data.
         """
@@ -505,7 +504,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         self.save_clock.restart()
         seconds = self.stopwatch.elapsed() if self.current_epoch else self.seconds_before
-        self.saver.save(self.progress, seconds, is_last=self.finished)
+        self.saver.save(self.progress, seconds, is_last=self.finished, again=again)
 
     def save_before_failed_loader(self, failure: LoaderError) -> None:
         """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.

@@ -120,7 +120,6 @@ def sample(
     # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
     given = ids or [encoder.eos_id or 0]
     with undisturbed(engine):
-        model.eval()
         torch.manual_seed(seed)
         with precision:
             output = model.generate(

@@ -46,11 +46,11 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:
     """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
-    division = divide(settings, partial(micro_batch_of, settings), by_itself=is_own_command)
+    division = divide(settings, partial(divisible_of, settings), by_itself=is_own_command)
     return launch(train, "trainer/train_electra.py", settings, argv, division=division)
 
 
-def micro_batch_of(settings: ElectraSettings) -> Divisible:
+def divisible_of(settings: ElectraSettings) -> Divisible:
     """What processes divide among themselves, known before anything is opened; --model_path counts as the published size."""
     size = settings.network_sizes()
     width = size["hidden_size"]

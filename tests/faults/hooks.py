@@ -226,8 +226,7 @@ def save_again():
 
     def saving_resume(saver):
         progress, seconds = resume(saver)
-        saver.saved_update = -1
-        saver.save(progress, seconds, is_last=False)
+        saver.save(progress, seconds, is_last=False, again=True)
         saver.finish()
         sys.exit(0)
 

@@ -125,13 +125,12 @@ def lines_of(model, dtype=torch.bfloat16, shape=(4, 511)):
     """The backend that compile_blocks gives the model on a GPU, and what it says."""
     said = []
 
-    class OnAGpu:
-        def compile_training(self, shape, dtype):
-            backend = compiled_backend(Block, model.config, GPU, shape, dtype)
-            model.compiled_backend = backend
-            return backend.notice
+    def compile_training(shape, dtype):
+        backend = compiled_backend(Block, model.config, GPU, shape, dtype)
+        model.compiled_backend = backend
+        return backend.notice
 
-    compiling.compile_blocks(OnAGpu(), "1", GPU, said.append, shape, dtype=dtype)
+    compiling.compile_blocks(compile_training, "1", GPU, said.append, shape, dtype=dtype)
     return model.compiled_backend, said
 
 
@@ -191,7 +190,7 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
     """In half precision the router's products alone are in fp32, and they stay exact."""
     with simulated_cuda():
         torch.set_float32_matmul_precision("medium")
-        compiling.compile_blocks(tiny("minimind2_moe"), "0", GPU, print, dtype=dtype)
+        compiling.compile_blocks(tiny("minimind2_moe").compile_training, "0", GPU, print, dtype=dtype)
         assert torch.get_float32_matmul_precision() == precision
 
 
@@ -301,7 +300,9 @@ def test_use_compile_auto_asks_for_a_long_run_and_a_compiler(monkeypatch):
 
     def compiled(choice, flops, width=compiling.WIDE_ON_CPU):
         model.compiled_backend = None
-        compiling.compile_blocks(model, choice, cpu, notices.append, (2, 24), flops, torch.float32, width)
+        compiling.compile_blocks(
+            model.compile_training, choice, cpu, notices.append, (2, 24), flops, torch.float32, width
+        )
         return model.compiled_backend is not None
 
     enough = compiling.COMPILE_SECONDS * compiling.PRODUCT_RATE["cpu"] * torch.get_num_threads()

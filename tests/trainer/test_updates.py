@@ -59,11 +59,12 @@ def test_micro_batches_follow_from_the_ranks(ranks, steps):
     assert rows_of_update(asked, ranks) == 24
 
 
-def test_a_run_has_the_updates_of_accumulation_steps(tmp_path):
+def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):
     """Reference: the same rows by --accumulation_steps, which the settings that are kept do not name."""
     write_corpus(tmp_path / "data.jsonl")
     options = {"data_path": tmp_path / "data.jsonl", "batch_size": 2, "log_interval": 3, "warmup_iters": 6}
     by_rows = train(out_dir=tmp_path / "rows", rows_per_update=6, accumulation_steps=None, **options)
+    assert "(2 x 3 micro-batches x 1 rank)" in capsys.readouterr().out
     by_steps = train(out_dir=tmp_path / "steps", accumulation_steps=3, **options)
     assert losses(by_rows) == losses(by_steps)
     assert [line["lr"] for line in records(by_rows)] == [line["lr"] for line in records(by_steps)]

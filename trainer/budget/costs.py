@@ -109,7 +109,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     """Tokenise what is new, and count. given: what the user has said. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
-    encoder = kind.encoder(tokenizer, settings)
+    encoder = kind.make_encoder(tokenizer, settings)
     corpus = open_corpus(settings, encoder, ranks, kind)
     plan = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
@@ -410,7 +410,7 @@ def measured_seconds(
     )
     # Also where nothing is compiled: it prepares the device for plain code as the run does.
     choice = "1" if compiled else "0"
-    compile_blocks(model, choice, machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
+    compile_blocks(model.compile_training, choice, machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
     totals = Totals(rows * T, rows)
 
     def micro_batch() -> None:

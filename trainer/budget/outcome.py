@@ -281,7 +281,7 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
         path = next(filter(Path.is_file, places), None)
         if path is None or not is_of_this_name or not Checkpoints(folder).paths():
             continue
-        before = type(settings).read(path)
+        before = type(settings).read_file(path)
         if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
             found.append((path, before))
     return sorted(found, key=lambda plan: plan[0].stat().st_mtime, reverse=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
+from trainer.machine.ranks import ONE_RANK, Ranks
 
 # Rows of an update that are tried; even ones, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -38,7 +39,7 @@ class Demands:
     """What the planner must keep to. None: free.
 
     seconds: that are left. tokens, flops: instead of seconds. tokens_of_pass, parts: see Data. T: positions of
-    a row; fill: share of them that hold a token. world_size, sharing: see Ranks.
+    a row; fill: share of them that hold a token.
     """
 
     tokens_of_pass: float
@@ -46,8 +47,7 @@ class Demands:
     T: int
     fill: float
     device_type: str
-    world_size: int = 1
-    sharing: int = 1
+    ranks: Ranks = ONE_RANK
     seconds: float | None = None
     tokens: float | None = None
     flops: float | None = None
@@ -67,11 +67,6 @@ class Demands:
     def most_tokens(self) -> float:
         """What a run may train without reading the text more often than helps."""
         return self.most_passes * self.different
-
-    @property
-    def at_once(self) -> int:
-        """Micro-batches that the ranks compute side by side."""
-        return self.world_size // self.sharing
 
     def allows(self, memory: float) -> bool:
         """Whether a plan may take so many bytes."""
@@ -242,10 +237,10 @@ def with_smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Pl
     if demands.accumulation_steps is not None:
         smaller = [cut for cut in cuts(demands) if cut.batch_size < plan.cut.batch_size]
     else:
-        of_rank = plan.cut.batch_size // demands.sharing
+        of_rank = plan.cut.batch_size // demands.ranks.sharing
         all_rows = of_rank * plan.cut.accumulation_steps
         divisors = [rows for rows in range(1, of_rank) if all_rows % rows == 0]
-        smaller = [Cut(rows * demands.sharing, all_rows // rows, plan.cut.at_once) for rows in divisors]
+        smaller = [Cut(rows * demands.ranks.sharing, all_rows // rows, plan.cut.at_once) for rows in divisors]
     for cut in sorted(smaller, key=lambda cut: cut.batch_size, reverse=True):
         if demands.allows(costs.memory(plan.config, cut.batch_size)):
             # Planned again: --eval_interval counts micro-batches.
@@ -255,25 +250,25 @@ def with_smaller_micro_batches(plan: Plan, demands: Demands, costs: Costs) -> Pl
 
 def cuts(demands: Demands) -> list[Cut]:
     """The updates to choose from, as far as the user has left them open."""
-    sharing, at_once = demands.sharing, demands.at_once
+    sharing, at_once = demands.ranks.sharing, demands.ranks.micro_batches_at_once
     if demands.batch_size is not None:
         steps = STEPS if demands.accumulation_steps is None else (demands.accumulation_steps,)
         return [Cut(demands.batch_size, n, at_once) for n in steps]
     if demands.accumulation_steps is not None:
         most = MOST_ROWS_OF_MICRO_BATCH[demands.device_type]
         return [Cut(rows * sharing, demands.accumulation_steps, at_once) for rows in (1, *ROWS) if rows <= most]
-    return free_cuts(demands.world_size, sharing, demands.device_type)
+    return free_cuts(demands.ranks, demands.device_type)
 
 
-def free_cuts(world_size: int, sharing: int, device_type: str) -> list[Cut]:
-    """The updates to choose from where the user has said nothing of them. For the ranks see Ranks."""
+def free_cuts(ranks: Ranks, device_type: str) -> list[Cut]:
+    """The updates to choose from where the user has said nothing of them."""
     most = MOST_ROWS_OF_MICRO_BATCH[device_type]
     found = []
     # rows of the whole update where the ranks can share such a number, and else of each rank.
-    of_ranks = [rows // world_size for rows in ROWS if rows % world_size == 0] or [1, *ROWS]
+    of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
     for rows in of_ranks:
         micro_rows = max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)
-        found.append(Cut(micro_rows * sharing, rows // micro_rows, world_size // sharing))
+        found.append(Cut(micro_rows * ranks.sharing, rows // micro_rows, ranks.micro_batches_at_once))
     return found
 
 

@@ -375,7 +375,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), plan.T)
         width = discriminator.hidden_size
-        compile_blocks(self.model, choice, self.device, notices.append, shape, of_rank, self.dtype, width=width)
+        compile_blocks(
+            self.model.compile_training, choice, self.device, notices.append, shape, of_rank, self.dtype, width=width
+        )
         fine_tune = (
             "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
         )

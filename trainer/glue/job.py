@@ -32,7 +32,7 @@ from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.machine.command_line import StopSignals
-from trainer.machine.compiling import compile_blocks
+from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -269,7 +269,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
         # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
-        compile_blocks(self.model, "0", self.device, notices.append, dtype=self.dtype)
+        set_up(self.device, self.dtype)
         # Behind the loss the metrics of each development file
         names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
         measured = [Chart(METRICS, names)] if names else []

@@ -5,7 +5,6 @@ import functools
 import os
 import platform
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -27,18 +26,8 @@ WIDE_ON_CPU = 320
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
 
-class Compilable(Protocol):
-    """A model that can be trained compiled."""
-
-    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype) -> str:
-        """shape: (rows, positions) of the micro-batches to compile for; None: of the first one that comes.
-
-        dtype: of the matrix products. Returns a line to say, or "".
-        """
-
-
 def compile_blocks(
-    model: Compilable,
+    compile_training: Callable[[tuple[int, int] | None, torch.dtype], str],
     choice: str,
     device: torch.device,
     say: Callable[[str], object],
@@ -49,18 +38,13 @@ def compile_blocks(
 ) -> None:
     """Make training fast: set the device up for it, and compile the model where that pays. Names of parameters stay as they are.
 
+    compile_training: the model's, which returns a line to say, or "".
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
     dtype: of the matrix products. width: of the network's layers, which "auto" must know.
     """
-    # Runs that are not compiled gain by these too.
-    if device.type == "cpu":
-        keep_freed_memory()
-    if device.type == "cuda":
-        # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
-        # close scores decide the routing.
-        torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
+    set_up(device, dtype)
     if choice == "auto":
         assert width is not None
         # of the matrix products of all threads together; a device without a known rate never compiles by itself
@@ -73,11 +57,19 @@ def compile_blocks(
     if choice == "0":
         return
     lack = what_the_compiler_lacks(device)
-    notice = (
-        f"{lack}: training without torch.compile, which takes longer" if lack else model.compile_training(shape, dtype)
-    )
+    notice = f"{lack}: training without torch.compile, which takes longer" if lack else compile_training(shape, dtype)
     if notice:
         say(notice)
+
+
+def set_up(device: torch.device, dtype: torch.dtype) -> None:
+    """Set the device up for training. Runs that are not compiled gain by it too. dtype: of the matrix products."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    if device.type == "cuda":
+        # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
+        # close scores decide the routing.
+        torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
 
 
 def what_the_compiler_lacks(device: torch.device) -> str | None:

@@ -78,12 +78,10 @@ class Division:
 ONE_PROCESS = Division()
 
 
-def divide(
-    settings: DividedMachineSettings, micro_batch_of: Callable[[], Divisible | None], by_itself: bool
-) -> Division:
+def divide(settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], by_itself: bool) -> Division:
     """What --cpu_processes asks for, or what suits the machine.
 
-    micro_batch_of: the run's, None where its flags do not fit each other. by_itself: whether "auto" may start processes.
+    divisible_of: the run's, None where its flags do not fit each other. by_itself: whether "auto" may start processes.
     Errors: UserError where the flag's number does not fit the run, for a device that is not there, and for a broken launch.
     """
     asked = settings.cpu_processes
@@ -98,7 +96,7 @@ def divide(
     if obstacle and asked not in ("auto", "1"):
         return Division(1, n_threads, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"])
     is_one = obstacle or asked == "1" or (asked == "auto" and (n_threads == 1 or not by_itself))
-    micro_batch = None if is_one else micro_batch_of()
+    micro_batch = None if is_one else divisible_of()
     if micro_batch is None:
         return Division(1, n_threads)
     if asked != "auto":

@@ -106,11 +106,11 @@ def total_memory(device: torch.device) -> int | None:
     except (AttributeError, ValueError, OSError):
         # Windows has no sysconf.
         return None
-    return min([there, *(limit for limit, _ in _memory_of_groups(SYSTEM_ROOT))])
+    return min([there, *(limit for limit, _ in _memory_of_groups())])
 
 
-def available_memory(device: torch.device, root: Path = SYSTEM_ROOT) -> int | None:
-    """Bytes that this process can still get on the device; None where the system does not tell. root: of /proc and /sys.
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that this process can still get on the device; None where the system does not tell.
 
     Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
     """
@@ -118,16 +118,16 @@ def available_memory(device: torch.device, root: Path = SYSTEM_ROOT) -> int | No
         free, _ = torch.cuda.mem_get_info(device)
         # torch keeps freed blocks for itself.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    in_machine = _entry(root / "proc/meminfo", "MemAvailable:")
+    in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups(root))]
+    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
     # Windows has no such module.
     with contextlib.suppress(ImportError):
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        used = _entry(root / "proc/self/status", "VmSize:")
+        used = _entry(SYSTEM_ROOT / "proc/self/status", "VmSize:")
         if limit != resource.RLIM_INFINITY and used is not None:
             bounds.append(max(limit - KIB * used, 0))
     return min(bounds)
@@ -136,10 +136,10 @@ def available_memory(device: torch.device, root: Path = SYSTEM_ROOT) -> int | No
 # -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2
 
 
-def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
+def _memory_of_groups() -> list[tuple[int, int]]:
     """(limit, bytes left) of each group of this process that has a limit on memory."""
     found = []
-    for folder in _groups(root):
+    for folder in _groups():
         limit = _text(folder / "memory.max").strip()
         used = _text(folder / "memory.current").strip()
         # It is `max` where there is no limit.
@@ -150,10 +150,10 @@ def _memory_of_groups(root: Path) -> list[tuple[int, int]]:
     return found
 
 
-def processor_limit(root: Path = SYSTEM_ROOT) -> float | None:
-    """Processors that this process's groups may use at a time, as 1.5; None: no limit. root: of /proc and /sys."""
+def processor_limit() -> float | None:
+    """Processors that this process's groups may use at a time, as 1.5; None: no limit."""
     limits = []
-    for folder in _groups(root):
+    for folder in _groups():
         # As `150000 100000`, microseconds of each period, or `max 100000`
         quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
         if quota.isdecimal() and period.isdecimal():
@@ -161,10 +161,10 @@ def processor_limit(root: Path = SYSTEM_ROOT) -> float | None:
     return min(limits, default=None)
 
 
-def _groups(root: Path) -> list[Path]:
+def _groups() -> list[Path]:
     """The folders of the process's own group and of those around it."""
-    top = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    top = SYSTEM_ROOT / "sys/fs/cgroup"
+    for line in _text(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             group = Path(line.removeprefix("0::/"))
             # Within a container the path may be the host's, which is not there; then the top is the container's own group.

@@ -11,7 +11,7 @@ from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
 from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
-from trainer.launch import launch, make_folder
+from trainer.launch import check_place, launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.measure import available_memory, told_in_a_line
@@ -19,7 +19,6 @@ from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
-from trainer.saving.places import check_writable
 
 
 def run_command(
@@ -37,7 +36,7 @@ def run_command(
     if settings.batch_size == AUTO_ROWS:
         # It is left open, as if nothing had been said of it.
         given = set(given) - {"batch_size"}
-    division = divide(settings, partial(micro_batch_of, settings, given), by_itself=is_own_command)
+    division = divide(settings, partial(divisible_of, settings, given), by_itself=is_own_command)
     work = partial(train, job_kind=job_kind, given=given)
     return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, division)
 
@@ -51,8 +50,8 @@ def train(
     """Set everything up, train, and show what came out."""
     if settings.has_budget:
         if not settings.dry_run:
-            # A plan takes a while: a folder that cannot be written is told before.
-            on_main(surroundings.ranks, partial(check_out_dir, Path(settings.out_dir) / settings.save_weight))
+            # A plan takes a while: a folder that cannot be written is told before, as far as its name is known before the width.
+            on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
         # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
         surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
         with told_in_a_line(surroundings.device, lambda: ADVICE_ON_MEMORY):
@@ -66,17 +65,11 @@ def train(
     return Trainer(job, surroundings).run()
 
 
-def check_out_dir(stem: Path) -> None:
-    """Errors: UserError where the files of a run cannot be written, as far as that is known before its width is."""
-    make_folder(stem.parent)
-    check_writable(stem)
-
-
 # Entries of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
 LARGE_VOCABULARY = 64_000
 
 
-def micro_batch_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
+def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
     """given: names of the settings that the user has said. None where flags or a folder of weights are wrong: the job says why."""
     folder = settings.weight_folder()
     try:

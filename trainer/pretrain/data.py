@@ -22,45 +22,33 @@ from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 from trainer.updates import rows_of_update
 
 
-class UsualData(NamedTuple):
-    """What is trained on where no data is named: a file in dataset/, and where that is absent an embedded one.
-
-    build: writes the embedded one to a path, unless it is there. what: what is in it.
-    """
-
-    file: str
-    embedded: str
-    build: Callable[[Path], Path]
-    what: str
-
-
-USUAL_TEXT = UsualData(
-    "pretrain_hq.jsonl",
-    "python_docs.jsonl",
-    build_embedded_corpus,
-    "the documentation inside the installed Python",
-)
-
-
 class TextKind(NamedTuple):
-    """What is read, and how. encoder: makes ids of a text. answers: conversations, of which the answers alone are trained.
+    """What is read, and how. make_encoder: of a tokenizer; it makes ids of a text. answers: conversations, of which the answers
+    alone are trained. flags_of_data: what mends data that is not that of a resumed run.
 
-    flags_of_data: what mends data that is not that of a resumed run.
+    usual_file: in dataset/, what is trained on where no data is named. Where that is absent, an embedded one: its name there,
+    what writes it unless it is there, and what is in it.
     """
 
     corpus: type[Corpus]
-    usual: UsualData
-    encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
+    make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
     answers: bool
     flags_of_data: str
+    usual_file: str
+    embedded: str
+    build_embedded: Callable[[Path], Path]
+    in_embedded: str
 
 
 DOCUMENTS = TextKind(
     Corpus,
-    USUAL_TEXT,
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     answers=False,
     flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
+    usual_file="pretrain_hq.jsonl",
+    embedded="python_docs.jsonl",
+    build_embedded=build_embedded_corpus,
+    in_embedded="the documentation inside the installed Python",
 )
 
 
@@ -72,7 +60,7 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
 
     def open_own() -> Corpus:
         return kind.corpus(
-            data_of(settings, kind.usual, tell=ranks.is_main),
+            data_of(settings, kind, tell=ranks.is_main),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
@@ -93,19 +81,19 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
     return first_rank_first(ranks, open_own)
 
 
-def data_of(settings: DataSettings, usual: UsualData = USUAL_TEXT, tell: bool = True) -> Sequence[str | Source]:
+def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = True) -> Sequence[str | Source]:
     """What --data_path or --mixture names; the embedded data where neither that nor the usual file is there."""
     if settings.mixture:
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
         return settings.data_path
-    default = ROOT / "dataset" / usual.file
+    default = ROOT / "dataset" / kind.usual_file
     if default.exists():
         return [str(default)]
-    embedded = usual.build(ROOT / "dataset" / usual.embedded)
+    embedded = kind.build_embedded(ROOT / "dataset" / kind.embedded)
     if tell:
         announce(
-            f"{default} is not there: training on {embedded}, {usual.what}.\n"
+            f"{default} is not there: training on {embedded}, {kind.in_embedded}.\n"
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
         )
     return [str(embedded)]
@@ -182,7 +170,8 @@ class PlannedEnd:
         move = self._move(place)
         # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
         # no beginning any more, only the end matters.
-        is_new = move.end != last.end or move.fall_row not in (last.fall_row, move.row)
+        falls_elsewhere = move.fall_row not in (last.fall_row, move.row)
+        is_new = move.end != last.end or falls_elsewhere
         if is_new:
             moves.append(move)
             progress.epoch, progress.row = place.epoch, place.row
@@ -190,7 +179,7 @@ class PlannedEnd:
         self.mixture.replan(moves)
         shortage = self.mixture.shortage()
         line = ""
-        if shortage is not None and not self.settings.has_budget and self.clock is None:
+        if shortage is not None and not self.settings.has_budget:
             raise DataError(shortage.told(self.settings.max_updates, progress.update))
         if shortage is not None and not self.has_told_shortage:
             # A clock moves the end as the time asks for it.

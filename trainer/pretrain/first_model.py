@@ -95,7 +95,7 @@ def open_model(
         refuse_too_large(config, device, ranks, group_size)
         if settings.from_weight != "none":
             weight = find_weight(settings.from_weight, config, Path(settings.out_dir))
-            notices += check_vocabulary(weight, vocabulary, path)
+            notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
         if group_size == 1:
@@ -110,7 +110,7 @@ def open_model(
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
 
 
-def check_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
+def check_starting_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
     """A line where the weight does not say which tokenizer it was trained with. Errors: UserError where it was another."""
     recorded = vocabulary_of(weight)
     if recorded is None:

@@ -75,7 +75,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         with user_errors():
             self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(settings, self.kind.encoder, ranks, device)
+            self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
             settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
@@ -90,8 +90,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
-            # Numbers in the place of --batch_size auto. What is said of flags is said of those that were asked for.
+            # As the user gave them: with --batch_size auto, of which the advice on flags speaks.
             self.asked = settings
+            # From here on it is a number.
             settings, lines = settle_on_rows(
                 settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, self.free_memory
             )
@@ -201,23 +202,29 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             notices=self.notices,
             answers=self.kind.answers,
         )
-        # The model is compiled where that pays. A plan has looked at the precision already.
+        outlook.notices = [*outlook.notices, *self.make_fast(outlook)]
+        return outlook
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to say."""
+        settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
+        # A plan has looked at the precision already.
         said = [] if settings.has_budget else notes_on_precision(self.device, dtype, outlook.flops)
         rows = self.ranks.rows_of(settings.batch_size)
         if is_gpu:
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
             rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
+        compile_training = self.model.compile_training
         compile_blocks(
-            self.model, settings.use_compile, self.device, said.append, shape, outlook.flops, dtype, width=width
+            compile_training, settings.use_compile, self.device, said.append, shape, outlook.flops, dtype, width=width
         )
-        outlook.notices = [*outlook.notices, *said]
         if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
-        return outlook
+        return said
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """See schedules.learning_rate."""

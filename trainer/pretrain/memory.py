@@ -307,6 +307,6 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     has_saved = bool(Checkpoints(f"{stem}_resume").paths())
     if not settings.from_resume or not has_saved or not path.is_file():
         return None
-    before = type(settings).read(path)
+    before = type(settings).read_file(path)
     is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps
     return before.batch_size if is_same else None

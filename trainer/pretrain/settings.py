@@ -262,7 +262,7 @@ class PretrainSettings(
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read_file(cls, path: Path) -> Self:
         """The settings in a file that a run of this command has written. Errors: UserError."""
         return parse(cls, cls.prog, cls.description, ["--config", str(path)])
 

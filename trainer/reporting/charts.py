@@ -4,7 +4,7 @@ Each job declares its charts; the start record of its metrics file carries them.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -33,13 +33,9 @@ class Chart:
     logarithmic: bool = False
     unless_zero: bool = False
 
-    def as_record(self) -> dict[str, Any]:
-        """Itself, as JSON holds it."""
-        return {**asdict(self), "fields": list(self.fields)}
-
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Chart":
-        """The Chart of `as_record`."""
+        """The Chart of what `asdict` gave, as JSON holds it."""
         return cls(**{**record, "fields": tuple(record["fields"])})
 
     @property

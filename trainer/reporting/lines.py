@@ -4,6 +4,7 @@ import contextlib
 import glob
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from trainer.machine.ranks import Ranks, on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter, Say, open_tracker
 from trainer.saving.checkpoint import Checkpoints, snapshot
-from trainer.updates import rows_of_update
+from trainer.saving.places import RECORDS
+from trainer.updates import rows_of_update, with_accumulation
 
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
@@ -57,7 +59,7 @@ def open_records(
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
     begun = [metrics, settings_file, *job.files.begun]
-    files = [*begun, Path(f"{stem}.report.html"), Path(f"{stem}.loss.png")]
+    files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun]
     if resumed:
         names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
         checkpoints.bring_back([*names, *job.files.replaced])
@@ -99,7 +101,7 @@ def describe(
     command: str,
 ) -> tuple[str, dict[str, Any]]:
     """(the line on what a run derives from its flags, the record of its start)."""
-    settings = job.settings
+    settings = with_accumulation(job.settings, ranks)
     plan = outlook.plan
     rows = rows_of_update(settings, ranks)
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
@@ -118,7 +120,7 @@ def describe(
         "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "charts": [chart.as_record() for chart in outlook.charts],
+        "charts": [asdict(chart) for chart in outlook.charts],
         "next_commands": filled(outlook.next_commands, command, job.files.stem),
     }
     return line, record

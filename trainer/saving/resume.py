@@ -49,13 +49,14 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
     # ------------------------------------------------------------------------------------------------ saving
 
-    def save(self, progress: Progress, seconds: float, is_last: bool) -> None:
+    def save(self, progress: Progress, seconds: float, is_last: bool, again: bool = False) -> None:
         """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on.
 
-        seconds: of the log interval that is under way. is_last: the run is finished. A collective: all ranks must call it.
+        seconds: of the log interval that is under way. is_last: the run is finished. again: also where this update was saved,
+        before its evaluation. A collective: all ranks must call it.
         """
         # The end of a run and a signal may ask for the same save.
-        if self.saved_update == progress.update:
+        if self.saved_update == progress.update and not again:
             return
         self.saved_update = progress.update
         self._wait_for_the_one_before()

@@ -1,8 +1,6 @@
 """The half-precision weights of a run, as other people's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -73,17 +71,11 @@ def beyond_float16(state_dict: dict[str, torch.Tensor]) -> tuple[str, float] | N
 
 def write_tensors(state: Any, writer: HashingWriter) -> None:
     """torch.save into a HashingWriter. Errors: OSError, such as of a full disk."""
-    with torch_errors_of(writer):
+    try:
         # torch asks for a file, and uses `write` and `flush` of it.
         torch.save(state, cast(IO[bytes], writer))
-
-
-@contextlib.contextmanager
-def torch_errors_of(writer: HashingWriter) -> Iterator[None]:
-    """While torch writes: the OSError of a full disk, where torch itself reports its own confusion instead."""
-    try:
-        yield
     except RuntimeError:
         if writer.error is None:
             raise
+        # torch reports its own confusion in the place of it.
         raise writer.error from None

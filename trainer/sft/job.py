@@ -15,22 +15,20 @@ from dataset.corpus import sources_of
 from dataset.embedded_corpus import build_embedded_questions
 from dataset.reading.file_kinds import find_files, is_address
 from model.weight_record import THOUGHTS_FIELD
-from trainer.pretrain.data import TextKind, UsualData
+from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
 from trainer.saving.weights import save_weights
 from trainer.sft.settings import USUAL_FILE, SftSettings
 
 CONVERSATIONS = TextKind(
     ChatCorpus,
-    UsualData(
-        USUAL_FILE,
-        "python_questions.jsonl",
-        build_embedded_questions,
-        "questions on the documentation inside the installed Python",
-    ),
     lambda tokenizer, settings: ChatEncoder(tokenizer),
     answers=True,
     flags_of_data="--data_path, --skip_bad_lines",
+    usual_file=USUAL_FILE,
+    embedded="python_questions.jsonl",
+    build_embedded=build_embedded_questions,
+    in_embedded="questions on the documentation inside the installed Python",
 )
 
 

@@ -15,6 +15,7 @@ from trainer.budget.plan import (
     plan_for,
     sizes,
 )
+from trainer.machine.ranks import Ranks
 
 
 class SimulatedMachine:
@@ -120,10 +121,10 @@ def test_ranks_share_the_rows():
     """Of a launcher (each has micro-batches of its own), and of a command that has divided itself."""
     machine = SimulatedMachine()
     for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
-        plan = best_plan(ALL, demands(world_size=world_size, sharing=sharing), machine)
+        plan = best_plan(ALL, demands(ranks=Ranks(world_size=world_size, sharing=sharing)), machine)
         assert plan.cut.batch_size % sharing == 0 and plan.rows % world_size == 0
         for changes in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
-            found = cuts(demands(world_size=world_size, sharing=sharing, **changes))
+            found = cuts(demands(ranks=Ranks(world_size=world_size, sharing=sharing), **changes))
             assert found and all(cut.batch_size >= sharing and cut.batch_size % sharing == 0 for cut in found)
 
 
@@ -136,7 +137,7 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     bound = best_plan([only], demands(memory=1e6 * (128 + 9)), machine)
     assert bound.cut.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
     assert (bound.rows, bound.updates, bound.loss) == (free.rows, free.updates, free.loss)
-    shared = best_plan([only], demands(memory=1e6 * (128 + 9), world_size=2, sharing=2), machine)
+    shared = best_plan([only], demands(memory=1e6 * (128 + 9), ranks=Ranks(world_size=2, sharing=2)), machine)
     assert shared.cut.batch_size == 8 and shared.rows == free.rows
     with pytest.raises(NothingFits, match="memory"):
         best_plan([only], demands(memory=1e6 * (128 + 9), batch_size=16), machine)
@@ -153,7 +154,9 @@ def test_too_little_time_is_said():
 
 
 @pytest.mark.parametrize("budget", [{"seconds": 3600.0}, {"seconds": None, "flops": 3.6e14}])
-@pytest.mark.parametrize("changes", [{}, {"batch_size": 64}, {"world_size": 2, "sharing": 2}, {"T": 256, "fill": 0.7}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"batch_size": 64}, {"ranks": Ranks(world_size=2, sharing=2)}, {"T": 256, "fill": 0.7}]
+)
 def test_too_little_text_is_said(budget, changes):
     """And neither the time nor the memory is to blame."""
     machine = SimulatedMachine()

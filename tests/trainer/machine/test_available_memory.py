@@ -13,10 +13,11 @@ GB = 1 << 30
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, monkeypatch):
     """A system with 8 GiB to be had and no groups."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: {8 * GB // 1024} kB\n")
+    monkeypatch.setattr(measure, "SYSTEM_ROOT", tmp_path)
     return tmp_path
 
 
@@ -36,33 +37,34 @@ def group_v2(root, path, limit, used, cache=0):
 
 
 def test_without_a_limit_it_is_what_the_system_calls_available(root):
-    assert available_memory(CPU, root) == 8 * GB
+    assert available_memory(CPU) == 8 * GB
 
 
 def test_a_group_of_version_2_leaves_its_limit_less_what_is_used_and_not_cache(root):
     write(root, "proc/self/cgroup", "0::/job/step\n")
     group_v2(root, "job/step", "max", 2 * GB)
-    assert available_memory(CPU, root) == 8 * GB
+    assert available_memory(CPU) == 8 * GB
     # The limit of a group around it holds too.
     group_v2(root, "job", 4 * GB, 3 * GB, GB // 2)
-    assert available_memory(CPU, root) == GB + GB // 2
+    assert available_memory(CPU) == GB + GB // 2
     group_v2(root, "job", 2 * GB, 3 * GB)
-    assert available_memory(CPU, root) == 0
+    assert available_memory(CPU) == 0
 
 
 def test_in_a_container_the_top_folder_is_its_own_group(root):
     write(root, "proc/self/cgroup", "0::/docker/abc\n")
     group_v2(root, ".", 3 * GB, GB)
-    assert available_memory(CPU, root) == 2 * GB
+    assert available_memory(CPU) == 2 * GB
     write(root, "proc/self/cgroup", "0::/../../host\n")
-    assert available_memory(CPU, root) == 2 * GB
+    assert available_memory(CPU) == 2 * GB
 
 
-def test_none_where_the_system_does_not_tell(root, tmp_path):
+def test_none_where_the_system_does_not_tell(root, monkeypatch):
     (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: much\n")
-    assert available_memory(CPU, root) is None
-    assert available_memory(CPU, tmp_path / "nowhere") is None
-    assert available_memory(torch.device("mps"), root) is None
+    assert available_memory(CPU) is None
+    assert available_memory(torch.device("mps")) is None
+    monkeypatch.setattr(measure, "SYSTEM_ROOT", root / "nowhere")
+    assert available_memory(CPU) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
@@ -71,15 +73,14 @@ def test_the_limit_of_the_shell_counts(root, monkeypatch):
 
     write(root, "proc/self/status", f"Name: x\nVmSize: {GB // 1024} kB\n")
     monkeypatch.setattr(resource, "getrlimit", lambda what: (3 * GB, resource.RLIM_INFINITY))
-    assert available_memory(CPU, root) == 2 * GB
+    assert available_memory(CPU) == 2 * GB
 
 
-def test_the_limit_of_a_container_is_all_that_the_machine_has(root, monkeypatch):
+def test_the_limit_of_a_container_is_all_that_the_machine_has(root):
     if total_memory(CPU) is None:
         pytest.skip("this system does not tell")
     group_v2(root, ".", 1000, 0)
     write(root, "proc/self/cgroup", "0::/\n")
-    monkeypatch.setattr(measure, "SYSTEM_ROOT", root)
     assert total_memory(CPU) == 1000
 
 
@@ -87,10 +88,10 @@ def test_the_limit_of_a_container_is_all_that_the_machine_has(root, monkeypatch)
 def test_processors_of_a_group_of_version_2(root, text, processors):
     write(root, "proc/self/cgroup", "0::/job/step\n")
     write(root, "sys/fs/cgroup/job/cpu.max", f"{text}\n")
-    assert processor_limit(root) == processors
+    assert processor_limit() == processors
     # The tightest of all groups around the process holds.
     write(root, "sys/fs/cgroup/job/step/cpu.max", "50000 100000\n")
-    assert processor_limit(root) == 0.5
+    assert processor_limit() == 0.5
 
 
 def test_threads_of_a_container(monkeypatch):

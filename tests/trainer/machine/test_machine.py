@@ -160,7 +160,7 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
     compiling.failure_to_compile.cache_clear()
     said = []
     try:
-        # A model that would be compiled has a compile_training, which None has not.
+        # A model that would be compiled would be called, which None cannot be.
         compile_blocks(None, "1", device, said.append)
         compile_blocks(None, "1", device, said.append)
     finally:
