@@ -72,7 +72,7 @@ def test_one_process_goes_on_with_what_two_ranks_have_saved(lab):
 # ------------------------------------------------------------------------------------------------ kill -9
 
 
-@pytest.mark.parametrize(("rank", "at"), [(0, 5), pytest.param(1, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rank", "at"), [(0, 5), pytest.param(1, 5, marks=pytest.mark.slow)])
 def test_kill_9_in_a_sharded_save(lab, sharded, rank, at):
     """The other rank notices and ends; resumed, both are where they would have been."""
     # There is no launcher here that would end the other rank.
