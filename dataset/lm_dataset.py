@@ -16,7 +16,7 @@ from common.paths import similar_file
 from dataset.reading import faults
 from dataset.reading.faults import BadLine, Fault
 from dataset.reading.json_files import text_of_line
-from dataset.reading.streams import BOM, WHITE_SPACE
+from dataset.reading.streams import BOM, WHITE_SPACE, LineReader
 from dataset.tokenizing.encoder import DocumentEncoder
 
 
@@ -78,12 +78,15 @@ class PretrainDataset(Dataset):
 def _find_lines(path: Path) -> "tuple[array[int], array[int], array[int]]":
     """(start, end, line number from 1) of all lines that are not blank."""
     starts, ends, numbers = array("q"), array("q"), array("q")
-    at = 0
+    start = 0
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.removeprefix(BOM).strip(WHITE_SPACE):
-                starts.append(at)
-                ends.append(at + len(line) - line.endswith(b"\n"))
-                numbers.append(number)
-            at += len(line)
+        reader = LineReader(file)
+        while (line := reader.read_line()) != b"":
+            end = file.tell()
+            # A line that is too long is a fault of its own when it is asked for.
+            if line is None or line.removeprefix(BOM).strip(WHITE_SPACE):
+                starts.append(start)
+                ends.append(end - (line is not None and line.endswith(b"\n")))
+                numbers.append(reader.number)
+            start = end
     return starts, ends, numbers

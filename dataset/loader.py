@@ -32,6 +32,8 @@ UPDATES_AHEAD = 2
 
 # batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
 BATCHES_AHEAD = 4
+# Seconds that the thread which pins batches gets to end with the batch that it takes in
+PIN_S = 5.0
 
 # A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.
 PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
@@ -446,11 +448,11 @@ class Loader(Generic[RecipeT, BatchT]):
             worker.join(timeout=0.1)
             code = worker.exitcode
             if code is not None:
-                how = (
-                    f"was killed by {signal.Signals(-code).name} (out of memory?)"
-                    if code < 0
-                    else f"ended with code {code}"
-                )
+                how = f"ended with code {code}"
+                if code < 0:
+                    # A real-time signal has no name there.
+                    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+                    how = f"was killed by {name} (out of memory?)"
                 return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
         reason = " ".join(str(error).split())[:200]
         return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
@@ -458,6 +460,15 @@ class Loader(Generic[RecipeT, BatchT]):
     def close(self) -> None:
         """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
         atexit.unregister(self.close)
+        # First torch's thread that pins what comes, as torch does it, but with an end to the wait: a worker that is killed while
+        # it sends leaves half a batch, for the rest of which the thread would wait for ever, and torch for the thread.
+        iterator: Any = getattr(self._processes, "_iterator", None)
+        if hasattr(iterator, "_pin_memory_thread"):
+            iterator._pin_memory_thread_done_event.set()
+            iterator._worker_result_queue.cancel_join_thread()
+            iterator._worker_result_queue.put((None, None))
+            iterator._pin_memory_thread.join(timeout=PIN_S)
+            del iterator._pin_memory_thread
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -477,4 +488,8 @@ def _as_it_is(answer: Any) -> Any:
 def _begin(parent: int, number: int) -> None:
     """A loader process's first act. It ends with the trainer's; torch lets it compute with one thread."""
     ignore_stop_signals()
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):
+        # torch's handlers would write lines of their own.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
     end_with(parent)

@@ -21,16 +21,9 @@ if __name__ == "__main__":
 
     begin()
 
-from common.errors import DataError, UserError, user_errors
 from common.flags import positive
-from common.processes import obey_ctrl_c
 from common.settings import Settings, SettingsParser, parse, setting
-from common.wording import announce, counted, one_line
 from dataset.reading.settings import DocumentSettings
-from dataset.shares import group_sources
-from dataset.store.deduplicate import notice_of, open_sources
-from dataset.store.token_store import StoreOptions
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 PROG = "tokenize_corpus.py"
 
@@ -69,6 +62,19 @@ def parser() -> SettingsParser:
 def parse_args(argv: Sequence[str] | None = None) -> TokenizeSettings:
     """The settings of a command line; None: of this process."""
     return parse(TokenizeSettings, PROG, __doc__, argv)
+
+
+if __name__ == "__main__":
+    # --help and wrong flags are answered before the libraries of tokenizers are imported.
+    parse_args()
+
+from common.errors import DataError, UserError, user_errors
+from common.processes import obey_ctrl_c
+from common.wording import announce, counted, one_line
+from dataset.shares import group_sources
+from dataset.store.deduplicate import notice_of, open_sources
+from dataset.store.token_store import StoreOptions
+from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

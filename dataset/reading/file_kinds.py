@@ -205,23 +205,30 @@ def _file_system(scheme: str) -> FileSystem:
 # A file is fetched whole before it is read, and stays. fsspec's own cache takes a changed file behind http:// for the old one.
 def _fetched(system: FileSystem, name: str, address: str, info: dict[str, Any], cache_dir: str | None) -> Path:
     """The copy of a file on this machine, in `downloads/` of the cache folder, fetched now if this version is not there."""
-    tags = [str(info[tag]) for tag in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(tag)]
-    key = hashlib.sha256(json.dumps([address, info.get("size"), tags[:1]]).encode()).hexdigest()[:16]
+    size, tags = version = _version(info)
+    key = hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:16]
     copy = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key / name
     copy.parent.mkdir(parents=True, exist_ok=True)
     # Of ranks that start together one fetches.
     with file_lock(copy.parent / ".lock"):
         if not (tags and copy.exists()):
-            # None: the server does not tell.
-            size: int | None = info.get("size")
             if size is not None and size > TOLD_BYTES:
                 announce(f"fetching {address} ({size / 1e6:,.0f} MB)")
             part = copy.with_name(f".{name}.part")
             system.get_file(address, str(part))
             if size not in (None, part.stat().st_size):
                 raise OSError(f"{part.stat().st_size:,} bytes came where {size:,} were told")
+            system.invalidate_cache()
+            if _version(system.info(address)) != version:
+                raise DataError(f"{address}: it changed while it was fetched; start again")
             os.replace(part, copy)
     return copy
+
+
+def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
+    """(size, the first tag that a server gives of a file's version); None and no tag where it does not tell."""
+    tags = [str(info[tag]) for tag in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(tag)]
+    return info.get("size"), tags[:1]
 
 
 def _chosen(

@@ -27,9 +27,9 @@ FIRST_BYTES = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\
 SKIPPABLE_FRAME = b"\x2a\x4d\x18"
 
 BUFFER_BYTES = 1 << 16
-# Compressed bytes that a decoder is given at once, of which it gives all that they stand for. In zstd, the densest, a byte may
-# stand for 32 kB: 16 MB.
-INPUT_BYTES = 512
+# Compressed bytes that the decoder of zstd is given at once, of which it gives all that they stand for. A byte may stand for
+# 32 kB: 16 MB. The others are told how much is wanted: in bzip2 a byte may stand for more than a megabyte.
+ZSTD_INPUT_BYTES = 512
 # Memory for the window of a compressed file: `zstd --long=31`, as public dumps have it, wants 2 GB, `xz -9` 65 MB. It is
 # filled only as far as there is text.
 WINDOW_BYTES = 2 << 30
@@ -80,9 +80,7 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO
             yield cast(Stream, file), file
             return
         try:
-            # Behind a member of gzip or xz there may be zeros, which fill a block of a tape.
-            members = _Members(file, new_decoder[compression], b"\0" if compression in (".gz", ".xz") else b"")
-            yield io.BufferedReader(members, BUFFER_BYTES), file
+            yield io.BufferedReader(_Members(file, compression, new_decoder[compression]), BUFFER_BYTES), file
         except damage as error:
             if "emory" in str(error):
                 raise DataError(
@@ -98,10 +96,14 @@ class _Members(io.RawIOBase):
     The libraries' own readers take a damaged second member, and that of zstd a file that is cut off, for the end.
     """
 
-    def __init__(self, file: BinaryIO, new_decoder: Callable[[], Any], padding: bytes) -> None:
+    def __init__(self, file: BinaryIO, compression: str, new_decoder: Callable[[], Any]) -> None:
         self.file = file
         self.new_decoder = new_decoder
-        self.padding = padding
+        # Behind a member of gzip or xz there may be zeros, which fill a block of a tape.
+        self.padding = b"\0" if compression in (".gz", ".xz") else b""
+        self.input_bytes = ZSTD_INPUT_BYTES if compression == ".zst" else BUFFER_BYTES
+        # What `decompress` is given beside the input: how much it may give.
+        self.limit = () if compression == ".zst" else (BUFFER_BYTES,)
         self.decoder: Any = None
         self.compressed = b""
         self.ready = memoryview(b"")
@@ -112,18 +114,20 @@ class _Members(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """As io.RawIOBase has it: fills the start of the buffer, 0 at the end. Errors: EOFError for a cut file."""
         while not self.ready:
-            self.compressed = self.compressed or self.file.read(INPUT_BYTES)
-            if not self.compressed:
-                if self.decoder is not None:
-                    raise EOFError("it ends before its end mark")
-                return 0
+            # At the limit bzip2 and xz keep the rest of the input and want no more; gzip gives it back.
+            if not self.compressed and getattr(self.decoder, "needs_input", True):
+                self.compressed = self.file.read(self.input_bytes)
+                if not self.compressed:
+                    if self.decoder is not None:
+                        raise EOFError("it ends before its end mark")
+                    return 0
             if self.decoder is None:
                 self.compressed = self.compressed.lstrip(self.padding)
                 if not self.compressed:
                     continue
                 self.decoder = self.new_decoder()
-            self.ready = memoryview(self.decoder.decompress(self.compressed))
-            self.compressed = b""
+            self.ready = memoryview(self.decoder.decompress(self.compressed, *self.limit))
+            self.compressed = getattr(self.decoder, "unconsumed_tail", b"")
             if self.decoder.eof:
                 self.compressed = self.decoder.unused_data
                 self.decoder = None

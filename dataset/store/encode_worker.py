@@ -102,7 +102,10 @@ def encode_blocks(
                 yield block, future.result()
                 waiting.extend((block, pool.submit(_encode, block)) for block in islice(blocks, 1))
         except BrokenProcessPool:
-            raise DataError("a tokenising process has ended (out of memory?); try fewer processes") from None
+            raise DataError(
+                "a tokenising process has ended (out of memory? a script without `if __name__ == '__main__':`?); try fewer "
+                "processes"
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 

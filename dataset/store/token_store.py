@@ -17,6 +17,7 @@ in any way is ignored, and the files are read again.
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import re
 import tempfile
@@ -219,6 +220,9 @@ def build(
     name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
     source_bytes = sum(size for _, size, *_ in stats)
     num_procs = num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+    # Only a copy of this process has the class of such a tokenizer.
+    if not encode.encoder.portable and multiprocessing.get_start_method() != "fork":
+        num_procs = 1
 
     def blocks() -> Iterator[Block]:
         for file in files:

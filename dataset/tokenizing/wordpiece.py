@@ -68,13 +68,14 @@ def _read_vocab_file(path: Path, named_by: str) -> list[str]:
     """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
     if not path.is_file():
         raise ValueError(f"{named_by}{path}: no such vocab.txt and no such tokenizer folder")
-    # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").removesuffix("\n").split("\n")
+    try:
+        # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{named_by}{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
     for token in WORDPIECE_TOKENS:
         if token not in lines:
-            raise ValueError(
-                f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line, in UTF-8"
-            )
+            raise ValueError(f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
     return lines
 
 

@@ -2,12 +2,14 @@
 
 import json
 import multiprocessing
+import tracemalloc
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from dataset.lm_dataset import PretrainDataset
+from dataset.reading import faults
 from dataset.reading.documents import DataError
 from tests.dataset.reading.test_documents import FAULTS, HARMLESS
 from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
@@ -68,6 +70,19 @@ def test_faulty_line_names_file_and_line(tmp_path, name):
     dataset = PretrainDataset(path, small_tokenizer())
     assert dataset[0][2].sum() > 0
     with pytest.raises(DataError, match="^" + str(path) + ":3: "):
+        dataset[1]
+
+
+def test_a_line_beyond_all_memory_is_not_held(tmp_path, monkeypatch):
+    """It is a fault when it is asked for; the lines behind it keep their places."""
+    monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", 1000)
+    path = write(tmp_path / "a.jsonl", ["the cat", "x" * 30_000_000, "sat"])
+    tracemalloc.start()
+    dataset = PretrainDataset(path, small_tokenizer())
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+    assert len(dataset) == 3 and dataset.text(2) == "sat"
+    with pytest.raises(DataError, match=r"a\.jsonl:2: the line is longer than"):
         dataset[1]
 
 
