@@ -61,7 +61,8 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    n_examples = n_short = 0
+    n_examples = 0
+    n_short = 0
     for number, raw in enumerate(lines, 1):
         place = f"{path}:{number}"
         try:
