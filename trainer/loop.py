@@ -94,10 +94,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.updates_here = 0
         # Where the run stands.
         self.progress = Progress()
-        # Where it ends: see `finished`.
+        # Where it ends: `finished` decides by `length` and `epochs`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The updates of the whole run, as the epoch that is under way expects.
+        # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         # The rows of the epoch that is under way were planned anew.
@@ -152,6 +152,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             try:
                 exit_code = self.fit()
             finally:
+                # `after_update` freezes.
                 gc.unfreeze()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):
