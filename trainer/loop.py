@@ -132,10 +132,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return f"{shorter}; {self.saver.how_to_go_on()}"
 
         with told_in_a_line(self.device, advice_on_memory):
-            if self.ranks.is_main:
-                # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem)
-                self.saver.checkpoints.remove_leftovers()
+            # A run that was killed in the middle of a save has left them.
+            on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
+            on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
