@@ -36,7 +36,9 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            # That of numpy's tofile has no number.
+            reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
+            raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
     # The name is in the folder only when the folder itself is on the disk.
     sync_folder(path.parent)

@@ -193,6 +193,7 @@ class MixedPlan(RowPlan):
             own = source_of == i
             self.targets[own] = source.targets()[number[own]]
             pairs += source.pairs_of_target * int(self.targets[own].sum(dtype=np.int64))
+        self.n_pairs = round(pairs)
         self.fill = pairs / max(self.n_rows * self.T, 1)
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:

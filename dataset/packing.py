@@ -204,13 +204,15 @@ class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
     n_rows: how many. T: positions of a row. pack: whether documents share rows. fill: share of the positions that hold a
-    token. targets: int [R], of each row. offsets: of the store that the documents are in.
+    token. n_pairs: these positions, each with a target, be that trained or not. targets: int [R], of each row. offsets: of the
+    store that the documents are in.
     """
 
     n_rows: int
     T: int
     pack: bool
     fill: float
+    n_pairs: int
     targets: Ints
     offsets: Column
 
@@ -230,11 +232,6 @@ class RowPlan(ABC):
         """Documents (pieces) in the rows [lo, hi)."""
         count, *_ = self.pieces(range(lo, hi))
         return int(count.sum())
-
-    @property
-    def n_pairs(self) -> int:
-        """Positions that hold a token, each with a target, be that trained or not."""
-        return round(self.fill * self.n_rows * self.T)
 
     def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
@@ -309,7 +306,8 @@ class EpochPlan(RowPlan):
             self._pack_rows(counts, bits)
         else:
             self._pad_rows(bits)
-        self.fill = self.row_targets(0, self.n_rows) / max(self.n_rows * self.T, 1)
+        self.n_pairs = self.row_targets(0, self.n_rows)
+        self.fill = self.n_pairs / max(self.n_rows * self.T, 1)
         # [i]: number of the first piece of the i-th chosen document
         self._first_piece = np.zeros(self.n_documents + 1, dtype=np.uint32)
         at = 0

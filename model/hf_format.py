@@ -24,6 +24,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # A hundred bytes for each tensor. The largest published mixtures have some ten thousand tensors.
 MOST_INDEX_BYTES = 1 << 24
+# The deepest published models have a few hundred.
+MOST_LAYERS = 2_000
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SAME = fields_exported(ALL_EXPORTS)
 MOE = fields_exported(EXPERT_EXPORTS)
 # {(generation, whether it has experts): (class of its config, name of its model)}
@@ -131,9 +134,19 @@ def read_config(folder: Path) -> MiniMindConfig:
     """
     theirs = read_object(folder / CONFIG)
     try:
+        refuse_layers(theirs)
         return config_from_hf(theirs)
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{folder / CONFIG}: {str(error)[:250]}") from None
+
+
+def refuse_layers(theirs: Mapping[str, object]) -> None:
+    """ValueError where a config.json asks for more layers than any model has: transformers would build them for hours."""
+    for name, value in theirs.items():
+        if isinstance(value, Mapping):
+            refuse_layers(value)
+        elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
+            raise ValueError(f"{name[:60]} is more than {MOST_LAYERS:,}, which no model has")
 
 
 def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
@@ -186,11 +199,14 @@ def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig)
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         index: Any = read_object(folder / INDEX, MOST_INDEX_BYTES)
-        names = sorted(set(index["weight_map"].values()))
+        try:
+            # Files of this folder alone
+            names = sorted({Path(name).name for name in index["weight_map"].values()})
+        except (KeyError, AttributeError, TypeError):
+            raise ValueError(f"{folder / INDEX}: no weight_map, which tells the file of each tensor") from None
     state: StateDict = {}
     for name in names:
-        # Files of this folder alone
-        path = folder / Path(name).name
+        path = folder / name
         try:
             state.update(load_file(path))
         except (OSError, SafetensorError) as error:
@@ -203,13 +219,15 @@ def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict
 
     One shared expert becomes n_shared_experts, which share its hidden units out among them. A tensor that a file should
     not have keeps its name, so that the comparison with the model's own names finds it.
-    Errors: ValueError for a tensor that must be zero and is not.
+    Errors: ValueError for a tensor that must be zero and is not, and for numbers of another kind.
     """
     own: StateDict = {}
     for name, tensor in state.items():
         shared = SHARED_EXPERT.fullmatch(name)
         if TABLES.search(name):
             continue
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{folder}: {name[:80]} is {tensor.dtype}; float32, float16 and bfloat16 are read")
         if ZERO.fullmatch(name):
             if tensor.any():
                 raise ValueError(f"{folder}: {name} is not zero: MiniMind has no such part")

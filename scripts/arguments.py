@@ -114,7 +114,8 @@ def evaluate_parser() -> Parser:
         help="as in training; answers: conversations (default: questions on Python)",
     )
     p.add_argument(
-        "--out", help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data})"
+        "--out",
+        help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data}-{digest of the paths})",
     )
     p.switch(p, "--skip_bad_lines", False, "skip and count faulty lines")
     model_flags(p, dtype="auto")

@@ -24,7 +24,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
-from model.hf_format import load_folder, read_config
+from model.hf_format import CONFIG, load_folder, read_config, refuse_layers
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -107,6 +107,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     with user_errors():
         said = read_object(settings) if settings.exists() else {}
     try:
+        refuse_layers(read_object(path / CONFIG))
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_foreign_attention(config, str(path))
         kinds = config.architectures or []

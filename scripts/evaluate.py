@@ -26,8 +26,10 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +45,9 @@ from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.documents import BadLines, find_files, read_documents
+from dataset.reading.documents import BadLines, Fault, find_files, read_documents
+from dataset.reading.faults import BadLine, pass_over
+from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import TooLongToEncode
 from scripts.arguments import evaluate_parser
@@ -102,8 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     dtype = dtype_of_flag(args.dtype, model.device)
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
-    data = re.sub(r"[^\w.+-]", "_", Path(args.data_path[0]).name)[:60]
-    out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{data}"))
+    paths = [os.path.abspath(path) for path in args.data_path]
+    names = re.sub(r"[^\w.+-]", "_", "+".join(os.path.basename(path) for path in paths))[:60]
+    # Tells data of the same name apart. The name of a file need not be UTF-8.
+    digest = hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()[:6]
+    out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
+    # What --skip_bad_lines passes over: readers and tasks count there.
+    args.bad_lines = BadLines() if args.skip_bad_lines else None
     with user_errors():
         # Before hours of scoring: a place that cannot be written to is found out at once.
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -134,19 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --------------------------------------------------------------------------------------------------- the tasks
 
 
-def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, str]]:
-    """Yields (place, text) of each document of --data_path, at least one. Errors: DataError, UserError."""
-    bad_lines = BadLines() if args.skip_bad_lines else None
-    place = None
+def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
+    """Yields (file, line, text) of each document of --data_path, and tells the bad lines. Errors: DataError."""
     for path in args.data_path:
         for file in find_files(path):
-            for line, text in read_documents(file, text_field, bad_lines):
-                place = f"{file}:{line}"
-                yield place, text
-    for reported in bad_lines.report() if bad_lines else ():
+            for line, text in read_documents(file, text_field, args.bad_lines):
+                yield str(file), line, text
+    for reported in args.bad_lines.report() if args.bad_lines else ():
         announce(reported, to_stderr=True)
-    if place is None:
-        raise UserError(f"--data_path {' '.join(args.data_path)}: nothing to evaluate there")
 
 
 def perplexity(
@@ -156,14 +160,15 @@ def perplexity(
     documents: list[list[Row]] = []
     bytes_of: list[int] = []
     words_of: list[int] = []
-    for place, text in texts(args):
+    for file, line, text in texts(args):
         # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
         ids = array("i")
         try:
             for part in encoder.encode_in_parts(text):
                 ids.extend(part)
         except TooLongToEncode as error:
-            raise UserError(f"{place}: {error}") from None
+            pass_over(Fault(file, line, "too long", str(error)), args.bad_lines)
+            continue
         # A single token has nothing to predict.
         if len(ids) > 1:
             documents.append(windows(ids, args.max_length, args.stride))
@@ -199,27 +204,35 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the model finds the good one likelier (sums of log-probabilities)."""
-    good, bad = (dict(texts(args, field)) for field in ("sentence_good", "sentence_bad"))
-    places = list(good | bad)
-    rows = []
-    for place in places:
-        for sentences in (good, bad):
-            ids = start_ids(encoder, sentences.get(place, ""))
-            if not 2 <= len(ids) <= args.max_length + 1:
-                raise UserError(
-                    f"{place}: a sentence has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
-                )
-            rows.append(Row(ids, 1))
+    rows: list[Row] = []
+    # of each pair
+    files: list[str] = []
+    for file, line, text in texts(args, ANY_TEXT):
+        try:
+            pair = []
+            for field in ("sentence_good", "sentence_bad"):
+                ids = start_ids(encoder, text_of_line(text.encode(), field) or "")
+                if not 2 <= len(ids) <= args.max_length + 1:
+                    what = f"{field} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
+                    raise BadLine("number of tokens", what)
+                pair.append(Row(ids, 1))
+        except BadLine as bad:
+            pass_over(Fault(file, line, *bad.args), args.bad_lines)
+            continue
+        rows += pair
+        files.append(file)
     scores = scorer.score(rows)
     right: dict[str, list[bool]] = {}
-    for i, place in enumerate(places):
+    for i, file in enumerate(files):
         # A tie is no success: two sentences of the same tokens, or a model that gives everything the same.
         is_right = rows[2 * i].ids != rows[2 * i + 1].ids and scores[2 * i] > scores[2 * i + 1]
-        right.setdefault(place.rpartition(":")[0], []).append(is_right)
+        right.setdefault(file, []).append(is_right)
     figures = {"accuracy": share([is_right for of_file in right.values() for is_right in of_file])}
     if len(right) > 1:
-        figures |= {f"accuracy/{Path(file).stem}": share(of_file) for file, of_file in right.items()}
-    return figures, {"pairs": len(places)}
+        stems = [Path(file).stem for file in right]
+        for stem, (file, of_file) in zip(stems, right.items(), strict=True):
+            figures[f"accuracy/{stem if stems.count(stem) == 1 else file}"] = share(of_file)
+    return figures, {"pairs": len(files)}
 
 
 def start_ids(encoder: DocumentEncoder, text: str) -> list[int]:
@@ -243,7 +256,7 @@ def answers(
     """Conversations, evenly spread over the data: right if the likeliest answer has the first sentence of the last turn there."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     chat = ChatEncoder(tokenizer)
-    conversations = [json.loads(text) for _, text in texts(args, CONVERSATION)]
+    conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
     n_asked = min(args.questions or 40, len(conversations))
     right = []
     for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
@@ -264,7 +277,7 @@ def answers(
             print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
     if not right:
         raise UserError(
-            "none of the conversations ends in an answer, or they have more tokens than the model has positions"
+            "--data_path: no conversation there ends in an answer, or they have more tokens than the model has positions"
         )
     print(f"{sum(right)} of {counted(len(right), 'question')} answered with the right first sentence")
     return {"accuracy": share(right)}, {"questions": len(right)}
@@ -288,7 +301,9 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
-        """For each row the sum of the log-probabilities of its scored tokens, in nats."""
+        """For each row the sum of the log-probabilities of its scored tokens, in nats. Errors: UserError where there is none."""
+        if not rows:
+            raise UserError("--data_path: nothing to evaluate there")
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
         precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

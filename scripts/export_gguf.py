@@ -22,6 +22,7 @@ if __name__ == "__main__":
 
     export_gguf_parser().parse_args()
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -107,7 +108,11 @@ def export(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
+        length = writer.fout[0].tell()
         writer.close()
+        # The end of what numpy's tofile writes may be lost on a full disk without a word.
+        if os.path.getsize(file.name) != length:
+            raise OSError(f"{length:,} bytes")
     changed = f"weights changed by {change:.1e} at most" if change else "no weight was changed"
     announce(f"{out}: {architecture} in {dtype}, {out.stat().st_size / 1e6:.1f} MB; {changed}")
     announce(f"tokenizer: llama.cpp cuts texts into the same pieces by its rule {rule}")

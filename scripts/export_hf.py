@@ -374,11 +374,13 @@ def write_model_card(
 
 
 def shown(value: object) -> str:
-    """A flag's value in a cell, of each path its last part alone: the folders above tell who the user is."""
+    """A flag's value in a cell, of each path its last part alone: the folders above and the home folder tell who the user is."""
     values = value if isinstance(value, list) else [value]
-    at_home = [str(part).replace(str(Path.home()), "~") for part in values]
-    names = " ".join(re.split(r"[/\\]", part.rstrip("/\\"))[-1] for part in at_home)
-    return f"`{one_line(names).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+    names = [re.split(r"[/\\]", str(part).rstrip("/\\"))[-1] for part in values]
+    home = Path(os.path.expanduser("~")).name.lower()
+    # A source's share stands behind a colon.
+    names = ["~" if name.startswith("~") or name.partition(":")[0].lower() == home else name for name in names]
+    return f"`{one_line(' '.join(names)).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def table(rows: list[tuple[str, str]]) -> str:

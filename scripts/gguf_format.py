@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from itertools import count, islice
 
 import gguf
 import torch
@@ -157,7 +158,8 @@ def write_tokenizer(
         )
     vocabulary = tokenizer.get_vocab()
     # Rows without a token; llama.cpp ends where two names are alike.
-    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    unused = (name for i in count() if (name := f"[PAD{i}]") not in vocabulary)
+    tokens = list(islice(unused, vocab_size))
     types = [TokenType.UNUSED] * vocab_size
     for token, i in vocabulary.items():
         tokens[i] = token

@@ -131,6 +131,7 @@ class Engine(Generic[BatchT, TotalsT]):
         self.sums = torch.zeros(n_sums, device=device, dtype=sum_dtype)
         # How many losses of the update so far were not finite.
         self.bad_losses = torch.zeros(1, device=device)
+        # In the order of the fields of Outcome
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs[Any, Any] | None = None
         if cuda_graphs is not None:

@@ -94,10 +94,10 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.updates_here = 0
         # Where the run stands.
         self.progress = Progress()
-        # Where it ends: see `finished`.
+        # Where it ends: `finished` decides by `length` and `epochs`.
         self.length = job.length
         self.epochs = job.length.epochs
-        # The updates of the whole run, as the epoch that is under way expects.
+        # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
         # The rows of the epoch that is under way were planned anew.
@@ -132,10 +132,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return f"{shorter}; {self.saver.how_to_go_on()}"
 
         with told_in_a_line(self.device, advice_on_memory):
-            if self.ranks.is_main:
-                # A run that was killed in the middle of a save has left them.
-                remove_temporaries(self.job.files.stem)
-                self.saver.checkpoints.remove_leftovers()
+            # A run that was killed in the middle of a save has left them.
+            on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
+            on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
@@ -153,6 +152,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             try:
                 exit_code = self.fit()
             finally:
+                # `after_update` freezes.
                 gc.unfreeze()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):

@@ -238,10 +238,12 @@ def read_tasks(
         train = read(task, folder / task.train, keys) if settings.do_train else None
         dev = {suffix: read(task, folder / file, keys) for suffix, file in task.dev} if settings.do_eval else {}
         test = {}
-        for target, file in task.test if settings.do_predict else ():
+        tests = task.test if settings.do_predict else ()
+        for target, file in tests:
             if (folder / file).exists():
                 test[target] = read(task, folder / file, keys, labelled=False)
-            else:
+        for target, file in dict(tests).items():
+            if target not in test:
                 say(f"{folder / file} is not there: no predictions {target}.tsv")
         digests = {
             "data": " ".join(keys),
@@ -291,7 +293,7 @@ def one_run(
         if not (settings.from_resume and (folder / RESULTS).exists()):
             return None
         earlier: dict[str, Any] = json.loads((folder / RESULTS).read_bytes())
-        if others := [name for name, value in made_with.items() if earlier["made_with"].get(name) != value]:
+        if others := [name for name, value in made_with.items() if earlier.get("made_with", {}).get(name) != value]:
             raise UserError(
                 f"--from_resume 1: {folder} was finished with another {', another '.join(others)}: name another --out_dir, or "
                 "replace it with --overwrite_output_dir 1 and without --from_resume"

@@ -95,7 +95,12 @@ def compare(folders: list[str], sources: list[TextSource]) -> str:
     sizes = [source.count_bytes() for source in sources]
     for folder in folders:
         with user_errors():
-            tokenizer = load_tokenizer(folder).backend_tokenizer
+            loaded = load_tokenizer(folder)
+            if not loaded.is_fast:
+                raise ValueError(
+                    f"{folder}: a tokenizer in Python, which --compare does not time; a tokenizer.json is wanted"
+                )
+        tokenizer = loaded.backend_tokenizer
         # `<|im_end|>` in a text is ten characters there, and not the end of anything.
         tokenizer.encode_special_tokens = True
         ratios = []
@@ -110,6 +115,8 @@ def compare(folders: list[str], sources: list[TextSource]) -> str:
                 encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
                 seconds += time.perf_counter() - start
                 n_tokens += sum(len(encoding.ids) for encoding in encodings)
+            if not n_tokens:
+                raise DataError(f"{source.name}: the tokenizer {folder} makes no token of its text")
             ratios.append(f"{n_bytes / n_tokens:.3f}")
             all_tokens += n_tokens
         speed = f"{sum(sizes) / 1e6 / seconds:.1f} | {all_tokens / 1e6 / seconds:.2f}"

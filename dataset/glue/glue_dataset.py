@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
 from common.files import atomic_file
-from common.wording import counted
+from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
 from dataset.loader import pinned, to_device
 from dataset.packing import permutation
@@ -62,6 +62,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     n_examples = 0
+    n_short = 0
     for number, raw in enumerate(lines, 1):
         place = f"{path}:{number}"
         try:
@@ -74,8 +75,11 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 columns = line.split("\t")
                 if not header:
                     header = columns
+                    if twice := [name for name in (*task.text, task.label) if header.count(name) > 1]:
+                        raise ValueError(f"two columns {twice[0]!r}")
                     continue
                 if task.skip_short_lines and labelled and len(columns) < len(header):
+                    n_short += 1
                     continue
                 if len(columns) != len(header):
                     raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are wanted")
@@ -99,6 +103,8 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
         yield Example(sentences, label, place)
     if not n_examples:
         raise DataError(f"{path}: no example in there")
+    if n_short:
+        announce(f"{path}: {counted(n_short, 'line')} with too few columns left out, as the public file has them")
 
 
 def value_of_label(task: Task, example: Example) -> float:

@@ -56,8 +56,9 @@ ACCURACY = ("accuracy",)
 AND_F1 = ("accuracy", "f1")
 QUESTIONS = ("question1", "question2")
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
-# The diagnostic sentences are a test for models of MNLI.
-TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), ("AX", "../AX/AX.tsv"))
+# The diagnostic sentences are a test for models of MNLI. Where they lie depends on who packed them.
+AX = (("AX", "../diagnostic/diagnostic.tsv"), ("AX", "../AX/test.tsv"), ("AX", "../AX/AX.tsv"))
+TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), *AX)
 NLI = ("contradiction", "entailment", "neutral")
 COLA = ("source", "label", "star", "sentence")
 TASKS = {

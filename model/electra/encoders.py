@@ -20,7 +20,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from common.errors import UserError
+from common.files import read_object
 from common.packages import loader_reason, refuse_foreign_attention
+from model.hf_format import CONFIG, refuse_layers
 
 # The name under which transformers knows `attention`.
 QUICK_ON_CPU = "quick_on_cpu"
@@ -141,6 +143,7 @@ def compile_layers(network: Any) -> None:
 def load_config(what: str, folder: Path) -> Any:
     """The config of a folder. `what` names it in errors: UserError."""
     try:
+        refuse_layers(read_object(folder / CONFIG))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # Each loader raises its own kinds.

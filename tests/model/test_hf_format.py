@@ -150,6 +150,14 @@ def test_biases_and_gates_that_are_not_zero_are_refused(folders):
         load(folder)
 
 
+def test_whole_numbers_are_no_weights(folders):
+    """Quantised ones, of which 0 to 255 stand for something else."""
+    folder = folders("llama")
+    replace(folder, "model.layers.1.mlp.up_proj.weight", lambda weight: weight.to(torch.uint8))
+    with pytest.raises(ValueError, match="up_proj.weight is torch.uint8; float32, float16 and bfloat16 are read"):
+        load(folder)
+
+
 def replace(folder, name, change):
     """Put `change` of a tensor in its place; None takes it out of the file."""
     path = folder / "model.safetensors"
@@ -168,6 +176,8 @@ def replace(folder, name, change):
     [
         ({"num_hidden_layers": 1, "layer_types": None}, r"unexpected keys \(11\): model.layers.1"),
         ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
+        # Their class would make a list of a text for each.
+        ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),
     ],
 )
 def test_a_config_that_its_files_do_not_bear_out_builds_nothing(folders, changes, message):
@@ -196,6 +206,10 @@ def test_an_index_names_files_of_its_own_folder_alone(folders, tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="llama/secret.safetensors: not a readable"):
         load(folder)
+    for index in ({}, {"weight_map": []}, {"weight_map": {EMBEDDINGS: 3}}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(ValueError, match="index.json: no weight_map"):
+            load(folder)
 
 
 @pytest.mark.parametrize("content", [None, "", "3", "[" * 100_000, "{}" + " " * (1 << 20)])

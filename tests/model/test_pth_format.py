@@ -195,6 +195,15 @@ def test_a_config_that_is_none_or_of_another_model(path):
     refuse(path, r"is \[61, 64\] in the file, \[60, 64\] in the model")
     change_json(path, n_routed_experts=10_000)
     refuse(path, r"w\.json: .*are one field")
+    path.with_suffix(".json").write_text(json.dumps(model.config.to_dict()))
+    for changes, match in (
+        ({"num_hidden_layers": 50_000_000}, "num_hidden_layers is 50000000, with 21 tensors in all"),
+        ({"num_hidden_layers": "8"}, "no model of this config: .*str"),
+        ({"num_hidden_layers": 2, "vocab_size": -1}, "no model of this config: .*negative"),
+        ({"vocab_size": 61, "weights_sha256": 8}, "its SHA-256 is not the one"),
+    ):
+        change_json(path, **changes)
+        refuse(path, match)
     with open(path.with_suffix(".json"), "r+b") as file:
         file.truncate(5_000_000_000)
     refuse(path, "larger than 1,048,576 bytes")

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +105,28 @@ def test_perplexity_equals_brute_force_windows(weight, encoder, tmp_path, max_le
     assert math.log(values["word_perplexity"]) == pytest.approx(total / sum(len(t.split()) for t in texts), rel=1e-5)
 
 
+def test_bad_lines_are_counted_once_and_files_of_one_name_told_apart(weight, tmp_path, capsys):
+    bad = '{"sentence_good": "a b"}\n{\n{"sentence_good": "a", "sentence_bad": ""}\n'
+    paths = [tmp_path / folder / "d.jsonl" for folder in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(PAIR + bad + PAIR)
+        # Without --out each data has its own file.
+        assert evaluate.main(["pairs", "--weight", weight, "--data_path", str(path), "--skip_bad_lines"]) == 0
+    assert len(list(Path(weight).parent.glob("pretrain_32.pairs.d.jsonl-*.json"))) == 2
+    capsys.readouterr()
+    result, values = run("pairs", weight, str(tmp_path / "*" / "d.jsonl"), tmp_path / "r", "--skip_bad_lines")
+    assert result["counts"] == {"pairs": 4}
+    assert values.keys() == {"accuracy", *(f"accuracy/{path}" for path in paths)}
+    assert "skipped 6 bad lines:" in capsys.readouterr().err
+
+
+def test_a_text_that_is_too_long_to_encode_is_a_bad_line(weight, tmp_path, capsys):
+    data = jsonl(tmp_path / "t.jsonl", [{"text": text} for text in ("the cat", "a" * (1 << 22))])
+    result, _ = run("perplexity", weight, data, tmp_path / "r", "--skip_bad_lines")
+    assert result["counts"]["documents"] == 1 and "too long: 1\n" in capsys.readouterr().err
+
+
 def test_an_export_gets_the_same_scores(weight, tmp_path):
     """Reference: the .pth. The folder is a LlamaForCausalLM of transformers."""
     generator = random.Random(3)
@@ -168,7 +191,7 @@ def test_intervals():
     [
         ("pairs", '{"sentence_good": "a b"}', "d.jsonl:1: no 'sentence_bad'"),
         ("pairs", "{", "d.jsonl:1: the line ends before its JSON object does"),
-        ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: a sentence has 0 tokens"),
+        ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
         ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),
     ],

@@ -259,6 +259,34 @@ def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path, tokens):
     assert fields["tokenizer.ggml.add_eos_token"] is False
 
 
+def test_a_row_without_a_token_has_no_name_of_one(tmp_path, tokens):
+    weight = write(tmp_path, vocab_size=VOCABULARY + 5)
+
+    def rename(content):
+        content["model"]["vocab"]["[PAD702]"] = content["model"]["vocab"].pop("!")
+
+    export_gguf.export(weight, tmp_path / "model.gguf", str(changed(tokens, tmp_path / "other", rename)))
+    names = fields_of(tmp_path / "model.gguf")["tokenizer.ggml.tokens"]
+    assert names.count("[PAD702]") == 1 and len(set(names)) == VOCABULARY + 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize("lacking", [1, 20_000])
+def test_a_file_that_is_not_whole_is_one_line(tmp_path, tokens, lacking):
+    import resource
+
+    weight, out = export(tmp_path, tokens)
+    length = out.stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length - lacking, before[1]))
+    try:
+        with pytest.raises(OSError, match="not all of it could be written, is the disk full") as error:
+            export_gguf.export(weight, tmp_path / "again.gguf", str(tokens))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(tmp_path / "again.gguf") and not (tmp_path / "again.gguf").exists()
+
+
 def test_bos_comes_first_in_llama_cpp_where_it_does_here(tmp_path, tokens):
     """Of a .pth always, as in its training; of a folder as its tokenizer does."""
 

@@ -14,6 +14,7 @@ from transformers import (
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from model.electra.encoders import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
@@ -85,6 +86,14 @@ def test_a_config_that_is_none(tmp_path, content):
     write(tmp_path, "llama")
     (tmp_path / "config.json").write_text(content)
     refused(tmp_path, "no model can be loaded from there")
+
+
+def test_a_config_of_more_layers_than_any_model_has_builds_nothing(tmp_path):
+    write(tmp_path, "gpt2")
+    change_config(tmp_path, n_layer=50_000_000)
+    refused(tmp_path, "n_layer is more than 2,000")
+    with pytest.raises(UserError, match="n_layer is more than 2,000"):
+        load_config("--discriminator", tmp_path)
 
 
 # -------------------------------------------------------------------------- the end of a text, and other settings

@@ -108,9 +108,13 @@ def test_init_std_and_position_init(data, tmp_path):
 
 
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):
-    train(data_path=data["data_path"], out_dir=tmp_path, max_steps=2)
+    # One of a run that has saved nothing is none of --from_resume 1.
+    (tmp_path / "electra_small" / "vocabulary").mkdir(parents=True)
+    write_vocab(tmp_path / "electra_small" / "vocabulary" / "vocab.txt")
+    train(data_path=data["data_path"], out_dir=tmp_path, max_steps=2, from_resume=1)
     vocabulary = (tmp_path / "electra_small" / "vocabulary" / "vocab.txt").read_text().split("\n")
     assert vocabulary[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and "cat" in vocabulary
+    assert vocabulary != write_vocab(tmp_path / "other.txt").read_text().split("\n")
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=4, from_resume=1)
 
 

@@ -73,6 +73,9 @@ def test_padding_changes_no_logit(place):
 
 
 def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
+    diagnostic = place / "glue" / "diagnostic"
+    diagnostic.mkdir()
+    (diagnostic / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\ta b\tc\n1\th\td\n")
     found = fine_tune(place, tmp_path, task="all", num_seeds=2, epochs=1, do_predict=1)
     printed = capsys.readouterr().out
     assert "left out: SST-2, MRPC, QQP, QNLI, RTE, WNLI" in printed
@@ -98,6 +101,7 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
     words = {"contradiction", "entailment", "neutral"}
     assert len(predictions("mnli/MNLI-m.tsv")) == 4 and set(predictions("mnli/MNLI-m.tsv")) <= words
     assert len(predictions("mnli/MNLI-mm.tsv")) == 3
+    assert len(predictions("mnli/AX.tsv")) == 2
     assert len(predictions("cola/CoLA.tsv")) == 5 and set(predictions("cola/CoLA.tsv")) <= {"0", "1"}
     assert all(0 <= float(value) <= 5 for value in predictions("stsb/STS-B.tsv"))
 
@@ -207,6 +211,8 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "no such vocab.txt" in line(vocab_path=tmp_path / "nothing")
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
+    assert "random weights would be evaluated" in line(do_train=0, from_scratch=1)
+    assert "nothing is left to do" in line(do_train=0, do_eval=0)
     assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)
     assert "--max_seq_len/--max_seq_length: 4 must be at least 5" in line(max_seq_len=4)
     (tmp_path / "CoLA").mkdir()
@@ -312,6 +318,8 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
+    (out / "cola" / "seed_42" / "eval_results.json").write_text("{}")  # of an earlier version
+    assert "another epochs" in complaint(capsys, place, out, epochs=1, from_resume=1)
 
 
 def one_of_two(place, out):

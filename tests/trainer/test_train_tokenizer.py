@@ -157,6 +157,7 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
         (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "0"], "--weights"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--text_field", "body"], "made_up.jsonl:1"),
         (["--data_path", "CORPUS", "--compare", "nowhere"], "no such tokenizer folder"),
+        (["--data_path", "CORPUS", "--compare", "slow"], "slow: a tokenizer in Python"),
         (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
     ],
 )
@@ -164,6 +165,8 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"text": "good"}\n{"text": bad}\n')
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
     try:
         code = main([{"CORPUS": str(corpus), "BROKEN": str(broken)}.get(a, a) for a in arguments])
     except SystemExit as stop:  # argparse

@@ -324,6 +324,8 @@ class RunCosts:
             least_seconds=self.timed_seconds(),
             compile_seconds=self.compile_seconds,
         )
+        if self.machine.ranks.memory is not None:
+            self.machine.ranks.memory.give_back(self.machine.ranks.rank)
         self.compile_seconds -= time.monotonic() - began
         if found is None:
             self.compiled = False

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError, user_errors
+from common.errors import UserError
 from common.processes import seconds_since_start
 from common.settings import default_of
 from common.wording import counted
@@ -23,7 +23,7 @@ from trainer.budget.costs import FEWEST_DOCUMENTS, RunCosts
 from trainer.budget.plan import Plan
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
-from trainer.saving.checkpoint import Checkpoints
+from trainer.saving.checkpoint import Checkpoints, kept_of_run
 
 # A text_scale so near to 1 is that of the text which was measured.
 LIKE_THE_MEASURED_TEXT = 0.05
@@ -43,6 +43,29 @@ UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "
 # Not repeated by the command of a plan. With the first ones it would plan again; the others say how processes share a run, which
 # changes no update, and another machine may have none to share it.
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
+# What a resume takes from the first start, where nobody says it again
+PLANNED = (
+    *MODEL_FLAGS,
+    "init_scheme",
+    "optimizer",
+    "learning_rate",
+    "muon_lr",
+    "embed_lr",
+    "weight_decay",
+    "lr_schedule",
+    "decay_share",
+    "warmup_iters",
+    "max_seq_len",
+    "batch_size",
+    "accumulation_steps",
+    "max_updates",
+    "val_fraction",
+    "eval_interval",
+    "log_interval",
+    "save_interval",
+    "dtype",
+    "use_compile",
+)
 # They count micro-batches of one rank.
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
@@ -275,11 +298,9 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
     found = []
     for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
         stem = folder.with_name(folder.name.removesuffix("_resume"))
-        # A run whose folder was renamed back has its files among its checkpoints until the resume begins.
-        places = [folder / plan_path(stem).name, plan_path(stem)]
         is_of_this_name = re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII)
-        path = next(filter(Path.is_file, places), None)
-        if path is None or not is_of_this_name or not Checkpoints(folder).paths():
+        path = kept_of_run(stem, plan_path(stem).name)
+        if path is None or not is_of_this_name:
             continue
         before = type(settings).read_file(path)
         if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
@@ -288,15 +309,11 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
 
 
 def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
-    """(file, settings) of the plan that a resume goes on with, what the user has said included; None: there is none.
-
-    Errors: UserError for another budget, and for flags that do not go with the plan.
-    """
+    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError for another budget."""
     plans = kept_plans(settings, given)
     for path, before in plans:
         if budget_flag(before) == budget_flag(settings):
-            with user_errors():
-                return path, dataclasses.replace(before, **{name: getattr(settings, name) for name in given})
+            return path, before
     if plans:
         path, before = plans[0]
         raise UserError(
@@ -313,14 +330,20 @@ def budget_flag(settings: PretrainSettings) -> str:
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
     """For a resume without a budget. Errors: UserError where the run was a planned one, which would end elsewhere, or where a run
     of the default width would begin beside it."""
-    # The width of a folder of weights is that folder's. The flags that a plan prints say where the run ends, and need no clock.
-    if settings.hidden_size is None or said_ends(settings, given):
+    # The width of a folder of weights is that folder's.
+    if settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
+    other = "say the --hidden_size of another one"
     if Checkpoints(f"{own}_resume").paths():
+        # The flags that a plan prints say where the run ends, and need no clock.
+        if said_ends(settings, given):
+            return
         given = {*given, "hidden_size", "use_moe"}
+        other = "say where this one ends by --max_updates"
+    elif "hidden_size" in given:
+        return
     for path, before in kept_plans(settings, given):
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say where this "
-            "one ends by --max_updates"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or {other}"
         )

@@ -24,7 +24,7 @@ from model.config import MiniMindConfig
 from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
-from trainer.budget.outcome import chosen_settings, kept_plan, plan_lines, quantity, shape_text
+from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
@@ -69,7 +69,9 @@ def plan_run(
     refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
     kept = on_main(ranks, lambda: kept_plan(settings, given)) if settings.from_resume else None
     if kept is not None:
-        path, resumed = kept
+        path, before = kept
+        planned = {name: getattr(before, name) for name in PLANNED if name not in given}
+        resumed = on_main(ranks, lambda: dataclasses.replace(settings, **planned))
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
         return None if settings.dry_run else resumed
     given = {*given, *settings.fixed_in_plans}

@@ -42,6 +42,7 @@ from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everyth
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.reporting.charts import COMMON, LOSS, Chart
+from trainer.saving.checkpoint import kept_of_run
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
 
@@ -112,7 +113,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             check_library(settings.deduplicate)
             embedded = ROOT / "dataset" / "python_docs.jsonl"
             self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
-            self.tokenizer = open_vocabulary(settings, self.data_path, self.folder, self.ranks)
+            self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
             self.store = self.corpus.store
@@ -186,8 +187,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
     def _draw_seed(self) -> int:
         """Of --seed None: a random one, and at a resume that of the run."""
-        saved = Path(f"{self.files.stem}.settings.yaml")
-        if not (self.settings.from_resume and saved.exists()):
+        stem = self.files.stem
+        saved = kept_of_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
+        if saved is None:
             return secrets.randbelow(2**32)
         settings: Any = read_plain(saved, "--seed None:")
         return seed(settings["seed"])
@@ -404,15 +406,16 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
 
 def open_vocabulary(
-    settings: ElectraSettings, data_path: list[str], folder: Path, ranks: Ranks
+    settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
-    that of its start in the run's folder. Errors: ValueError."""
+    that of its start. stem: the path of the run's files without their endings. Errors: ValueError."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     # The same data would give the same one again.
-    if settings.from_resume and (folder / OWN / "vocab.txt").exists():
-        return load_wordpiece(folder / OWN, named_by="--from_resume 1: ")
+    kept = kept_of_run(stem, f"{OWN}/vocab.txt") if settings.from_resume else None
+    if kept is not None:
+        return load_wordpiece(kept.parent, named_by="--from_resume 1: ")
     if settings.model_path:
         # The embeddings belong to its own vocabulary.
         own = expanded(settings.model_path) / "discriminator"

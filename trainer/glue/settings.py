@@ -165,6 +165,10 @@ class GlueSettings(
     """All settings of train_glue.py; --help shows the groups from the last to the first."""
 
     def check(self) -> None:
+        if self.from_scratch and not self.do_train:
+            raise ValueError("--from_scratch 1 with --do_train 0: random weights would be evaluated; leave one out")
+        if not (self.do_train or self.do_eval or self.do_predict):
+            raise ValueError("--do_train, --do_eval and --do_predict are all 0: nothing is left to do")
         if self.kind is not None:
             return self._check_own_task(self.kind)
         if unknown := [name for name in self.task.split(",") if name not in TASKS and self.task != "all"]:

@@ -230,6 +230,8 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
         sys.exit(1)
     try:
         work()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:
         # One that hears of another's error has nothing to say before it.
         time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
@@ -292,7 +294,7 @@ class SharedReducer:
     keeps_gradients = False
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
-        """A collective. Errors: OSError where the system has no memory left."""
+        """A collective. Errors: UserError where the system gives no memory."""
         assert ranks.memory is not None
         self.parameters = list(parameters)
         self.ranks = ranks

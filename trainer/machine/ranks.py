@@ -58,13 +58,28 @@ class SharedMemory:
         self._file = file
         self._taken = 0
         self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
+        self._kept = self._taken
 
     def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: OSError where no memory is left."""
+        """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: UserError where the system gives none."""
         start = self._taken
         self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        os.posix_fallocate(self._file, start, size)
+        try:
+            os.posix_fallocate(self._file, start, size)
+        except OSError as error:
+            # Memory is full, or a limit of the shell or a sandbox forbids it.
+            raise UserError(
+                f"the processes get no {size:,} bytes to share ({error.strerror}): --cpu_processes 1 needs none"
+            ) from error
         return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
+
+    def give_back(self, rank: int) -> None:
+        """Give all that was taken back to the system. All ranks must call it, and none may touch it any more."""
+        self.wait(rank)
+        self._taken = self._kept
+        os.ftruncate(self._file, self._taken)
+        # A slower rank would cut off what another one takes next.
+        self.wait(rank)
 
     def wait(self, rank: int) -> None:
         """Return when all ranks have called it as often as this one. What they wrote before can be read."""

@@ -65,7 +65,7 @@ def open_model(
     group_size = group_size_of(settings.shard, ranks)
     folder = settings.weight_folder()
     if folder is not None:
-        # The loader of its tokenizer reads its config too, and would make whatever it speaks of. So this comes first.
+        # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
         utf8_folder("--from_weight", folder)
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)

@@ -100,8 +100,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.settings = settings
 
         def keep_plan() -> None:
-            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums.
-            if settings.has_budget:
+            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums. A resume finds that of the
+            # first start.
+            if settings.has_budget and not plan_path(stem).is_file():
                 write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
 
         self.files = RunFiles(

@@ -32,7 +32,7 @@ from trainer.machine.measure import available_memory, is_out_of_memory, total_me
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
-from trainer.saving.checkpoint import Checkpoints
+from trainer.saving.checkpoint import kept_of_run
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:
@@ -302,10 +302,8 @@ def with_rows(settings: PretrainSettings, rows: int, why: str) -> tuple[Pretrain
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
-    path = Path(f"{stem}.settings.yaml")
-    # A run that has saved nothing, as one that ran out of memory at once, has nothing that a resume would go on with.
-    has_saved = bool(Checkpoints(f"{stem}_resume").paths())
-    if not settings.from_resume or not has_saved or not path.is_file():
+    path = kept_of_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
+    if path is None:
         return None
     before = type(settings).read_file(path)
     is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps

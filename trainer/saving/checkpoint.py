@@ -4,7 +4,8 @@ Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt          everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
     pretrain_512_resume/update_00000120.1f2e3d4c.0.part, ...   where ranks have sharded the model (trainer/sharding.py): the rows
-        of tensors that rank 0, 1, ... has. The .pt then has the shapes of these tensors alone, and the digest file all digests.
+        of tensors that rank 0, 1, ... has. The .pt then has the shapes of these tensors alone, and the digest file all digests,
+        that of the .pt last: a digest file that lost its end has not that one, whatever else it has lost.
 
 How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
 
@@ -151,7 +152,7 @@ def write_file(content: Any, path: Path, parts: Mapping[str, str] | None = None)
         if parts is not None:
             # The digests first: a checkpoint is never seen without them.
             with atomic_file(f"{path}.sha256") as digest_file:
-                for name, of_file in {path.name: digest, **parts}.items():
+                for name, of_file in {**parts, path.name: digest}.items():
                     digest_file.write(f"{of_file}  {name}\n".encode())
     forget_cached(path)
     if file_digest(path) != digest:
@@ -237,6 +238,17 @@ def update_of(path: Path) -> int:
     """The update that a checkpoint is named for; -1 for a name that is none of ours."""
     found = CHECKPOINT_NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
+
+
+def kept_of_run(stem: Path, name: str) -> Path | None:
+    """The file `name` of the run that a resume goes on with; None: it has no such one, or no checkpoint.
+
+    A run whose folder was renamed back has its files among its checkpoints until the resume begins. What stands beside them then
+    is that of the later run; without a checkpoint it may be of a run with other data.
+    """
+    checkpoints = Checkpoints(f"{stem}_resume")
+    places = (checkpoints.folder / name, stem.parent / name) if checkpoints.paths() else ()
+    return next((path for path in places if path.exists()), None)
 
 
 class Checkpoints:
@@ -364,11 +376,11 @@ class Checkpoints:
 
     def _remove_unnamed_parts(self) -> None:
         """Delete the parts that no checkpoint has: of one that was deleted, replaced, or cut off."""
-        named: set[Path] = set()
-        for path in self.paths():
-            # One whose digests are damaged is not gone on with.
-            with contextlib.suppress(OSError, ValueError):
-                named.update(digests_of(path))
+        try:
+            named = {file for path in self.paths() for file in digests_of(path)}
+        except (OSError, ValueError):
+            # They may be those of a digest file that cannot be read now.
+            return
         for part in set(self.folder.glob("update_*.part")) - named:
             if PART_NAME.fullmatch(part.name):
                 remove_if_possible(part)

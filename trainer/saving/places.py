@@ -40,6 +40,11 @@ def check_writable(stem: Path) -> None:
     # The longest of the names that the run will use, of a file that a restart after a kill clears away. It comes
     # first: where a name is too long, `exists` fails with less to say.
     _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
+    for ending in (*RECORDS, "pth", "json"):
+        path = stem.with_name(f"{stem.name}.{ending}")
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is no regular file, and a file of this run is to go there: move it away")
     resume_folder = stem.with_name(f"{stem.name}_resume")
     if resume_folder.exists():
         _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")

@@ -65,10 +65,11 @@ def test_quotes_are_text_and_bom_crlf_and_odd_line_breaks_do_no_harm(tmp_path, e
     assert read(path, TASKS["mrpc"]) == [('"He said', 'She "said" it', "1"), ("a\u2028b", "", "0")]
 
 
-def test_short_lines_of_qqp_are_skipped(tmp_path):
+def test_short_lines_of_qqp_are_skipped_and_counted(tmp_path, capsys):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
     path = tsv(tmp_path / "train.tsv", header, "0\t1\t2\ta\tb\t1", "1\t1\tand more?", "2\t1\t2\tc\td\t0")
     assert read(path, TASKS["qqp"]) == [("a", "b", "1"), ("c", "d", "0")]
+    assert "train.tsv: 1 line with too few columns" in capsys.readouterr().out
     with pytest.raises(DataError, match=":3: 3 columns"):  # of a test file no line may be missing
         read(path, TASKS["qqp"], labelled=False)
 
@@ -106,6 +107,7 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
     [
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tentailment\n1\ta\tentailment\n", ":3: 3 columns where 4"),
         ("rte", "dev.tsv", f"{RTE}\n0\ta\tb\tperhaps\n", ":2: label 'perhaps' is not one of entailment, not_entail"),
+        ("sst2", "dev.tsv", "sentence\tlabel\tlabel\na\t0\t1\n", ":1: two columns 'label'"),
         ("stsb", "dev.tsv", "sentence1\tsentence2\tscore\na\tb\tmuch\n", ":2: label 'much' is not a number from 0"),
         ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":2: 'sentence' is not there"),
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),

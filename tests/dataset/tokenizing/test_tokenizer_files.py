@@ -94,7 +94,7 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
     settings = {
-        "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home)],
+        "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"],
         "val_path": str(home / "valid.jsonl"),
         "out_dir": str(home / "out"),
         "cache_dir": str(home / "cache"),
@@ -117,8 +117,10 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
     export_hf.export(weight, home / "hf", tokenizer_path=own_tokenizer)
     for file in (home / "hf").iterdir():
         content = file.read_bytes()
-        for private in ("alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
+        for private in ("alice", "Alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
             assert private.encode() not in content, (file.name, private)
+    monkeypatch.setenv("HOME", "/")
+    assert export_hf.shown(str(home / "a.jsonl")) == "`a.jsonl`"
     card = (home / "hf" / "README.md").read_text()
     assert "wiki.jsonl:0.7" in card and "code.jsonl" in card and "more.jsonl" in card and "valid.jsonl" in card
     assert "| `--learning_rate` | `0.0005` |" in card

@@ -1,6 +1,9 @@
 """What a planned run takes. Reference: its events, counted one after the other."""
 
+import mmap
+import os
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from trainer.budget.costs import WARM_COMPILE_S, Data, Machine, RunCosts, measur
 from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.machine import compiling
 from trainer.machine.compiling import COMPILE_SECONDS
-from trainer.machine.ranks import Ranks
+from trainer.machine.ranks import Ranks, SharedMemory
 from trainer.pretrain.settings import parse_args
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
@@ -119,6 +122,19 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
     assert len(durations) == 2 * rounds
     assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
     assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
+
+
+def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
+    """Reference: the size of the file, with Muon's matrices in it while updates are timed."""
+    file = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
+    ranks = Ranks(memory=SharedMemory(file, 1))
+    sizes_then = []
+    monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
+    planned = costs_of(evaluated=0)
+    plan = replace(best_plan(SIZES, demands(), planned), config=CONFIG, cut=Cut(2, 1, 1))
+    planned.machine = replace(MACHINE, ranks=ranks)
+    assert planned.measure(plan)
+    assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -134,11 +134,11 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
-    for width in ([], ["--hidden_size", "16"]):
+    for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
         with pytest.raises(
             UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
         ):
-            train_pretrain.main([*without_budget, *width])
+            train_pretrain.main([*without_budget, *said])
     # A plan holds documents out, and what is held out is not trained.
     with pytest.raises(UserError, match="--val_path and --val_fraction exclude each other"):
         planned(tmp_path, text, from_resume=1, val_path=text)
@@ -167,7 +167,7 @@ def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path,
 
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
-    """A plan is not made again. Reference: the run that went through."""
+    """A plan is neither made nor written again, and decides nothing else. Reference: the run that went through."""
     from trainer.saving.resume import Saver
 
     whole = planned(tmp_path / "whole", text, save_interval=5)
@@ -183,13 +183,16 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     save = Saver.save
     monkeypatch.setattr(Saver, "save", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
-        planned(tmp_path / "again", text, save_interval=5)
+        planned(tmp_path / "again", text, save_interval=5, keep_checkpoints=7)
+    plan = (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes()
     monkeypatch.setattr(Saver, "save", save)
     capfd.readouterr()
-    resumed = planned(tmp_path / "again", text, save_interval=5, from_resume=1)
+    resumed = planned(tmp_path / "again", text, save_interval=5, log_interval=2, from_resume=1)
     printed = capfd.readouterr().out
     assert "the plan of the first start holds" in printed and "resumed from" in printed
     assert "planning:" not in printed
+    assert resumed.settings.keep_checkpoints == 2
+    assert (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes() == plan
     assert resumed.progress == whole.progress
     for name, weight in whole.engine.model.state_dict().items():
         assert torch.equal(weight, resumed.engine.model.state_dict()[name])

@@ -1,6 +1,7 @@
 """How a command on a CPU divides itself, and waits in shared memory. References: choices by hand for simulated machines, and what
 each rank has written before its wait."""
 
+import mmap
 import os
 import threading
 from types import SimpleNamespace
@@ -141,13 +142,20 @@ def test_nobody_goes_on_before_all_have_come(tmp_path):
             if written != [number] * world_size or data[:world_size].tolist() != [number % 256] * world_size:
                 wrong.append((rank, number, list(written)))
             memory.wait(rank)
+        memory.give_back(rank)
+        left.append(os.path.getsize(tmp_path / "memory"))
+        memory.wait(rank)
+        data = memory.take(64)
+        data[rank] = 1
 
+    left = []
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert not wrong and written == [rounds] * world_size
+    assert left == [mmap.ALLOCATIONGRANULARITY] * world_size
 
 
 def test_a_system_that_gives_no_shared_memory_is_one_line(monkeypatch):
@@ -157,3 +165,19 @@ def test_a_system_that_gives_no_shared_memory_is_one_line(monkeypatch):
     monkeypatch.setattr(cpu_ranks.os, "memfd_create", refused)
     with pytest.raises(UserError, match="--cpu_processes 1 needs none"):
         cpu_ranks.side_by_side(2, lambda join: 0)
+
+
+def test_ctrl_c_in_a_copy_leaves_no_traceback(monkeypatch):
+    def stopped():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cpu_ranks, "end_with", lambda parent: None)
+    with pytest.raises(SystemExit) as ended:
+        cpu_ranks.be_a_copy(stopped, os.getppid())
+    assert ended.value.code == 130
+
+
+def test_memory_that_cannot_be_had_in_a_run_is_one_line(tmp_path):
+    memory = SharedMemory(os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT), 2)
+    with pytest.raises(UserError, match="--cpu_processes 1 needs none"):
+        memory.take(1 << 60)

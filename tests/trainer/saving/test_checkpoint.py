@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from common.errors import UserError
 from trainer.saving import checkpoint
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
+from trainer.saving.checkpoint import Checkpoints, kept_of_run, load_checkpoint, snapshot, verified
 from trainer.saving.weights import save_weights
 
 
@@ -219,6 +219,17 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     assert metrics.read_text() == "of the first run" and (tmp_path / "notes.txt").read_text() == "mine"
     assert set(os.listdir(folder)) == own | foreign.keys()
     assert {name: (folder / name).read_bytes() for name in foreign} == foreign
+
+
+def test_the_files_of_the_run_that_a_resume_goes_on_with(tmp_path):
+    """Of one whose folder was renamed back they lie among the checkpoints, and those of a later run where they belong."""
+    own = tmp_path / "run.settings.yaml"
+    own.touch()
+    assert kept_of_run(tmp_path / "run", own.name) is None
+    save(Checkpoints(tmp_path / "run_resume"), 1)
+    assert kept_of_run(tmp_path / "run", own.name) == own and kept_of_run(tmp_path / "run", "run.pth") is None
+    (tmp_path / "run_resume" / own.name).touch()
+    assert kept_of_run(tmp_path / "run", own.name) == tmp_path / "run_resume" / own.name
 
 
 def test_none_none_good_and_good(tmp_path):

@@ -1,5 +1,6 @@
 """Checkpoints of sharded tensors, in a process group of one; tests/faults has the runs. Reference: the tensors themselves."""
 
+import errno
 import os
 import shutil
 
@@ -112,6 +113,28 @@ def test_damage_is_noticed(copy, number):
         assert Checkpoints(folder).newest().name == "update_00000001.pt"
     else:
         assert is_passed_over()
+
+
+def test_digests_that_lost_their_end_are_damage(copy):
+    """The rows of a part that nobody names would be whatever the memory held."""
+    _, (_, path, digests) = copy
+    lines = digests.read_text().splitlines(keepends=True)
+    assert len(lines) == 2
+    for n_left in range(2):
+        digests.write_text("".join(lines[:n_left]))
+        assert not verified(path)
+
+
+def test_no_part_is_deleted_where_digests_cannot_be_read(copy, monkeypatch):
+    folder, (part, path, _) = copy
+
+    def fail(checkpoint):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{checkpoint}.sha256")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "digests_of", fail)
+        Checkpoints(folder).remove_leftovers()
+    assert part.exists() and verified(path)
 
 
 def test_ranks_share_the_comparison(copy, monkeypatch):

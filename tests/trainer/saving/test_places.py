@@ -44,6 +44,21 @@ def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
     assert "--save_weight" in line
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path, data, monkeypatch):
+    (tmp_path / "pretrain_16.pth").mkdir()
+    line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
+    assert "pretrain_16.pth is no regular file" in line
+
+
+def test_a_start_that_cannot_clear_up_ends_with_its_cause(tmp_path, data, monkeypatch):
+    def fail(self):
+        raise OSError(5, os.strerror(5), "update_1.pt.sha256")
+
+    monkeypatch.setattr(Checkpoints, "remove_leftovers", fail)
+    with pytest.raises(UserError, match=r"update_1\.pt\.sha256"):
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
+
+
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes no file from anybody")
 def test_a_folder_that_takes_no_file(data, monkeypatch):
     line = complaint(monkeypatch, data_path=data, out_dir="/sys/kernel")
