@@ -265,3 +265,42 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
             assert one[0] == other[0] and len(one[1]) == len(other[1])
             for batch, same in zip(one[1], other[1], strict=True):
                 assert equal(batch, same)
+
+
+# Pinning as with a GPU: torch's thread takes in the batches. The loader is closed in the middle of one, or after its workers
+# were killed there.
+PINNED = """
+import os, signal, sys, time
+from typing import NamedTuple
+import torch
+accelerator = torch.accelerator
+accelerator.is_available = lambda: True
+accelerator.current_accelerator = lambda: torch.device("cpu")
+accelerator.current_device_index = lambda: 0
+accelerator.set_device_index = lambda index: None
+from dataset import loader
+loader.PIN_S = 1.0
+class Batch(NamedTuple):
+    numbers: torch.Tensor
+    def pin_memory(self):
+        return self
+class Zeros:
+    def __getitem__(self, recipe):
+        return Batch(torch.zeros(20_000_000))
+batches = loader.Loader(Zeros(), num_workers=2, pin_memory=True)
+updates = batches.updates(list, loader.UpdateSchedule(200, 1))
+next(updates)
+assert batches._processes._iterator._pin_memory_thread.is_alive()
+time.sleep(0.05)
+if sys.argv[1] == "killed":
+    for worker in batches._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+updates.close()
+batches.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", pytest.param("killed", marks=pytest.mark.slow)])
+def test_closing_in_the_middle_of_a_batch_that_is_pinned_ends(how):
+    run = subprocess.run([sys.executable, "-c", PINNED, how], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (run.returncode, run.stderr) == (0, "")

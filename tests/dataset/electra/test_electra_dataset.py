@@ -230,7 +230,9 @@ def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
         path: r"no \[PAD\] in it",
         write_vocab(tmp_path / "no_mask.txt", [*SPECIALS[:4], *WORDS]): r"no \[MASK\]",
         write_vocab(tmp_path / "twice.txt", [*SPECIALS, "the", "cat", "the"]): "a line that stands there twice",
+        tmp_path / "latin.txt": "is in UTF-8, and this file is not",
     }
+    (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
     for place, message in faults.items():
         with pytest.raises(ValueError, match=f"^--from_resume 1: {place}: .*{message}"):
             load_wordpiece(place, named_by="--from_resume 1: ")

@@ -123,6 +123,21 @@ def test_a_file_is_fetched_once_and_another_version_of_it_anew(s3):
     assert found.read_bytes() == LINES[::-1]
 
 
+def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monkeypatch):
+    address = s3.put("during/a.jsonl", LINES)
+    system = file_kinds._file_system("s3")
+    get_file = system.get_file
+
+    def changing(*paths):
+        get_file(*paths)
+        s3.put("during/a.jsonl", LINES[::-1])
+
+    monkeypatch.setattr(system, "get_file", changing)
+    with pytest.raises(DataError, match="it changed while it was fetched; start again"):
+        find_files(address)
+    assert not list((tmp_path / "xdg").rglob("a.jsonl"))
+
+
 @pytest.mark.parametrize("address", ["s3://nobody/a.jsonl", "s3://there/none.jsonl", "s3://there/none/*.jsonl"])
 def test_what_is_not_there_is_told_in_a_line(s3, address):
     s3.put("there/a.jsonl", LINES)

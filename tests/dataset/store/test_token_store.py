@@ -22,7 +22,7 @@ from dataset.store.encode_worker import BlockEncoder
 from dataset.store.format import DigestCheck, TokenStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
-from tests.dataset.tokenizing.test_encoder import small_tokenizer
+from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
 from tests.helpers import ROOT
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
@@ -294,6 +294,19 @@ def test_dead_worker_is_reported(tmp_path, encoder, small_blocks, monkeypatch):
     monkeypatch.setattr(BlockEncoder, "__call__", lambda self, block: os._exit(9))
     with pytest.raises(DataError, match=r"a tokenising process has ended \(out of memory\?\)"):
         open_or_build(write(tmp_path / "a.jsonl"), encoder, num_procs=2)
+
+
+def test_a_tokenizer_of_the_callers_own_class_is_used_in_this_process(tmp_path, small_blocks, monkeypatch):
+    """Where processes are not copies of this one they cannot load it."""
+
+    class OwnTokenizer(LetterTokenizer):
+        pass
+
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", context)
+    encoder = DocumentEncoder(OwnTokenizer(bos_token="<s>", eos_token="</s>"))
+    texts = ["the cat", "a cat"] * 100
+    check(open_or_build(write(tmp_path / "a.jsonl", texts), encoder, num_procs=2), texts, encoder)
 
 
 @pytest.mark.parametrize("name", ["work", "work-0123", "work-0123456789abcdef.old"])
