@@ -103,8 +103,8 @@ def encode_blocks(
                 waiting.extend((block, pool.submit(_encode, block)) for block in islice(blocks, 1))
         except BrokenProcessPool:
             raise DataError(
-                "a tokenising process has ended (out of memory? a script without `if __name__ == '__main__':`?); try fewer "
-                "processes"
+                "a tokenising process has ended (out of memory?); try fewer processes, and begin what a script of your own does "
+                "with `if __name__ == '__main__':`"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
