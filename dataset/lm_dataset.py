@@ -77,7 +77,9 @@ class PretrainDataset(Dataset):
 
 def _find_lines(path: Path) -> "tuple[array[int], array[int], array[int]]":
     """(start, end, line number from 1) of all lines that are not blank."""
-    starts, ends, numbers = array("q"), array("q"), array("q")
+    starts = array("q")
+    ends = array("q")
+    numbers = array("q")
     start = 0
     with path.open("rb") as file:
         reader = LineReader(file)

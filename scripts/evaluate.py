@@ -175,8 +175,11 @@ def perplexity(
             bytes_of.append(len(encoder.body(text).encode()))
             words_of.append(len(text.split()))
     scores = iter(scorer.score([row for rows in documents for row in rows]))
-    losses = [-math.fsum(next(scores) for _ in rows) for rows in documents]
-    tokens = [sum(len(row.ids) - row.start for row in rows) for rows in documents]
+    losses = []
+    tokens = []
+    for rows in documents:
+        losses.append(-math.fsum(next(scores) for _ in rows))
+        tokens.append(sum(len(row.ids) - row.start for row in rows))
     per_token = ratio(losses, tokens)
     figures = {"loss": per_token, "perplexity": transformed(per_token, exp)}
     # A text of spaces alone has no word.

@@ -60,12 +60,18 @@ from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 # Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
-MOST_BODY_BYTES, MOST_CHARACTERS, MOST_PROMPT_TOKENS, MOST_NEW_TOKENS = 1 << 20, 100_000, 4096, 1024
+MOST_BODY_BYTES = 1 << 20
+MOST_CHARACTERS = 100_000
+MOST_PROMPT_TOKENS = 4096
+MOST_NEW_TOKENS = 1024
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
 MOST_RUNS = 100
 # What a page gets of a run: points of a curve, samples, characters of a name and of a sample
-BUCKETS, MOST_SAMPLES, MOST_NAME, MOST_SAMPLE = 150, 8, 200, 4_000
+BUCKETS = 150
+MOST_SAMPLES = 8
+MOST_NAME = 200
+MOST_SAMPLE = 4_000
 
 # A page of anybody else may neither show nor read what this server answers.
 HEADERS = {
