@@ -31,7 +31,7 @@ PARSERS = {
     "trainer/train_sft.py": sft_settings.parser,
     "trainer/train_electra.py": electra_settings.parser,
     "trainer/train_glue.py": glue_settings.parser,
-    "trainer/train_tokenizer.py": train_tokenizer.build_parser,
+    "trainer/train_tokenizer.py": train_tokenizer.parser,
     "dataset/tokenize_corpus.py": tokenize_corpus.parser,
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,

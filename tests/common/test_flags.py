@@ -17,7 +17,7 @@ COMMANDS = {
     "train_pretrain.py": (pretrain_settings.parser, []),
     "train_electra.py": (electra_settings.parser, []),
     "train_glue.py": (glue_settings.parser, ["--task", "cola", "--data_dir", "glue"]),
-    "train_tokenizer.py": (train_tokenizer.build_parser, ["--data_path", "data.txt", "--out_dir", "out"]),
+    "train_tokenizer.py": (train_tokenizer.parser, ["--data_path", "data.txt", "--out_dir", "out"]),
     "tokenize_corpus.py": (tokenize_corpus.parser, ["--data_path", "data.txt"]),
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
