@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import positive
-from common.settings import Settings, SettingsParser, default_of, parse, setting, switch
+from common.settings import Settings, default_of, parse, setting, switch
 from common.wording import announce, one_line
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
@@ -116,11 +116,6 @@ class VocabularySettings(Settings):
 @dataclass(kw_only=True)
 class TokenizerSettings(VocabularySettings, SampleSettings):
     """All settings of train_tokenizer.py; --help shows the groups from the last to the first."""
-
-
-def parser() -> SettingsParser:
-    """The command line of train_tokenizer.py."""
-    return SettingsParser(TokenizerSettings, PROG, __doc__ or "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from trainer.budget.plan import Cut, best_plan, sizes
 from trainer.machine import compiling
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
@@ -38,7 +38,7 @@ def costs_of(*words, evaluated=100_000):
         text_scale=1.0,
     )
     given = {word.removeprefix("--") for word in words if word.startswith("--")}
-    settings = parse_args(["--budget", "10m", "--use_compile", "0", *words])
+    settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
     return RunCosts(settings, data, MACHINE, "muon", given)
 
 
