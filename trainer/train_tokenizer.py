@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -30,14 +31,13 @@ if __name__ == "__main__":
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import positive
-from common.settings import Settings, default_of, parse, setting, switch
+from common.settings import Settings, default_of, setting, switch
 from common.wording import announce, one_line
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
-PROG = "train_tokenizer.py"
 BPE, WORDPIECE = "bpe", "wordpiece"
 
 
@@ -117,10 +117,13 @@ class VocabularySettings(Settings):
 class TokenizerSettings(VocabularySettings, SampleSettings):
     """All settings of train_tokenizer.py; --help shows the groups from the last to the first."""
 
+    prog: ClassVar[str] = "train_tokenizer.py"
+    description: ClassVar[str] = __doc__ or ""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train with the given flags (default: the command line's). Returns the exit code."""
-    settings = parse(TokenizerSettings, PROG, __doc__ or "", argv)
+    settings = TokenizerSettings.parse(argv)
     out_dir = Path(settings.out_dir)
     weights = settings.weights or [1.0] * len(settings.data_path)
     sample = draw_sample(settings.data_path, weights, settings.sample_mb * 1e6, settings)
