@@ -301,7 +301,7 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
         path = kept_of_run(stem, plan_path(stem).name)
         if path is None or not is_of_this_name:
             continue
-        before = type(settings).read_file(path)
+        before = type(settings).parse(["--config", str(path)])
         if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
             found.append((path, before))
     return sorted(found, key=lambda plan: plan[0].stat().st_mtime, reverse=True)

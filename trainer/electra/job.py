@@ -41,7 +41,6 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reporting.charts import COMMON, LOSS, Chart
 from trainer.saving.checkpoint import kept_of_run
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
@@ -71,14 +70,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    CHARTS = (
-        LOSS,
-        Chart(
-            "Losses of generator and discriminator", ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"), True
-        ),
-        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
-        *COMMON[1:],
-    )
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -397,7 +388,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops=of_rank,
             epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
-            charts=self.CHARTS,
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
 

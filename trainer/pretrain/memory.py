@@ -307,6 +307,6 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     path = kept_of_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
     if path is None:
         return None
-    before = type(settings).read_file(path)
+    before = type(settings).parse(["--config", str(path)])
     is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps
     return before.batch_size if is_same else None

@@ -18,7 +18,7 @@ from trainer.budget.plan import sizes
 from trainer.machine import compiling
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
@@ -26,7 +26,7 @@ SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 
 def costs_of(*words, machine=MACHINE, evaluated=0, **data):
     given = {word.removeprefix("--") for word in words if word.startswith("--")}
-    settings = parse_args(["--budget", "10m", "--use_compile", "0", *words])
+    settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
     return RunCosts(settings, data_of(evaluated=evaluated, **data), machine, "muon", given)
 
 

@@ -13,7 +13,7 @@ from trainer.budget.costs import Cut
 from trainer.budget.laws import MOST_PASSES
 from trainer.budget.outcome import chosen_settings, explicit_command, loss_error, plan_lines, quantity
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import PretrainSettings, parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 PLAN = best(seconds=600.0)
 MEASURED = dataclasses.replace(PLAN, parameters=2_000_000)
@@ -117,9 +117,9 @@ def test_the_command_repeats_what_was_said_but_for_the_budget_and_the_processes(
     left_out = "--budget 10m --dry_run 1 --ddp 1 --local_rank 1 --dist_timeout 60 --cpu_processes 2"
     argv = shlex.split(f"{words} {left_out}")
     said = {word.removeprefix("--") for word in argv if word.startswith("--")}
-    command = shlex.split(explicit_command(parse_args(argv), said, at_once=3))
+    command = shlex.split(explicit_command(PretrainSettings.parse(argv), said, at_once=3))
     assert command[:2] == ["python", "trainer/train_pretrain.py"]
     assert not set(left_out.split()[::2]) & set(command) and "--num_hidden_layers" not in command
-    again = parse_args(command[2:])
+    again = PretrainSettings.parse(command[2:])
     assert (again.data_path, again.hidden_size, again.max_updates) == (["a b.jsonl"], 128, 50)
     assert (again.device, again.num_workers, again.eval_interval) == ("cpu", 2, 21)

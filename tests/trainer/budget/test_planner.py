@@ -17,7 +17,7 @@ from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
 FREE = {"batch_size": None, "accumulation_steps": None, "num_attention_heads": None, "num_hidden_layers": None}
@@ -301,7 +301,7 @@ def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path
 )
 def test_short_runs_take_short_rows(words, rate, length):
     """Only where nobody has said how long rows are, and no text is lost by it."""
-    settings = parse_args(words)
+    settings = PretrainSettings.parse(words)
     given = {word.removeprefix("--") for word in words}
     machine = Machine(torch.device("cpu"), torch.float32, Ranks(), rate)
     assert with_row_length(settings, given, machine).max_seq_len == length
