@@ -218,7 +218,7 @@ def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
     assert pieces[0] == pieces[1]
 
 
-def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
+def test_faults_of_a_vocabulary_are_told_with_its_path(tmp_path):
     save_wordpiece(load_wordpiece(write_vocab(tmp_path / "vocab.txt")), tmp_path / "gaps")
     path = tmp_path / "gaps" / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -234,8 +234,8 @@ def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
     }
     (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
     for place, message in faults.items():
-        with pytest.raises(ValueError, match=f"^--from_resume 1: {place}: .*{message}"):
-            load_wordpiece(place, named_by="--from_resume 1: ")
+        with pytest.raises(ValueError, match=f"^{place}: .*{message}|^--vocab_path {place}: {message}"):
+            load_wordpiece(place)
 
 
 def test_case_and_the_mark_that_windows_writes(tmp_path):
