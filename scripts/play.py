@@ -55,7 +55,7 @@ from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
-from trainer.reporting.charts import LABELS, is_noisy, smooth, thin
+from trainer.reporting.charts import CHARTS, smooth, thin
 from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
@@ -261,19 +261,18 @@ class LiveRun(RunRecords):
     def content(self) -> dict[str, Any]:
         """The curves and samples."""
         charts = []
-        for chart in self.charts:
+        for chart in CHARTS:
             curves = []
-            for field in chart.fields_among(self.columns):
-                x, y = self.curve(field)
-                if chart.unless_zero and not y.any():
-                    continue
-                label = for_page(LABELS.get(field, field.split("/")[-1]))
-                curve: dict[str, Any] = {"label": label, "points": points(*thin(x, y, BUCKETS))}
-                if is_noisy(field, x):
-                    curve["means"] = points(*smooth(x, y))
-                curves.append(curve)
+            for curve in self.curves(chart):
+                drawn: dict[str, Any] = {
+                    "label": for_page(curve.label),
+                    "points": points(*thin(curve.x, curve.y, BUCKETS)),
+                }
+                if curve.is_noisy:
+                    drawn["means"] = points(*smooth(curve.x, curve.y))
+                curves.append(drawn)
             if curves:
-                charts.append({"title": for_page(chart.title), "logarithmic": chart.logarithmic, "curves": curves})
+                charts.append({"title": chart.title, "logarithmic": chart.logarithmic, "curves": curves})
         samples = []
         for sample in reversed(self.samples):
             text = for_page(sample["text"].removeprefix(sample["prompt"]), MOST_SAMPLE)

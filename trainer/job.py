@@ -36,7 +36,6 @@ from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.reporting.charts import COMMON, Chart
 
 UNLIMITED = float("inf")
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
@@ -269,8 +268,7 @@ class Outlook:
     epochs: int | None = None
     # Fields of a log line beside loss and rate
     shown: Sequence[str] = ("grad_norm",)
-    # What the report draws, in this order, and the commands that it ends with
-    charts: Sequence[Chart] = COMMON
+    # The commands that the report ends with
     next_commands: Sequence[NextCommand] = ()
     # The loss of a run that goes well, shown beside its own; None: not known
     forecast: Forecast | None = None

@@ -442,7 +442,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if expected is not None:
             record["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
-        self.reporter.log(record, lines.log_line(record, head, self.outlook.shown), lines.bar_line(record))
+        self.reporter.log(record, lines.log_line(record, head, self.outlook.shown))
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 

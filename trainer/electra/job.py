@@ -27,7 +27,7 @@ from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.sample import TextSource, draw_sample
+from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.vocabulary import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
@@ -42,7 +42,6 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reporting.charts import COMMON, LOSS, Chart
 from trainer.saving.checkpoint import kept_of_run
 from trainer.sharding import group_size_of
 from trainer.updates import epochs_of_updates, rows_of_update
@@ -72,14 +71,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    CHARTS = (
-        LOSS,
-        Chart(
-            "Losses of generator and discriminator", ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"), True
-        ),
-        Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
-        *COMMON[1:],
-    )
     ONLY_AT_START = ("model_path", "init_std")
     MENDED_BY = {
         "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
@@ -388,7 +379,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops=flops,
             epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
-            charts=self.CHARTS,
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
 
@@ -412,10 +402,8 @@ def open_vocabulary(
         return load_wordpiece(expanded(settings.model_path) / "discriminator")
 
     def train_it() -> list[str]:
-        options = (settings.text_field, settings.skip_bad_lines, settings.text_suffixes)
-        sources = [TextSource(path, *options) for path in data_path]
         announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
-        sample = draw_sample(sources, [1.0] * len(sources), SAMPLE_BYTES)
+        sample = draw_sample(data_path, [1.0] * len(data_path), SAMPLE_BYTES, settings)
         return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
 
     return wordpiece(on_main(ranks, train_it), settings.lower_case)

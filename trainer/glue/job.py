@@ -36,7 +36,6 @@ from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.reporting.charts import COMMON, LOSS, METRICS, Chart
 from trainer.sharding import group_size_of, put_on_device
 from trainer.updates import epochs_of_updates, rows_of_update, schedule_of
 
@@ -270,9 +269,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
         # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
         set_up(self.device, self.dtype)
-        # Behind the loss the metrics of each development file
-        names = tuple(name + suffix for suffix in self.data.dev for name in self.data.task.metrics)
-        measured = [Chart(METRICS, names)] if names else []
         return Outlook(
             plan=plan,
             lines=lines,
@@ -281,7 +277,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
             n_documents=plan.n_rows,
             epochs=epochs,
             shown=("train_acc", "grad_norm", "updates_per_second"),
-            charts=(LOSS, *measured, *COMMON[1:]),
         )
 
 

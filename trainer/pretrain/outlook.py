@@ -23,19 +23,8 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
-from trainer.reporting.charts import LOSS, SKIPPED, SPEED, Chart
 from trainer.reporting.records import ANSWERS
 from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update
-
-CHARTS = (
-    LOSS,
-    Chart("Validation: bits per byte", ("bits_per_byte",)),
-    *SPEED,
-    Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
-    Chart("Expert load: largest share in a layer", ("expert_load_max",)),
-    SKIPPED,
-    Chart("Expert load: mean over the layers", ("expert_load/*",)),
-)
 
 
 def pretraining_outlook(
@@ -158,8 +147,6 @@ def pretraining_outlook(
         epochs=epochs,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
-        # Nobody knows how many bytes of an answer's text are left to predict.
-        charts=[chart for chart in CHARTS if not (answers and "bits_per_byte" in chart.fields)],
         next_commands=next_commands(settings.tokenizer_path, answers),
         forecast=forecast,
     )

@@ -1,17 +1,12 @@
-"""What a report draws of a run, and curves with few enough points for a page.
-
-Each job declares its charts; the start record of its metrics file carries them.
-"""
+"""The fields of a metrics file that reports draw, and curves with few enough points for a page."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-
-# (tokens, values)
-Curve = tuple[np.ndarray, np.ndarray]
 
 # field: its name in a legend, where that is not the end of the field's own name
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
@@ -23,56 +18,64 @@ BUCKETS = 300
 
 @dataclass(frozen=True)
 class Chart:
-    """Some fields of the metrics over the tokens trained. A field `name/*` is each number of the list `name`.
+    """Some fields over the tokens trained, by patterns: `name/*` is each number of the list `name`.
 
-    unless_zero: drawn only where some value is not 0.
+    unless_zero: drawn only where some value is not 0. of_one_run: nobody could tell the curves of several runs apart.
     """
 
     title: str
     fields: tuple[str, ...]
     logarithmic: bool = False
     unless_zero: bool = False
-
-    @classmethod
-    def of_record(cls, record: dict[str, Any]) -> "Chart":
-        """The Chart of what `asdict` gave, as JSON holds it."""
-        return cls(**{**record, "fields": tuple(record["fields"])})
-
-    @property
-    def shows_list(self) -> bool:
-        """Whether it has a curve for each number of a list: nobody could tell those of several runs apart."""
-        return any(field.endswith("/*") for field in self.fields)
+    of_one_run: bool = False
 
     def fields_among(self, known: Iterable[str]) -> list[str]:
-        """Those of the known fields that it shows, with the numbers of a list for its name."""
+        """Those of the known fields that it shows."""
         names = list(known)
-        shown: list[str] = []
-        for field in self.fields:
-            shown += [name for name in names if name == field or (field.endswith("/*") and name.startswith(field[:-1]))]
-        return shown
+        return [name for pattern in self.fields for name in names if fnmatchcase(name, pattern)]
 
 
-# The Trainer itself logs what these show, whatever the job.
 LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)
-SPEED = (
+# How good a model is at its task, with a suffix for each further file. The table of figures has these too.
+METRICS = Chart(
+    "Metrics on the development data", ("accuracy*", "f1*", "macro_f1*", "matthews*", "pearson*", "spearman*")
+)
+# All that any trainer logs for a chart. A page has those of which a run has logged something, in this order.
+CHARTS = (
+    LOSS,
+    METRICS,
+    Chart("Losses of generator and discriminator", ("mlm_loss", "disc_loss", "val_mlm_loss", "val_disc_loss"), True),
+    Chart("Discriminator: precision, recall, AUC", ("disc_precision", "disc_recall", "disc_auc", "val_disc_auc")),
+    Chart("Validation: bits per byte", ("bits_per_byte",)),
     Chart("Learning rate", ("lr",)),
     Chart("Gradient norm, before clipping", ("grad_norm",), logarithmic=True),
     Chart("Tokens per second", ("tokens_per_second",)),
     Chart("Share of the best matrix-product rate", ("flops_utilisation",)),
+    Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
+    Chart("Expert load: largest share in a layer", ("expert_load_max",)),
+    Chart("Updates not applied", ("skipped_updates",), unless_zero=True),
+    Chart("Expert load: mean over the layers", ("expert_load/*",), of_one_run=True),
 )
-SKIPPED = Chart("Updates not applied", ("skipped_updates",), unless_zero=True)
-# Charts of a job that declares none of its own
-COMMON = (LOSS, *SPEED, SKIPPED)
-# Title of the chart of how good a model is at its task. The page's table has its fields too.
-METRICS = "Metrics on the development data"
 
 
-def is_noisy(field: str, x: np.ndarray) -> bool:
-    """Whether the curve of a field is drawn faintly, behind its means."""
-    return field in NOISY and len(x) > 100
+class Curve(NamedTuple):
+    """A field over the tokens trained."""
+
+    field: str
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.field, self.field.split("/")[-1])
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether it is drawn faintly, behind its means."""
+        return self.field in NOISY and len(self.x) > 100
 
 
-def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
+def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarray, np.ndarray]:
     """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
     if len(x) <= 2 * buckets + 2:
         return x, y
@@ -86,7 +89,7 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> Curve:
     return x[indices], y[indices]
 
 
-def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> Curve:
+def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> tuple[np.ndarray, np.ndarray]:
     """Means over buckets of equal numbers of points."""
     edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
     # Tokens and values alike, so that a mean stands in the middle of what it is of.

@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.charts import LABELS, LOSS, METRICS, is_noisy, smooth, thin
+from trainer.reporting.charts import CHARTS, LOSS, Curve, smooth, thin
 from trainer.reporting.records import RunRecords, quality, remarks, trains_answers
 
 # Evaluations before the last one whose samples are shown
@@ -46,7 +47,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         runs=list(zip(names, runs, strict=True)),
         read_different_data=len(fingerprints) > 1,
         charts=draw_charts(runs, names),
-        figures=table([figures(run) for run in runs]),
+        figures=table([dict(run.figures()) for run in runs]),
         settings=table([run.settings for run in runs]),
         machine=table([{**run.noted("machine"), **run.noted("versions")} for run in runs]),
         summary=summary,
@@ -61,13 +62,10 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
 
 
 def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
-    """A name for each run: its file's, with as many folders before it as tell it from the others."""
+    """The place of each run's files in the folder that all runs are in."""
     paths = [run.path.resolve().with_name(run.name) for run in runs]
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(set(paths)):
-            break
-    return names
+    folder = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def write_page(path: str | Path, template: str, folder: Path, **content: object) -> None:
@@ -91,38 +89,35 @@ def for_browser(value: object) -> object:
 
 
 def draw(
-    runs: Sequence[RunRecords],
+    curves: Sequence[Sequence[Curve]],
     names: Sequence[str],
-    fields: Sequence[str],
     logarithmic: bool,
     ink: str = INK,
     grid: str = GRID,
     size: tuple[float, float] = (4.6, 2.9),
 ) -> Figure:
-    """A curve for each run and field; x: tokens trained. size: in inches."""
+    """The curves of each run in a drawing; x: tokens trained. size: in inches."""
     # Not by pyplot, which keeps every figure until it is closed and looks for a screen.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     lines = []
     lowest, highest = np.inf, 0.0
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        for j, field in enumerate(fields):
-            if field not in run.columns:
-                continue
-            x, y = run.curve(field)
+    several_runs = len(curves) > 1
+    several_fields = len({curve.field for of_run in curves for curve in of_run}) > 1
+    for i, (of_run, name) in enumerate(zip(curves, names, strict=True)):
+        for j, curve in enumerate(of_run):
+            x, y = curve.x, curve.y
             lowest, highest = min(lowest, y.min()), max(highest, y.max())
             # A colour is a run's where there are several, and a field's otherwise.
-            colour = COLOURS[(i if len(runs) > 1 else j) % len(COLOURS)]
-            words = [name] if len(runs) > 1 else []
-            if len(fields) > 1:
-                words.append(LABELS.get(field, field.split("/")[-1]))
+            colour = COLOURS[(i if several_runs else j) % len(COLOURS)]
+            words = [name] * several_runs + [curve.label] * several_fields
             # matplotlib draws no lone surrogates, and takes what stands between two $ for a formula.
             label = printable(" ".join(words)).encode(errors="backslashreplace").decode().replace("$", r"\$")
-            if is_noisy(field, x):
+            if curve.is_noisy:
                 axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
                 x, y = smooth(x, y)
             # A line through one point would not show.
-            style = STYLES.get(field, {}) if len(x) > 1 else {"marker": "o"}
+            style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
@@ -146,7 +141,8 @@ def draw(
 
 def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
     """The loss curves of the runs over the tokens trained, as a PNG."""
-    figure = draw(runs, names, LOSS.fields, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
+    curves = [run.curves(LOSS) for run in runs]
+    figure = draw(curves, names, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
     # A title of the figure would be drawn over the legend of several runs.
     figure.axes[0].set_title(LOSS.title, loc="left")
     picture = io.BytesIO()
@@ -155,20 +151,16 @@ def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
 
 
 def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[str, Markup]]:
-    """[(caption, SVG)] of the charts that the runs' jobs have declared and that there is something to draw of."""
+    """[(caption, SVG)] of the charts that there is something to draw of."""
     drawn = []
-    # A dict without values is a set that keeps its order.
-    for number, chart in enumerate(dict.fromkeys(chart for run in runs for chart in run.charts)):
-        if chart.shows_list and len(runs) > 1:
-            continue
-        fields = chart.fields_among(dict.fromkeys(field for run in runs for field in run.columns))
-        values = [run.columns[field][1] for run in runs for field in fields if field in run.columns]
-        if not values or (chart.unless_zero and not any(any(of_run) for of_run in values)):
+    for number, chart in enumerate(CHARTS):
+        curves = [run.curves(chart) for run in runs]
+        if not any(curves) or (chart.of_one_run and len(runs) > 1):
             continue
         drawing = io.StringIO()
         # The salt makes the ids of a drawing its own among those of the page.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart{number}"}):
-            draw(runs, names, fields, chart.logarithmic).savefig(drawing, format="svg", transparent=True)
+            draw(curves, names, chart.logarithmic).savefig(drawing, format="svg", transparent=True)
         svg = drawing.getvalue()
         # A browser takes no XML declaration within a page, and the page alone knows whether it is dark or light.
         svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
@@ -187,15 +179,6 @@ def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str],
         texts = [str(column.get(label, "–")) for column in columns]
         rows.append((label, texts, len(set(texts)) > 1))
     return rows
-
-
-def figures(run: RunRecords) -> dict[str, str]:
-    """{label: text} of the last figures that a run has logged, with those of its task."""
-    texts = dict(run.figures())
-    for field in (field for chart in run.charts if chart.title == METRICS for field in chart.fields):
-        if (value := run.last(field)) is not None:
-            texts[LABELS.get(field, field)] = f"{value:.4f}"
-    return texts
 
 
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:

@@ -4,7 +4,6 @@ import contextlib
 import glob
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,6 @@ def describe(
         "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "charts": [asdict(chart) for chart in outlook.charts],
         "next_commands": filled(outlook.next_commands, command, job.files.stem),
     }
     return line, record
@@ -140,21 +138,6 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) ->
     if record["skipped_updates"]:
         line += f" skipped_updates:{record['skipped_updates']}"
     return line
-
-
-def bar_line(record: Mapping[str, Any]) -> str:
-    """What stands behind the bar: the figures of the last log line."""
-    expected = record.get("expected_loss")
-    parts = [
-        f"{record['tokens'] / 1e6:,.2f}M tokens",
-        f"{record['tokens_per_second']:,.0f}/s",
-        f"loss {record['loss']:.3f}" + (f" ({expected:.2f} expected)" if expected is not None else ""),
-        f"lr {record['lr']:.2g}",
-        f"{record['memory'] / 1e9:.1f} GB",
-    ]
-    if record["skipped_updates"]:
-        parts.append(f"{record['skipped_updates']} skipped")
-    return ", ".join(parts)
 
 
 # --------------------------------------------------------------------------------------------------------- at the end

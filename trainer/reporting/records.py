@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import UserError, user_errors
 from common.files import refuse_irregular
-from trainer.reporting.charts import COMMON, Chart, Curve
+from trainer.reporting.charts import METRICS, Chart, Curve
 from trainer.reporting.reporter import flat_numbers
 
 METRICS_SUFFIX = ".metrics.jsonl"
@@ -105,17 +105,22 @@ class RunRecords:
                     x.append(tokens)
                     y.append(value)
 
-    def curve(self, field: str) -> Curve:
-        """(tokens, values) of a field that has some."""
-        x, y = self.columns[field]
-        return np.array(x), np.array(y)
+    def curves(self, chart: Chart) -> list[Curve]:
+        """Those of a chart that there is something to draw of."""
+        found = []
+        for field in chart.fields_among(self.columns):
+            x, y = self.columns[field]
+            if any(y) or not chart.unless_zero:
+                found.append(Curve(field, np.array(x), np.array(y)))
+        return found
 
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
 
     def figures(self) -> list[tuple[str, str]]:
-        """[(label, text)] of the FIGURES that were logged last."""
-        values = [(label, self.last(field), write) for label, field, write in FIGURES]
+        """[(label, text)] of the FIGURES that were logged last, with those of the run's task."""
+        of_task = [(field, field, "{:.4f}".format) for field in METRICS.fields_among(self.columns)]
+        values = [(label, self.last(field), write) for label, field, write in (*FIGURES, *of_task)]
         return [(label, write(value)) for label, value, write in values if value is not None]
 
     def noted(self, part: str) -> dict[str, Any]:
@@ -126,12 +131,6 @@ class RunRecords:
     def settings(self) -> dict[str, Any]:
         """Those of the last start."""
         return self.noted("settings")
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Those that its job declared at the last start."""
-        declared = self.starts[-1].get("charts") if self.starts else None
-        return tuple(map(Chart.of_record, declared)) if declared else COMMON
 
 
 def trains_answers(run: RunRecords) -> bool:
@@ -184,12 +183,12 @@ def remarks(run: RunRecords) -> list[str]:
     """Sentences on how good a run's model is, beside its figures."""
     sentences = []
     if "val_loss" in run.columns:
-        tokens, values = run.curve("val_loss")
-        lowest = int(values.argmin())
+        tokens, values = run.columns["val_loss"]
+        lowest = min(values)
         # Every line has its update, and lines with the same number of tokens have the same one.
-        line_tokens, updates = run.curve("update")
-        update = int(updates[np.searchsorted(line_tokens, tokens[lowest])])
-        risen = risen_validation(float(values[lowest]), update, float(values[-1]), run.path.with_name(run.name))
+        line_tokens, updates = run.columns["update"]
+        update = int(updates[line_tokens.index(tokens[values.index(lowest)])])
+        risen = risen_validation(lowest, update, values[-1], run.path.with_name(run.name))
         if risen:
             sentences.append(f"{risen[0].upper()}{risen[1:]}.")
     answers = trains_answers(run)

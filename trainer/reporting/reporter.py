@@ -1,4 +1,4 @@
-"""What the user sees: progress bar or log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
+"""What the user sees: log lines and a bar, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
 import importlib
@@ -74,20 +74,16 @@ class Reporter:
             if self.bar is None:
                 # tqdm would start a thread that looks after bars that move slowly.
                 tqdm.monitor_interval = 0
-                layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]{postfix}"
+                layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]"
                 self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 
-    def log(self, record: Record, text: str, on_bar: str = "") -> None:
-        """Record one dict (`step` and `update` are its axis) and print `text`, or show `on_bar` behind the bar."""
+    def log(self, record: Record, text: str) -> None:
+        """Record one dict (`step` and `update` are its axis) and print `text`."""
         if not self.is_main:
             return
-        if self.bar is not None and on_bar:
-            with self._terminal():
-                self.bar.set_postfix_str(on_bar)
-        else:
-            self.say(text)
+        self.say(text)
         self.record(record)
         numbers = flat_numbers(record)
         # It is the axis, and a name that some trackers keep for themselves.

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: a bar on a terminal, log lines elsewhere."""
+"""What a user sees while a run goes on: log lines, and below them a bar on a terminal."""
 
 import io
 import json
@@ -26,16 +26,16 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_on_a_terminal(data, tmp_path):
-    """It counts the updates of all epochs, shows the last figures, and lines of other kinds stay whole beside it."""
+    """It counts the updates of all epochs, and the lines above it stay whole."""
     terminal = Terminal()
     with mock.patch("sys.stdout", terminal):
         run = train(data_path=data, out_dir=tmp_path, epochs=2, val_fraction=0.2)
     shown = terminal.getvalue()
     updates = run.progress.update
-    assert "100%|" in shown and f"{updates}/{updates} updates [" in shown and "Epoch:[" not in shown
-    last = records(run)[-1]
-    assert f"loss {last['loss']:.3f}" in shown and "tokens, " in shown and " GB" in shown
-    assert f"\nValidation after update {updates}: val_loss:" in shown.replace("\r", "\n")
+    assert "100%|" in shown and f"{updates}/{updates} updates [" in shown
+    lines = shown.replace("\r", "\n")
+    assert lines.count("\nEpoch:[") == sum("lr" in record for record in records(run))
+    assert f"\nValidation after update {updates}: val_loss:" in lines
 
 
 @pytest.mark.parametrize("writes", [0, 20])
