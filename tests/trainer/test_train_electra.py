@@ -346,7 +346,7 @@ def test_adam_without_bias_correction(fused):
         ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
         ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),
         ({"save_percents": "0,50"}, "--save_percents: 0,50"),
-        ({"model_path": "out"}, "--model_path decides the networks: drop --hidden_size"),
+        ({"model_path": "out"}, "--model_path decides the networks: drop --num_hidden_layers"),
         ({"generator_config": "a.json"}, "--generator_config needs the other one too"),
     ],
 )
