@@ -23,7 +23,7 @@ from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, fla
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import forward, init_model, metrics_of
-from trainer.glue.settings import parse_args
+from trainer.glue.settings import GlueSettings
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +251,12 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
 
 def test_flags_of_the_published_script_mean_what_they_meant():
     line = "--task_name MRPC --data_dir d --no_cuda --fp16 --per_gpu_train_batch_size 8 --max_grad_norm 0.5 --do_lower_case False"
-    settings = parse_args([*line.split(), "--eval_all_checkpoints", "--logging_steps", "7", "--server_ip", ""])
+    settings = GlueSettings.parse([*line.split(), "--eval_all_checkpoints", "--logging_steps", "7", "--server_ip", ""])
     assert (settings.task, settings.device, settings.dtype, settings.batch_size) == ("mrpc", "cpu", "float16", 8)
     assert (settings.grad_clip, settings.lower_case, settings.log_interval) == (0.5, False, 7)
     # Alone, as it was published: the models of every 500 updates.
     assert settings.save_steps == 500 and settings.passed_over() == []
-    assert parse_args(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
+    assert GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--max_steps", "-1"]).max_steps == -1
 
 
 @pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow)])
