@@ -114,8 +114,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         # Who names a rate means it for all that AdamW trains.
         if "learning_rate" not in given:
             chosen["embed_lr"] = laws.EMBED_RATE
-        different = plan.tokens / plan.passes
-        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / different)
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
@@ -215,7 +214,7 @@ def plan_lines(
         used, limit = plan.flops, chosen.budget_flops
     if limit is not None and used < USED * limit:
         lines.append(
-            f"the text is small for this budget: the run ends after {laws.most_passes(chosen.from_weight)} passes over it, "
+            f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
         )
     for part in costs.data.parts:

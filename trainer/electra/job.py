@@ -26,7 +26,7 @@ from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
-from dataset.tokenizing.sample import TextSource, draw_sample
+from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.vocabulary import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
@@ -411,10 +411,8 @@ def open_vocabulary(
         return load_wordpiece(own, named_by="--model_path, whose vocabulary --vocab_path may name: ")
 
     def train_it() -> list[str]:
-        options = (settings.text_field, settings.skip_bad_lines, settings.text_suffixes)
-        sources = [TextSource(path, *options) for path in data_path]
         announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
-        sample = draw_sample(sources, [1.0] * len(sources), SAMPLE_BYTES)
+        sample = draw_sample(data_path, [1.0] * len(data_path), SAMPLE_BYTES, settings)
         return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
 
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
