@@ -44,7 +44,7 @@ from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_ar
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
 from trainer.sharding import group_size_of
-from trainer.updates import epochs_of_updates, rows_of_update
+from trainer.updates import rows_of_update
 
 # Folder of the vocabulary that is trained where none is given, and its entries.
 OWN = "vocabulary"
@@ -377,7 +377,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops,
-            epochs=epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows),
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )

@@ -12,7 +12,7 @@ from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
-from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared
+from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -149,7 +149,7 @@ def batches(opened, epoch, world_size=1, batch_size=6, workers=0, start_row=0, s
     schedule, found = UpdateSchedule(plan.n_rows, batch_size, 2, world_size, start_row), {}
     for rank in range(world_size):
         for (_, _, lo, hi), (*_, batch) in zip(
-            schedule.steps(rank), batches_of(assembler, plan, schedule, rank, workers), strict=True
+            steps_of(schedule, rank), batches_of(assembler, plan, schedule, rank, workers), strict=True
         ):
             found |= {row: [part[row - lo].tolist() for part in batch] for row in range(lo, hi)}
     return found
