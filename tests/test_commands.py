@@ -33,7 +33,7 @@ PARSERS = {
     "trainer/train_sft.py": partial(SettingsParser, SftSettings),
     "trainer/train_electra.py": partial(SettingsParser, ElectraSettings),
     "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
-    "trainer/train_tokenizer.py": train_tokenizer.build_parser,
+    "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
     "dataset/tokenize_corpus.py": partial(SettingsParser, tokenize_corpus.TokenizeSettings),
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,

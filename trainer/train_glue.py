@@ -319,8 +319,6 @@ def one_run(
         stop_signal = look_back(job, surroundings.signals, result, say)
     # Computed with again after the run's own end.
     trainer.engine.close()
-    if job.engine.shards is not None:
-        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

@@ -18,7 +18,10 @@ COMMANDS = {
     "train_pretrain.py": (partial(SettingsParser, PretrainSettings), []),
     "train_electra.py": (partial(SettingsParser, ElectraSettings), []),
     "train_glue.py": (partial(SettingsParser, GlueSettings), ["--task", "cola", "--data_dir", "glue"]),
-    "train_tokenizer.py": (train_tokenizer.build_parser, ["--data_path", "data.txt", "--out_dir", "out"]),
+    "train_tokenizer.py": (
+        partial(SettingsParser, train_tokenizer.TokenizerSettings),
+        ["--data_path", "data.txt", "--out_dir", "out"],
+    ),
     "tokenize_corpus.py": (partial(SettingsParser, tokenize_corpus.TokenizeSettings), ["--data_path", "data.txt"]),
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
