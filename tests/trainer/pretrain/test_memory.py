@@ -171,7 +171,9 @@ def test_micro_batches_that_may_not_fit_are_told_with_smaller_ones(tmp_path, dat
     train(data_path=data, out_dir=tmp_path, batch_size=2, accumulation_steps=3, max_updates=1)
     said = capsys.readouterr().out
     assert "warning: such micro-batches need about 0.1" in said
-    assert "0.00 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
+    assert (
+        "0.00 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
+    )
 
 
 def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
