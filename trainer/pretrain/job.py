@@ -40,7 +40,6 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts, samples
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_warmup
 
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
@@ -69,7 +68,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         dtype, precision_notice = pick_dtype(settings.dtype, device)
         if precision_notice:
             self.notices.append(precision_notice)
-        self.free_memory = free_memory(device, ranks, surroundings.available_memory)
+        free = free_memory(device, ranks)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -94,7 +93,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.asked = settings
             # From here on it is a number.
             settings, lines = settle_on_rows(
-                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, self.free_memory
+                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
             )
             self.notices += lines
         self.settings = settings
@@ -196,10 +195,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             asked=self.asked,
             epoch=progress.epoch,
             length=self.length,
-            dtype=self.engine.dtype,
             device_type=self.device.type,
             ranks=self.ranks,
-            free=self.free_memory,
             notices=self.notices,
             answers=self.kind.answers,
         )
@@ -231,7 +228,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
+        # The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too.
+        at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
+        warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         clock = self.length.clock
         if clock is not None and clock.moved is not None:
             return settings.learning_rate * clock.moved.factor(progress.update) * min(1.0, warmup)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
@@ -21,10 +20,10 @@ from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
+from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
-from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update
+from trainer.updates import rows_of_update, schedule_of
 
 
 def pretraining_outlook(
@@ -36,24 +35,23 @@ def pretraining_outlook(
     asked: PretrainSettings,
     epoch: int,
     length: Length,
-    dtype: torch.dtype,
     device_type: str,
     ranks: Ranks,
-    free: float | None,
     notices: Sequence[str],
     answers: bool,
 ) -> Outlook:
     """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
-    next. free: bytes of memory. notices: lines that are known already. answers: the run trains the answers of conversations.
+    next. notices: lines that are known already. answers: the run trains the answers of conversations.
     """
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
-    epochs = length.epochs
-    if settings.max_updates and not corpus.is_one_plan:
-        epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
-    n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
+    n_rows: float = first.n_rows * length.epochs
+    if settings.max_updates:
+        # The last update of an epoch may have fewer rows.
+        epochs = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
+        n_rows = min(first.n_rows * epochs, settings.max_updates * rows_of_update(settings, ranks))
     # As if each row were one document, which is the most that it can cost: this decides on compiling.
     flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
     trained = first.row_targets(0, first.n_rows)
@@ -85,17 +83,6 @@ def pretraining_outlook(
         ranks=ranks,
         device_type=device_type,
         has_validation=bool(corpus.val_store),
-        memory=training_bytes(
-            config,
-            min(settings.batch_size, first.n_rows),
-            first.T,
-            half=dtype.itemsize,
-            compiled=settings.use_compile != "0",
-            recomputes=settings.gradient_checkpointing,
-            device_type=device_type,
-            sharing=ranks.sharing,
-        ),
-        free=free if settings.shard == "none" else None,
     )
     said = [*first_model.notices, *notices]
     # The chat template writes special tokens, and a message that spells one stays text.
@@ -144,7 +131,6 @@ def pretraining_outlook(
         # For the share of the product rate in the log: what a trained token of this corpus really needs.
         flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
         flops=flops,
-        epochs=epochs,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
         next_commands=next_commands(settings.tokenizer_path, answers),

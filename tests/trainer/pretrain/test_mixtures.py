@@ -46,14 +46,15 @@ def trained_rows():
 @contextlib.contextmanager
 def stopped_after(update):
     """Runs stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
-    count = Trainer.count
+    after_update = Trainer.after_update
 
-    def counted(trainer, done):
-        count(trainer, done)
+    def stopping(trainer, *args):
+        stop_signal = after_update(trainer, *args)
         if trainer.progress.update == update - 1:
             trainer.signals.signum = 15
+        return stop_signal
 
-    with mock.patch.object(Trainer, "count", counted):
+    with mock.patch.object(Trainer, "after_update", stopping):
         yield
 
 
