@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.training import LEARNING_RATE, Training
 from common.paths import ROOT
+from dataset.loader import with_tensors
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize
 
@@ -255,7 +256,7 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
     on_gpu = device.type == "cuda"
     training = Training({**SMALL, **fields}, device, ROWS, T, compiled=on_gpu, optimizer=optimizer, dtype=dtype)
     poll = training.engine.poll if on_gpu else list
-    batch = training.host_batch.pin_memory() if on_gpu else training.host_batch
+    batch = with_tensors(training.host_batch, torch.Tensor.pin_memory) if on_gpu else training.host_batch
     # A copy from other memory may wait all the same, and torch does not call that an error.
     assert not on_gpu or batch.input_ids.is_pinned()
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     begin()
 
 from common.flags import positive
-from common.settings import Settings, setting
+from common.settings import setting
 from dataset.reading.settings import DocumentSettings
 
 DESCRIPTION = __doc__ or ""
@@ -41,17 +41,11 @@ class CorpusSettings(DocumentSettings):
         first=True,
     )
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-
-
-@dataclass(kw_only=True)
-class WorkSettings(Settings):
-    """work"""
-
     num_procs: int | None = setting(None, check=positive(int), help="processes (default: one a core)", first=True)
 
 
 @dataclass(kw_only=True)
-class TokenizeSettings(WorkSettings, CorpusSettings):
+class TokenizeSettings(CorpusSettings):
     """All settings of tokenize_corpus.py; --help shows the groups from the last to the first."""
 
     prog: ClassVar[str] = "tokenize_corpus.py"

@@ -14,7 +14,7 @@ from transformers import (
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.electra.encoders import load_config
+from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
@@ -85,7 +85,7 @@ def test_what_the_weights_hold_is_loaded(tmp_path, kind):
 def test_a_config_that_is_none(tmp_path, content):
     write(tmp_path, "llama")
     (tmp_path / "config.json").write_text(content)
-    refused(tmp_path, "no model can be loaded from there")
+    refused(tmp_path, "no config can be loaded from there")
 
 
 def test_a_config_of_more_layers_than_any_model_has_builds_nothing(tmp_path):

@@ -16,10 +16,9 @@ from common.errors import UserError
 from tests.helpers import ROOT, flags, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch, train_pretrain
-from trainer.due import SaveClock
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
-from trainer.loop import Trainer
+from trainer.loop import SaveClock, Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode

@@ -5,11 +5,11 @@ import torch
 
 from tests.helpers import losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import due
-from trainer.due import GPU_MINUTES, SaveClock
+from trainer import loop
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.glue.settings import GlueSettings
+from trainer.loop import GPU_MINUTES, SaveClock
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
-    monkeypatch.setattr(due, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
     update = Engine.update
 
