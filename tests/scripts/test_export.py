@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.vocabulary import vocabulary_digest
+from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from model.weight_record import vocabulary_of
 from scripts import export_hf
