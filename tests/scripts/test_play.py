@@ -37,7 +37,7 @@ def server(tmp_path_factory):
 def test_a_weight_and_a_folder_stand_side_by_side(weight, tmp_path):
     export_hf.export(weight, tmp_path / "pretrain_hf")
     with opened("--weight", weight, tmp_path / "pretrain_hf", "--out_dir", tmp_path) as server:
-        assert [model.name for model in server.models] == ["pretrain_32", "pretrain_hf"]
+        assert [model.name for model in server.models] == [weight, str(tmp_path / "pretrain_hf")]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_it_runs_by_path_until_ctrl_c(weight, tmp_path):
         said = process.stdout.readline()
         assert said.startswith("open http://127.0.0.1:") and "Ctrl-C ends" in said, process.stderr.read()
         with urllib.request.urlopen(said.split()[1] + "api/models", timeout=60) as answer:
-            assert json.load(answer)["models"][0]["name"] == "pretrain_32"
+            assert json.load(answer)["models"][0]["name"] == weight
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
