@@ -12,11 +12,9 @@ compared before the weights are rounded to half precision.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -51,10 +49,10 @@ from scripts.arguments import export_parser
 from scripts.common import (
     DTYPES,
     as_minimind,
-    check_vocabulary,
     drop_untrained_thoughts,
     load_model,
     tokenizer_folder,
+    tokenizer_of,
     vocabulary_size,
 )
 from trainer.machine.command_line import run_cli
@@ -73,10 +71,6 @@ TOLERANCE = 1e-5
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_parser().parse_args(argv)
-    if args.out_dir is not None and args.to_pth is not None:
-        raise UserError("--out_dir and --to_pth exclude each other: an export, or the way back")
-    if args.out_dir is None and args.to_pth is None:
-        raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
     if args.to_pth and args.dtype != "auto":
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
     with user_errors():
@@ -102,8 +96,7 @@ def export(
     model = load_model(weight)
     if not isinstance(model, MiniMindForCausalLM):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
-    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    check_vocabulary(weight, tokenizer, tokenizer_path)
+    tokenizer = tokenizer_of(weight, tokenizer_path)
     drop_untrained_thoughts(tokenizer, weight)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)

@@ -9,11 +9,9 @@ It prints the address to open. Nobody but this machine can reach it, unless --ho
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -47,6 +45,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
+from common.paths import ROOT
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
