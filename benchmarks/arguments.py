@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.flags import Parser, not_negative, positive, seed
+from common.flags import Parser, positive, seed
 from common.paths import ROOT
 from trainer.budget.settings import duration
 
@@ -95,8 +95,6 @@ def bench_parser() -> Parser:
     p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row")
     p.add_argument("--documents", type=positive(int), default=4000, help="how many")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours")
-    workers = "ours: processes that load batches (default: 1 on a GPU; on a CPU 0, each takes time from the training)"
-    p.add_argument("--num_workers", type=not_negative(int), help=workers)
     p.add_argument("--device", help=BEST_DEVICE)
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures, in JSON")
     # This process is that side.

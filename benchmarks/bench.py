@@ -144,7 +144,6 @@ class Side:
             "max_seq_len": args.max_seq_len,
             "device": torch.device(args.device).type,
             "use_compile": args.use_compile,
-            "num_workers": args.num_workers,
             "documents_file": documents,
             "started": time.time(),
         }
@@ -264,9 +263,9 @@ def flops_of(side: str, size: str, max_seq_len: int, pairs: Sequence[int]) -> fl
     return flops_per_token(MiniMindConfig(**SIZES[size]), context)
 
 
-def rate(part: Slice, count: str = "text") -> float:
-    """Per second."""
-    return part[count] / part["seconds"]
+def rate(part: Slice) -> float:
+    """Text tokens per second."""
+    return part["text"] / part["seconds"]
 
 
 def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Record:
@@ -280,11 +279,9 @@ def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Reco
     best = max(map(rate, slices))
     return {
         "text_tokens_per_second": middle,
-        "positions_per_second": median(rate(part, "positions") for part in slices),
         "padding": 1 - text / positions,
         "utilisation": middle * flops / product_flops,
         "best_utilisation": best * flops / product_flops,
-        "mflop_per_token": flops / 1e6,
     }
 
 
@@ -293,14 +290,10 @@ def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, floa
     found = {}
     middles = {name: median(map(rate, slices[name])) for name in slices if name.startswith("hf")}
     fastest = max(middles, key=middles.__getitem__, default="no Trainer")
-    for what, other, count in (
-        ("ours / plain, text tokens", "plain", "text"),
-        ("ours / plain, padded positions", "plain", "positions"),
-        (f"ours / {fastest}, text tokens", fastest, "text"),
-    ):
+    for other in ("plain", fastest):
         if "ours" in slices and other in slices:
-            each = [rate(a, count) / rate(b, count) for a, b in zip(slices["ours"], slices[other], strict=True)]
-            found[what] = (median(each), min(each), max(each))
+            each = [rate(a) / rate(b) for a, b in zip(slices["ours"], slices[other], strict=True)]
+            found[f"ours / {other}, text tokens"] = (median(each), min(each), max(each))
     return found
 
 
@@ -328,13 +321,10 @@ def show(record: Record) -> None:
 def fill_in(args: argparse.Namespace) -> None:
     """What only torch knows, for the flags that were not given."""
     args.device = str(pick_device(args.device))
-    on_gpu = args.device.startswith("cuda")
     if args.threads is None:
         args.threads = [torch.get_num_threads()]
     if args.rows is None:
-        args.rows = 32 if on_gpu else 8
-    if args.num_workers is None:
-        args.num_workers = 1 if on_gpu else 0
+        args.rows = 32 if args.device.startswith("cuda") else 8
 
 
 def main(argv: Sequence[str] | None = None) -> None:

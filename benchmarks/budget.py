@@ -35,17 +35,11 @@ from functools import partial
 
 from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, text_words, trained
 from common.errors import UserError
-from common.settings import parse
 from trainer.budget import laws
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.settings import DESCRIPTION, PROG, PretrainSettings
+from trainer.pretrain.settings import PretrainSettings
 
 PLAN = "plan"
-
-
-def settings_of(flags: list[str]) -> PretrainSettings:
-    """What flags mean to the trainer."""
-    return parse(PretrainSettings, PROG, DESCRIPTION, flags)
 
 
 def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
@@ -97,7 +91,7 @@ def planned(args: argparse.Namespace) -> list[str]:
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
         if done.returncode:
-            raise UserError(f"{PROG} could not plan (its error stands above)")
+            raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(done.stdout, encoding="utf-8")
     return flags_of(kept.read_text(encoding="utf-8"))
@@ -108,7 +102,7 @@ def flags_of(told: str) -> list[str]:
     lines = told.splitlines()
     (command,) = [line for before, line in zip(lines, lines[1:], strict=False) if before == "the same by flags:"]
     python, trainer, *flags = shlex.split(command)
-    assert (python, trainer) == ("python", f"trainer/{PROG}")
+    assert (python, trainer) == ("python", f"trainer/{TRAINER.name}")
     return flags
 
 
@@ -120,7 +114,7 @@ def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
 
 def main(args: argparse.Namespace) -> None:
     plan_flags = planned(args)
-    plan = settings_of(plan_flags)
+    plan = PretrainSettings.parse(plan_flags)
     assert plan.max_updates is not None
     changes_of: dict[str, Mapping[str, object]] = {PLAN: {}, **hand_made(plan)}
     unknown = sorted(set(args.only or ()) - set(changes_of))

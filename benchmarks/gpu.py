@@ -20,10 +20,9 @@ enough, in whatever versions an image has. Sections:
     7 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
 
 The last one runs where it is asked for: all eight do not fit nine minutes.
-Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After
-LAST_START_S no section starts any more, and after END_S none goes on. A CPU, which tells nothing but whether this command
-works, may take longer. Compiled code is kept in --cache. What is found goes to --out
-at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a
+Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After END_S none
+goes on, and none starts for less than LEAST_S. A CPU, which tells nothing but whether this command works, may take longer.
+Compiled code is kept in --cache. What is found goes to --out at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a
 section did not end or was left out.
 """
 
@@ -52,19 +51,17 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from functools import partial
-from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any
 
 import torch
 import transformers
 
 from benchmarks import gpu_checks, gpu_electra
 from benchmarks.arguments import GPU_SECTIONS, SIZES, USUAL_SECTIONS
-from benchmarks.gpu_checks import Check, NotPromised
+from benchmarks.gpu_checks import Check
 from benchmarks.training import Training, per_step
 from common.errors import UserError, user_errors
 from trainer.machine.command_line import run_cli
@@ -72,18 +69,25 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
 from trainer.pretrain.memory import flops_per_token
 
-LAST_START_S = 500
+# seconds after which no section goes on, and those for which none is started
 END_S = 535
-# Of a section, in seconds, where it is not this
+LEAST_S = 35
+# seconds of a section, where they are not LIMIT_S
 LIMIT_S = 90
 LIMITS_S = {1: 200, 2: 120, 3: 120, 7: 240}
 # On a CPU: nobody waits for its figures, and other programs may use it too.
 CPU_LIMIT_S = 1200
 T = 512
+# (size, rows) that section 1 times, what decides most first; the second are for --seconds small
+SHAPES = (("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256))
+SMALL_SHAPES = (("tiny", 2), ("tiny", 4))
+# seconds of a turn
+TURN_S = 2.0
+SMALL_TURN_S = 0.5
+# sizes of matrix products; None: those of the trainer's own measurement
+SMALL_PRODUCTS = (512, 1024)
 
-
-# A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok"} of a check. ok: None is neither
-# right nor wrong, see NotPromised.
+# A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok", "seconds"} of a check.
 Result = dict[str, Any]
 
 
@@ -92,33 +96,11 @@ def figure(what: str, value: str | float, unit: str = "") -> Result:
     return {"what": what, "value": value, "unit": unit}
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured: all of it, or so little that a CPU has done it in a minute."""
-
-    # (size, rows), what decides most first
-    shapes: tuple[tuple[str, int], ...]
-    turn_s: float
-    product_s: float
-    copied_bytes: int
-    product_sizes: tuple[int, ...]
+# ----------------------------------------------------------------------------------- within a section's process
 
 
-FULL = Scale(
-    shapes=(("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256)),
-    turn_s=2.0,
-    product_s=10.0,
-    copied_bytes=1 << 30,
-    product_sizes=(4096, 8192),
-)
-SMALL = Scale(
-    shapes=(("tiny", 2), ("tiny", 4)), turn_s=0.5, product_s=0.5, copied_bytes=1 << 24, product_sizes=(512, 1024)
-)
-Measurement = Callable[[torch.device, Scale], Iterator[Result]]
-
-
-def machine(device: torch.device, scale: Scale) -> Iterator[Result]:
-    """Versions, and what the machine reaches without any of our code."""
+def machine(device: torch.device, small: bool) -> Iterator[Result]:
+    """Versions, and the best matrix product."""
     yield figure("torch", str(torch.__version__))
     yield figure("transformers", transformers.__version__)
     for name, value in describe_machine(device).items():
@@ -129,28 +111,15 @@ def machine(device: torch.device, scale: Scale) -> Iterator[Result]:
         yield figure("memory of the GPU", round(properties.total_memory / 1e9, 1), "GB")
     dtype, notice = pick_dtype("bfloat16", device)
     yield figure("precision", notice or str(dtype))
-
-    n = scale.product_sizes[-1]
-    a = torch.randn(n, n, device=device, dtype=dtype)
-    b = torch.randn(n, n, device=device, dtype=dtype)
-    best = product_rate(device, dtype, scale.product_sizes)
+    best = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
     yield figure("best product", round(best / 1e12, 2), "TFLOP/s")
-    of_one, _ = per_step(partial(torch.mm, a, b), device, scale.product_s)
-    sustained = 2 * n**3 / of_one
-    yield figure(f"products for {scale.product_s:g} s", round(sustained / 1e12, 2), "TFLOP/s")
-    source = torch.empty(scale.copied_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    of_copy, _ = per_step(partial(target.copy_, source), device, scale.turn_s / 3)
-    # Each byte is read and written.
-    yield figure("copy on the device", round(2 * scale.copied_bytes / of_copy / 1e9), "GB/s")
 
 
-def throughput(device: torch.device, scale: Scale) -> Iterator[Result]:
+def throughput(device: torch.device, small: bool) -> Iterator[Result]:
     """Updates of one micro-batch of full rows."""
     dtype, _ = pick_dtype("bfloat16", device)
-    rate = product_rate(device, dtype, scale.product_sizes)
-    yield figure("best product, of which the shares are", round(rate / 1e12, 2), "TFLOP/s")
-    for size, rows in scale.shapes:
+    rate = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
+    for size, rows in SMALL_SHAPES if small else SHAPES:
         # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
         torch.compiler.reset()
         gc.collect()
@@ -158,7 +127,7 @@ def throughput(device: torch.device, scale: Scale) -> Iterator[Result]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
-            figures = throughput_of(size, rows, device, scale.turn_s, rate)
+            figures = throughput_of(size, rows, device, SMALL_TURN_S if small else TURN_S, rate)
         except torch.OutOfMemoryError:
             # Not within this block: the error holds the tensors that filled the memory.
             figures = [figure("peak memory", "does not fit")]
@@ -190,10 +159,10 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
 
-def against_plain_loop(device: torch.device, scale: Scale) -> Iterator[Result]:
+def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
     """benchmarks/bench.py with the 26 M model on the documents inside Python: sides take turns in one run."""
     flags = ["--sizes", "26m", "--seconds", "40", "--slice", "2", "--documents", "2000"]
-    if scale is not FULL:
+    if small:
         flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "bench.json")
@@ -210,7 +179,7 @@ def against_plain_loop(device: torch.device, scale: Scale) -> Iterator[Result]:
         yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
 
 
-MEASUREMENTS: dict[int, Measurement] = {
+MEASUREMENTS: dict[int, Callable[[torch.device, bool], Iterator[Result]]] = {
     0: machine,
     1: throughput,
     6: against_plain_loop,
@@ -224,13 +193,12 @@ CHECKS: dict[int, Mapping[str, Check]] = {
 }
 # Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
 SIDE_BY_SIDE = (2, 7)
-VERDICTS = {True: "ok", False: "FAILED", None: "not promised"}
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
     """What a section finds, as it finds it."""
     if number in MEASUREMENTS:
-        yield from MEASUREMENTS[number](device, SMALL if small else FULL)
+        yield from MEASUREMENTS[number](device, small)
         return
     checks = CHECKS[number]
     if number not in SIDE_BY_SIDE:
@@ -246,12 +214,9 @@ def results_of(number: int, device: torch.device, small: bool) -> Iterator[Resul
 def result_of(name: str, check: Check, device: torch.device) -> Result:
     """What one check finds."""
     start = time.perf_counter()
-    ok: bool | None = True
+    ok = True
     try:
         found = check(device)
-    except NotPromised as seen:
-        found = str(seen)
-        ok = None
     except Exception as error:
         # The other checks of the section may still tell something.
         found = f"{type(error).__name__}: {error}"
@@ -267,40 +232,15 @@ def run_section(args: argparse.Namespace) -> None:
         print(json.dumps(result), file=answers, flush=True)
 
 
-class Record:
-    """What has been found. Each result is written and printed as it comes, and kept for the table."""
-
-    def __init__(self, out: IO[str]) -> None:
-        self.out = out
-        self.results: list[Result] = []
-
-    def add(self, section: int, result: Result) -> None:
-        result = {"section": section, **result}
-        self.results.append(result)
-        print(json.dumps(result), file=self.out, flush=True)
-        print(f"  {result['what']}: {found_text(result)}", flush=True)
-
-    def names(self, ok: bool | None) -> list[str]:
-        """Of the checks with this outcome."""
-        return [
-            f"{result['what']} (section {result['section']})"
-            for result in self.results
-            if result.get("ok", "a figure") is ok
-        ]
-
-
-def leave(signum: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does: by an exception, and its section with it."""
-    sys.exit(128 + signum)
+# --------------------------------------------------------------------------------------- the command's process
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:
-    """Seconds that a section may take; 0 or less: it is not to start."""
+    """Seconds that a section may take; 0: it is not to start."""
     if device == "cpu":
         return CPU_LIMIT_S
-    if seconds_so_far > LAST_START_S:
-        return 0
-    return min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
+    limit = min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
+    return limit if limit >= LEAST_S else 0
 
 
 def end_with_its_own(process: "subprocess.Popen[str]") -> None:
@@ -319,11 +259,15 @@ def section_command(number: int, args: argparse.Namespace) -> list[str]:
     return [*command, "--device", args.device, "--seconds", args.seconds]
 
 
-def ask(number: int, args: argparse.Namespace, record: Record, limit: float) -> None:
-    """Run a section in a process of its own, and record its results, also the first ones of a section that fails.
+def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result, None, None]:
+    """What a section finds in a process of its own, as it finds it; also the first results of one that fails.
 
     limit: of its seconds.
     """
+    if not limit:
+        why = f"no time is left for it; --sections {number} runs it alone"
+        yield {"what": "left out", "value": why, "ok": False}
+        return
     start = time.monotonic()
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(args.cache).absolute())}
     process = subprocess.Popen(
@@ -336,17 +280,19 @@ def ask(number: int, args: argparse.Namespace, record: Record, limit: float) -> 
         for line in process.stdout:
             # Without its end it is one within which the section was stopped.
             if line.endswith("\n"):
-                record.add(number, json.loads(line))
+                yield json.loads(line)
         code = process.wait()
     finally:
         alarm.cancel()
         # Ctrl-C and SIGTERM reach this process alone.
         end_with_its_own(process)
-    seconds = time.monotonic() - start
+    seconds_taken = time.monotonic() - start
     if code:
-        reason = f"stopped after {limit:g} s" if seconds >= limit else f"exit code {code}; its error stands above"
-        record.add(number, {"what": "the section did not end", "value": reason, "ok": False})
-    record.add(number, {"what": "seconds of the section", "value": round(seconds, 1)})
+        reason = f"exit code {code}; its error stands above"
+        if seconds_taken >= limit:
+            reason = f"stopped after {limit:g} s"
+        yield {"what": "the section did not end", "value": reason, "ok": False}
+    yield figure("seconds of the section", round(seconds_taken, 1))
 
 
 def found_text(result: Result) -> str:
@@ -354,7 +300,7 @@ def found_text(result: Result) -> str:
     value = result["value"]
     text = f"{value:,}" if isinstance(value, (int, float)) else str(value)
     if "ok" in result:
-        text = f"{VERDICTS[result['ok']]}: {text}"
+        text = f"{'ok' if result['ok'] else 'FAILED'}: {text}"
     return f"{text} {result.get('unit', '')}".rstrip()
 
 
@@ -375,33 +321,30 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")
+    for name in ("SIGTERM", "SIGHUP"):
+        # They end this command as Ctrl-C does, and its section with it. Windows has no SIGHUP.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     path = Path(args.out)
     with user_errors():
         path.parent.mkdir(parents=True, exist_ok=True)
         out = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by the block below
-    record = Record(out)
+    results: list[Result] = []
     start = time.monotonic()
-    for name in ("SIGTERM", "SIGHUP"):
-        # Windows has no SIGHUP.
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
     with out:
         for number in args.sections or USUAL_SECTIONS:
             print(f"section {number}: {GPU_SECTIONS[number]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
-            if limit > 0:
-                ask(number, args, record, limit)
-            else:
-                why = f"{LAST_START_S} s had passed; --sections {number} runs it alone"
-                record.add(number, {"what": "left out", "value": why, "ok": False})
-    print("\n".join(["", *table_of(record.results)]))
+            with contextlib.closing(ask(number, args, limit)) as found:
+                for result in found:
+                    results.append({"section": number, **result})
+                    print(json.dumps(results[-1]), file=out, flush=True)
+                    print(f"  {result['what']}: {found_text(result)}", flush=True)
+    print("\n".join(["", *table_of(results)]))
     print(f"\nall results: {path}")
     if not args.sections:
         print("ELECTRA and GLUE were not asked for: make gpu-electra, two minutes")
-    not_promised = record.names(None)
-    if not_promised:
-        print(f"neither right nor wrong, since nobody promises it here: {', '.join(not_promised)}")
-    failed = record.names(False)
+    failed = [f"{result['what']} (section {result['section']})" for result in results if not result.get("ok", True)]
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

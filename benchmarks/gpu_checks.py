@@ -1,7 +1,6 @@
 """Whether training is right on a device: what `make gpu` and `pytest -m gpu` hold against references.
 
-A check is a function of a device. It raises AssertionError where something is wrong, NotPromised where it saw what may be
-so or not, and returns a line on what it saw.
+A check is a function of a device. It raises AssertionError where something is wrong, and returns a line on what it saw.
 All of them run on a CPU too, which tells whether the checks themselves work.
 """
 
@@ -18,18 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.training import LEARNING_RATE, Training
 from common.paths import ROOT
+from dataset.loader import with_tensors
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize
 
 Check = Callable[[torch.device], str]
-
-
-class NotPromised(Exception):
-    """What a check looks for is not there, and nobody has promised it in this case. Neither right nor wrong."""
 
 
 # Two layers are enough to meet every kernel. The vocabulary is that of the shipped tokenizer.
@@ -242,25 +237,11 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
     return f"six updates, {backend_name(training)}: the same weights to the last bit"
 
 
-class NoHostWait(TorchDispatchMode):
-    """Raises where an operator reads a number of a tensor, or has a result whose size depends on one."""
-
-    WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "bincount")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__.split(".")[0]
-        by_mask = name == "index" and any(index is not None and index.dtype is torch.bool for index in args[1])
-        assert name not in self.WAITING and not by_mask, f"{func} makes the host wait for the device"
-        return func(*args, **(kwargs or {}))
-
-
 @contextlib.contextmanager
 def waits_are_errors(device: torch.device) -> Iterator[None]:
-    """Within the block, whatever would make the host wait for the device raises."""
+    """Within the block, whatever would make the host wait for a GPU raises."""
     if device.type != "cuda":
-        # A dispatch mode sees operators, and what is compiled is none. On CUDA torch itself knows every wait.
-        with NoHostWait():
-            yield
+        yield
         return
     synchronize(device)
     torch.cuda.set_sync_debug_mode("error")
@@ -275,7 +256,7 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
     on_gpu = device.type == "cuda"
     training = Training({**SMALL, **fields}, device, ROWS, T, compiled=on_gpu, optimizer=optimizer, dtype=dtype)
     poll = training.engine.poll if on_gpu else list
-    batch = training.host_batch.pin_memory() if on_gpu else training.host_batch
+    batch = with_tensors(training.host_batch, torch.Tensor.pin_memory) if on_gpu else training.host_batch
     # A copy from other memory may wait all the same, and torch does not call that an error.
     assert not on_gpu or batch.input_ids.is_pinned()
 

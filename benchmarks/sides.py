@@ -225,8 +225,10 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
         )
         compile_blocks(model.compile_training, args.use_compile, device, print, (args.rows, T), dtype=dtype)
         turns.begin(model)
-        # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment.
-        loader = Loader(Assembler(corpus.store), num_workers=args.num_workers, pin_memory=device.type == "cuda")
+        # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment. On a CPU each
+        # process would take time from the training.
+        on_gpu = device.type == "cuda"
+        loader = Loader(Assembler(corpus.store), num_workers=int(on_gpu), pin_memory=on_gpu)
         with contextlib.closing(loader):
             for epoch in itertools.count():
                 plan = corpus.plan(epoch)

@@ -40,7 +40,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 from benchmarks.trained import Outcome, flag_words, text_words, trained
 from benchmarks.training import LEARNING_RATE
@@ -70,34 +69,9 @@ RIVALS = {
 }
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Of a rival's fastest form, and the device, as torch calls it, on which it was measured."""
-
-    updates_per_second: float
-    device: str
-
-
-def updates_in(minutes: float, speed: Speed) -> int:
-    """The whole updates that a trainer makes in so many minutes. Errors: UserError where that is none."""
-    updates = int(60 * minutes * speed.updates_per_second)
-    if not updates:
-        raise UserError(
-            f"--minutes {minutes:g}: the other trainer takes {1 / speed.updates_per_second:.1f} s for an update: give more minutes"
-        )
-    return updates
-
-
-def fastest(record: Mapping[str, Any]) -> Speed:
-    """The speed of the fastest side in a record of bench.py, which has at least one."""
-    speeds = []
-    for side in record["sides"].values():
-        speeds.append(median(part["updates"] / part["seconds"] for part in side["slices"]))
-    return Speed(max(speeds), record["device"])
-
-
-def measured(args: argparse.Namespace, rival: Rival) -> Speed:
-    """The rival's speed, unless an earlier start has measured it. Errors: UserError where none of its forms could start."""
+def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
+    """(updates a second of the rival's fastest form, the device on which they were measured), unless an earlier start has
+    measured it. Errors: UserError where none of its forms could start."""
     kept = Path(args.work) / f"{args.rival}_bench.json"
     if not kept.exists():
         flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": kept}
@@ -109,7 +83,10 @@ def measured(args: argparse.Namespace, rival: Rival) -> Speed:
     for name in rival.sides:
         if name not in record["sides"]:
             print(f"{name} could not start and is left out; to measure again remove {kept}", flush=True)
-    return fastest(record)
+    rates = []
+    for side in record["sides"].values():
+        rates.append(median(part["updates"] / part["seconds"] for part in side["slices"]))
+    return max(rates), record["device"]
 
 
 def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str, object]:
@@ -129,12 +106,14 @@ def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcom
 def main(args: argparse.Namespace) -> None:
     rival = RIVALS[args.rival]
     Path(args.work).mkdir(parents=True, exist_ok=True)
-    speed = measured(args, rival)
-    updates = updates_in(args.minutes, speed)
-    print(
-        f"{args.rival}: {speed.updates_per_second:.2f} updates/s, {updates:,} in {args.minutes:g} minutes", flush=True
-    )
-    dtype = args.dtype or (rival.cpu_dtype if speed.device == "cpu" else "bfloat16")
+    updates_per_second, device = measured(args, rival)
+    updates = int(60 * args.minutes * updates_per_second)
+    if not updates:
+        raise UserError(
+            f"--minutes {args.minutes:g}: the other trainer makes no update in that time; give more minutes"
+        )
+    print(f"{args.rival}: {updates_per_second:.2f} updates/s, {updates:,} in {args.minutes:g} minutes", flush=True)
+    dtype = args.dtype or (rival.cpu_dtype if device == "cpu" else "bfloat16")
     ends = {}
     for rate in args.rates or rival.rates:
         name = f"{args.rival}_{updates}_updates_{dtype}_rate_{rate:g}"

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.paths import ROOT
-from trainer.pretrain.settings import PROG
 
-TRAINER = ROOT / "trainer" / PROG
+TRAINER = ROOT / "trainer" / "train_pretrain.py"
 METRICS = "pretrain_*.metrics.jsonl"
 
 
@@ -50,7 +49,7 @@ def trained(work: Path, name: str, flags: Sequence[str]) -> Outcome:
         with open(path, "a", encoding="utf-8") as log:
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         if code:
-            raise UserError(f"{PROG} ended with exit code {code}; its log: {path}")
+            raise UserError(f"{TRAINER.name} ended with exit code {code}; its log: {path}")
         done.touch()
     return outcome(folder)
 

@@ -8,9 +8,11 @@ flat dataclass that inherits its *groups*, a dataclass for each concern, whose d
         num_workers: int = setting(1, check=workers, help="processes that load batches; 0: none")
 
     @dataclass(kw_only=True)
-    class PretrainSettings(MachineSettings, DataSettings, OutputSettings): ...
+    class PretrainSettings(MachineSettings, DataSettings, OutputSettings):
+        prog = "train_pretrain.py"
+        description = "Pretrain a MiniMind."
 
-    settings = parse(PretrainSettings, "train_pretrain.py", "Pretrain a MiniMind.", argv)
+    settings = PretrainSettings.parse(argv)
     settings.num_workers
 
 Nothing here imports torch or transformers, so that `--help` answers at once.
@@ -23,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 import yaml
 
@@ -73,6 +75,10 @@ def switch(default: bool | None, help: str, first: bool = False, aliases: Sequen
 class Settings:
     """The base of all groups and of the settings of a command."""
 
+    # name and purpose of the command
+    prog: ClassVar[str]
+    description: ClassVar[str]
+
     def __post_init__(self) -> None:
         """Check the settings as they were given, then fill in what follows from them.
 
@@ -92,8 +98,18 @@ class Settings:
         """
         return cls.__bases__
 
+    @classmethod
+    def read(cls, argv: Sequence[str] | None = None) -> tuple[Self, frozenset[str]]:
+        """(the settings of a command line, the names of those that a flag or its --config file says).
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
+        argv None: of this process.
+        """
+        return SettingsParser(cls).read(argv)
+
+    @classmethod
+    def parse(cls, argv: Sequence[str] | None = None) -> Self:
+        """The settings of a command line; None: of this process."""
+        return cls.read(argv)[0]
 
 
 def default_of(kind: type[Settings], name: str) -> Any:
@@ -120,14 +136,14 @@ def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequenc
 class SettingsParser(Parser):
     """The command line of a Settings class."""
 
-    def __init__(self, kind: type[Settings], prog: str, description: str) -> None:
-        super().__init__(prog, description, argparse.RawDescriptionHelpFormatter)
+    def __init__(self, kind: type[Settings]) -> None:
+        super().__init__(kind.prog, kind.description, argparse.RawDescriptionHelpFormatter)
         self.kind = kind
         self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
         # The flags that must be given. All others would be ten lines that nobody reads.
         self.required = [one.name for one in fields(kind) if default_of_field(one) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
-        self.usage = f"{prog} {must}[--flag value ...]"
+        self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
         n_first = sum(one.metadata["first"] for one in fields(kind))
         top = self.add_argument_group(f"the {n_first} flags that matter first")
@@ -146,11 +162,8 @@ class SettingsParser(Parser):
                     f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
                 )
 
-    def read(self, argv: Sequence[str] | None = None) -> tuple[Any, frozenset[str]]:
-        """(the settings of a command line, the names of those that a flag or its --config file says).
-
-        argv None: of this process.
-        """
+    def read(self, argv: Sequence[str] | None) -> tuple[Any, frozenset[str]]:
+        """As Settings.read."""
         said = vars(self.parse_args(argv))
         try:
             if "config" in said:
@@ -197,12 +210,6 @@ class SettingsParser(Parser):
                 raise UserError(f"{path}: {error}") from None
             values[action.dest] = found if action.nargs == "+" else found[0]
         return values
-
-
-def parse(kind: type[SettingsT], prog: str, description: str, argv: Sequence[str] | None = None) -> SettingsT:
-    """The settings of a command line; argv None: of this process."""
-    settings: SettingsT = SettingsParser(kind, prog, description).read(argv)[0]
-    return settings
 
 
 # ---------------------------------------------------------------------------------------------------- files of settings

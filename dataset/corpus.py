@@ -11,7 +11,7 @@ import numpy as np
 from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Assembler, Batch, OnlySome
-from dataset.mixture import ONE_PASS, Given, MixedPlan, Mixture, RunLength
+from dataset.mixture import MixedPlan, Mixture
 from dataset.packing import (
     EpochPlan,
     MostTargets,
@@ -71,8 +71,7 @@ class Corpus:
 
     data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of validation
     documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
-    of their own keep their copies, so that their loss stays comparable. length: when the run ends, which decides on the
-    documents where shares change over the run. `store_options` go to `open_or_build`.
+    of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture. `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
     Errors: DataError for missing or faulty files and shares, where nothing is left to train on, where nothing is left to
     evaluate, and where all validation documents are trained too, unless `allow_val_overlap`.
@@ -97,7 +96,8 @@ class Corpus:
         val_fraction: float = 0.0,
         allow_val_overlap: bool = False,
         deduplicate: str = OFF,
-        length: RunLength = ONE_PASS,
+        epochs: int = 1,
+        n_rows: int = 0,
         **store_options: Unpack[StoreOptions],
     ) -> None:
         groups = sources_of(data_path)
@@ -142,7 +142,7 @@ class Corpus:
             # One source with a share is not a ConcatStore yet.
             bounds = ConcatStore(stores).bounds.tolist()
             self.mixture = Mixture(
-                self.store, groups, documents, bounds, self._epoch_plan, seed, length, self._most_targets
+                self.store, groups, documents, bounds, self._epoch_plan, seed, epochs, n_rows, self._most_targets
             )
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
@@ -281,20 +281,20 @@ class Corpus:
         """
         plan = self.plan(epoch)
         documents = [all_documents(self.store) if self.documents is None else self.documents]
-        given = [Given(plan.row_targets(0, plan.n_rows), 1.0)]
+        given = of_pass = [plan.row_targets(0, plan.n_rows)]
         if self.mixture is not None and isinstance(plan, MixedPlan):
-            documents = [*self.mixture.documents]
-            given = self.mixture.given(plan, plan.n_rows)
-        total = max(sum(source.targets for source in given), 1)
+            documents = self.mixture.documents
+            of_pass = self.mixture.targets
+            given = plan.source_targets(plan.n_rows)
         sources: list[dict[str, object]] = []
-        for paths, (tokens, passes), of_source in zip(self.paths_of_sources, given, documents, strict=True):
+        for paths, tokens, there, of_source in zip(self.paths_of_sources, given, of_pass, documents, strict=True):
             sources.append(
                 {
                     "paths": paths,
-                    "share": tokens / total,
+                    "share": tokens / max(sum(given), 1),
                     "tokens": tokens,
                     "documents": len(of_source),
-                    "passes": passes,
+                    "passes": tokens / max(there, 1),
                 }
             )
         return sources
@@ -310,13 +310,12 @@ class Corpus:
         if self.mixture is None:
             return []
         # Where the whole run is one plan, it is at its end in epoch 1.
-        before = self.mixture.given_before(epoch)
-        trained = []
+        targets = self.mixture.trained_before(epoch)
         plan = self.plan(epoch) if row else None
-        now = self.mixture.given(plan, row) if isinstance(plan, MixedPlan) else [Given(0, 0.0)] * len(before)
-        for name, one, other in zip(self.sources, before, now, strict=True):
-            trained.append((name, one.targets + other.targets, one.passes + other.passes))
-        return trained
+        if isinstance(plan, MixedPlan):
+            targets = [before + more for before, more in zip(targets, plan.source_targets(row), strict=True)]
+        of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
+        return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""

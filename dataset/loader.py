@@ -39,23 +39,17 @@ PIN_S = 5.0
 PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
 
 
+def with_tensors(batch: PartsT, change: Callable[[torch.Tensor], torch.Tensor]) -> PartsT:
+    """A batch (a NamedTuple of tensors and numbers) with other tensors."""
+    # The type of the batch is kept: `tuple` would lose the names of its parts.
+    return type(batch)(*(change(part) if isinstance(part, torch.Tensor) else part for part in batch))
+
+
 def to_device(batch: PartsT, device: torch.device | str) -> PartsT:
-    """A batch (a NamedTuple of tensors and numbers) with its tensors on `device`."""
+    """A batch with its tensors on `device`."""
     # There the host need not wait for a copy from pinned memory.
     on_cuda = torch.device(device).type == "cuda"
-    # The type of the batch is kept: `tuple` would lose the names of its parts.
-    moved = []
-    for part in batch:
-        moved.append(part.to(device, non_blocking=on_cuda) if isinstance(part, torch.Tensor) else part)
-    return type(batch)(*moved)
-
-
-def pinned(batch: PartsT) -> PartsT:
-    """A batch with its tensors in memory that a GPU can fetch from by itself."""
-    parts = []
-    for part in batch:
-        parts.append(part.pin_memory() if isinstance(part, torch.Tensor) else part)
-    return type(batch)(*parts)
+    return with_tensors(batch, lambda tensor: tensor.to(device, non_blocking=on_cuda))
 
 
 class Batch(NamedTuple):
@@ -78,9 +72,6 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         return to_device(self, device)
-
-    def pin_memory(self) -> "Batch":
-        return pinned(self)
 
 
 OnlySome = Callable[[Batch], Batch]
@@ -207,12 +198,6 @@ class UpdateSchedule(NamedTuple):
             at = lo + (micro * self.world_size + rank) * self.batch_size
             yield min(at, hi), min(at + self.batch_size, hi)
 
-    def steps(self, rank: int) -> Iterator[tuple[int, int, int, int]]:
-        """(update, micro-batch within it, lo, hi) from start_row to the end of the epoch."""
-        for update in range(self.first_update, self.n_updates):
-            for micro, (lo, hi) in enumerate(self.slices(update, rank)):
-                yield update, micro, lo, hi
-
 
 class Assembler:
     """Turns recipes into batches, in worker processes too.
@@ -244,9 +229,6 @@ class Loadable(Protocol):
 
     def to(self, device: torch.device | str) -> Self:
         """The same with its tensors on a device."""
-
-    def pin_memory(self) -> Self:
-        """The same with its tensors in memory that a GPU can fetch from by itself."""
 
 
 RecipeT = TypeVar("RecipeT")
@@ -285,8 +267,10 @@ class PackedBatch(Generic[BatchT]):
         return self.kind(*(torch.from_numpy(part) if hasattr(part, "dtype") else part for part in self.parts))
 
     def pin_memory(self) -> BatchT:
-        """For the thread of DataLoader that pins what has come."""
-        return self.unpacked().pin_memory()
+        """The batch in memory that a GPU can fetch from by itself; DataLoader has a thread that asks for it."""
+        batch: Any = self.unpacked()
+        pinned: BatchT = with_tensors(batch, torch.Tensor.pin_memory)
+        return pinned
 
 
 class _Batches(Generic[RecipeT, BatchT]):
@@ -355,7 +339,12 @@ class Loader(Generic[RecipeT, BatchT]):
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
         numbers = iter(range(schedule.first_update, schedule.n_updates))
         # made when they are asked for
-        recipes = (recipe(range(lo, hi)) for _, _, lo, hi in schedule.steps(self.rank) if lo < hi)
+        recipes = (
+            recipe(range(lo, hi))
+            for update in range(schedule.first_update, schedule.n_updates)
+            for lo, hi in schedule.slices(update, self.rank)
+            if lo < hi
+        )
         made = (
             self._from_processes(recipes, schedule.accumulation_steps) if self.num_workers else self._from_here(recipes)
         )

@@ -12,7 +12,7 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -181,23 +181,6 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
 
 # What `RowPlan.pieces` says of some rows
 PiecesOfRows = tuple[Ints, Ints, Ints, Ints]
-
-
-def merged(n_rows: int, parts: Iterable[tuple[Ints, PiecesOfRows]]) -> PiecesOfRows:
-    """What several plans say of some rows, as one. parts: (places among the n_rows that were asked for, their pieces)."""
-    count = np.zeros(n_rows, dtype=np.int64)
-    # Of each piece the place of its row, and then what its plan says of it.
-    columns: list[tuple[Ints, Ints, Ints, Ints]] = []
-    for places, (of_row, document, start, pairs) in parts:
-        count[places] = of_row
-        columns.append((np.repeat(places, of_row), document, start, pairs))
-    if not columns:
-        nothing = np.empty(0, dtype=np.int64)
-        return count, nothing, nothing, nothing
-    place, document, start, pairs = (np.concatenate(column) for column in zip(*columns, strict=True))
-    # Stable: the pieces of a row stay as they came.
-    order = np.argsort(place, kind="stable")
-    return count, document[order], start[order], pairs[order]
 
 
 class RowPlan(ABC):

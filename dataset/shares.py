@@ -29,10 +29,13 @@ LARGEST_SHARE = 1e9
 MOST_REPEATS = 1000
 # Shares are written in a few digits, as thirds in 0.333: by this part their sum may differ from one moment to another.
 SUM_ERROR = 1e-6
-# Between the two shares of a source on the command line. A shell takes `>` for itself where it is not quoted.
-FROM_TO = re.compile(r"\.\.|>")
+NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+# path:share, path:share..share and either with :x and a number behind it. A shell takes `>` for itself where it is not quoted.
+WITH_SHARE = re.compile(rf"(.*):({NUMBER})(?:(?:\.\.|>)({NUMBER}))?(?::x({NUMBER}))?", re.DOTALL)
 # Parts of each piece of a curve, in which the area under it is taken for linear: wrong by 2e-6 of the piece at most.
 PARTS = 256
+# A progress that no run reaches, and that the moments of rows which never come have.
+NEVER = 1e6
 
 
 class Point(NamedTuple):
@@ -61,58 +64,26 @@ class Source:
         return self.shares is not None and len({point.share for point in self.shares}) > 1
 
 
-def split_weight(argument: str) -> tuple[str, tuple[Point, ...] | None, float]:
-    """(path, shares, repeat) of an argument as `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`.
-
-    shares: None where none is given, or where a file has that very name. Errors: DataError.
-    """
-    # From the right, since a path may hold colons itself; what is behind the last one may be no share but a part of it.
-    path, colon, last = argument.rpartition(":")
-    if not colon or os.path.exists(argument):
-        return argument, None, 1.0
-    repeat = 1.0
-    times = number_of(last.removeprefix("x")) if last.startswith("x") else None
-    if times is not None:
-        repeat = checked_repeat(times, f"--data_path {argument}")
-        path, colon, last = path.rpartition(":")
-    shares = shares_of(last)
-    if shares is None and times is not None:
-        raise DataError(f"--data_path {argument}: x{times:g} needs a share before it, as in code/:0.3:x4")
-    if shares is None and os.path.exists(path):
+def source_of_argument(argument: str) -> Source:
+    """The source of `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`; without a share where none is given, or
+    where a file has that very name. Errors: DataError."""
+    found = None if os.path.exists(argument) else WITH_SHARE.fullmatch(argument)
+    if found is not None:
+        path, *shares, repeat = found.groups()
+        points = [Point(float(i), float(share)) for i, share in enumerate(shares) if share]
+        return checked_source([path], points, float(repeat or 1), f"--data_path {argument}")
+    # A path may hold colons itself.
+    path, _, last = argument.rpartition(":")
+    if path and os.path.exists(path) and not os.path.exists(argument):
         raise DataError(
             f"--data_path {argument}: {last!r} is no share; as in {path}:0.7, {path}:0.7..0.2 (from begin to end of the "
             f"run) or {path}:0.7:x4 (up to four passes)"
         )
-    if shares is None:
-        return argument, None, 1.0
-    points = tuple(Point(float(i), share) for i, share in enumerate(shares))
-    return path, checked_points(points, f"--data_path {path}:{last}"), repeat
+    return Source([argument])
 
 
-def shares_of(text: str) -> list[float] | None:
-    """[0.7] of "0.7", [0.7, 0.2] of "0.7..0.2"; None for what is no share."""
-    numbers = [number_of(part) for part in FROM_TO.split(text, maxsplit=1)]
-    found = [number for number in numbers if number is not None]
-    return found if len(found) == len(numbers) else None
-
-
-def number_of(text: str) -> float | None:
-    """None where the text is no number."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def checked_repeat(repeat: float, where: str) -> float:
-    """Errors: DataError."""
-    if not 1 <= repeat <= MOST_REPEATS:
-        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,} times, not {repeat:g}")
-    return repeat
-
-
-def checked_points(points: tuple[Point, ...], where: str) -> tuple[Point, ...]:
-    """Errors: DataError where they are no course of a share."""
+def checked_source(paths: list[str], points: Sequence[Point], repeat: float, where: str) -> Source:
+    """Errors: DataError where the points are no course of a share, and for a number of passes that nobody can want."""
     before = 0.0
     for point in points:
         # A comparison with a NaN is false.
@@ -124,7 +95,9 @@ def checked_points(points: tuple[Point, ...], where: str) -> tuple[Point, ...]:
     # A jump at the very end gives nothing either.
     if not points or not Curve(points).area(1.0):
         raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")
-    return points
+    if not 1 <= repeat <= MOST_REPEATS:
+        raise DataError(f"{where}: a source is repeated 1 to {MOST_REPEATS:,} times, not {repeat:g}")
+    return Source(paths, tuple(points), repeat)
 
 
 def group_sources(data_path: Sequence[str]) -> list[Source]:
@@ -133,20 +106,14 @@ def group_sources(data_path: Sequence[str]) -> list[Source]:
 
     Errors: DataError where some paths have a share and others have none, and where shares do not fit each other.
     """
-    found = []
-    without_share = []
-    for argument in data_path:
-        path, shares, repeat = split_weight(argument)
-        if shares is None:
-            without_share.append(path)
-        else:
-            found.append(Source([path], shares, repeat))
-    if not found:
+    sources = [source_of_argument(argument) for argument in data_path]
+    without_share = [source.paths[0] for source in sources if source.shares is None]
+    if len(without_share) == len(sources):
         return [Source(without_share)]
     if without_share:
         raise DataError(f"--data_path: give every source a share, or none; {without_share[0]} has none")
-    check_sums(found, "--data_path")
-    return found
+    check_sums(sources, "--data_path")
+    return sources
 
 
 def check_sums(sources: Sequence[Source], where: str) -> None:
@@ -194,6 +161,8 @@ class Curve:
         shares = along(np.array([point.share for point in whole]))
         # the area until each of them
         self.taken = np.append(0.0, np.cumsum(np.diff(self.progress) * (shares[1:] + shares[:-1]) / 2))
+        self.taken = np.append(self.taken, self.taken[-1] + (NEVER - 1) * points[-1].share)
+        self.progress = np.append(self.progress, NEVER)
 
     def share(self, progress: float) -> float:
         """At a moment at which it does not jump."""
@@ -203,7 +172,7 @@ class Curve:
 
     def area(self, progress: Any) -> Any:
         """Under the curve from 0 to each `progress`, a number or an array."""
-        return np.interp(progress, self.progress, self.taken) + np.maximum(progress - 1.0, 0.0) * self.points[-1].share
+        return np.interp(progress, self.progress, self.taken)
 
     def where(self, area: np.ndarray) -> np.ndarray:
         """float64: the progress at which each of the areas is reached."""
@@ -226,57 +195,34 @@ def normal_curves(sources: Sequence[Source]) -> list[Curve]:
     return normal
 
 
-# --------------------------------------------------------------------------------------------- the file
-
-
 def read_mixture(path: Path) -> list[Source]:
-    """The sources of a --mixture file. Errors: UserError for what is no YAML, DataError for one that says no mixture."""
+    """The sources of a --mixture file, in which numbers stand as text. Errors: UserError for what is no YAML, DataError for
+    one that says no mixture."""
     content = read_plain(path, "--mixture")
-    if (
-        not isinstance(content, dict)
-        or [*content] != ["sources"]
-        or not isinstance(content["sources"], list)
-        or not content["sources"]
-    ):
+    entries = content.get("sources") if isinstance(content, dict) and len(content) == 1 else None
+    if not isinstance(entries, list) or not entries:
         raise DataError(
             f"--mixture {path}: a list `sources:` is wanted and nothing else, each with path and share (docs/data.md)"
         )
-    sources = [source_of(entry, f"--mixture {path}: source {n}") for n, entry in enumerate(content["sources"], start=1)]
+    sources = []
+    for number, entry in enumerate(entries, start=1):
+        where = f"--mixture {path}: source {number}"
+        if not isinstance(entry, dict) or not {"path", "share"} <= entry.keys() <= {"path", "share", "repeat"}:
+            raise DataError(f"{where}: path, share and perhaps repeat are wanted, and nothing else (docs/data.md)")
+        paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
+        if not paths or not all(isinstance(named, str) and named for named in paths):
+            raise DataError(f"{where}: path is a path, or a list of paths")
+        share = entry["share"] if isinstance(entry["share"], list) else [[0, entry["share"]]]
+        try:
+            points = [Point(float(progress), float(height)) for progress, height in share]
+            repeat = float(entry.get("repeat") or 1)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]], and repeat a number"
+            ) from None
+        sources.append(checked_source(paths, points, repeat, where))
     check_sums(sources, f"--mixture {path}")
     return sources
-
-
-def source_of(entry: Any, where: str) -> Source:
-    """A source of the file, in which numbers stand as text. Errors: DataError."""
-    if not isinstance(entry, dict) or not {"path", "share"} <= entry.keys() <= {"path", "share", "repeat"}:
-        raise DataError(f"{where}: path, share and perhaps repeat are wanted, and nothing else (docs/data.md)")
-    named = entry["path"]
-    paths = named if isinstance(named, list) else [named]
-    if not paths or not all(isinstance(path, str) and path for path in paths):
-        raise DataError(f"{where}: path is a path, or a list of paths")
-    share = entry["share"]
-    try:
-        points = tuple(
-            Point(float(at), float(height)) for at, height in (share if isinstance(share, list) else [[0, share]])
-        )
-        repeat = float(entry.get("repeat") or 1)
-    except (TypeError, ValueError):
-        raise DataError(
-            f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]], and repeat a number"
-        ) from None
-    return Source(list(paths), checked_points(points, where), checked_repeat(repeat, where))
-
-
-def spelt(shares: Sequence[Sequence[float]], repeat: float) -> str:
-    """A source's [progress, share] points and its passes as a user writes them: `0.7`, `0.7..0.2:x4`, or as in a file."""
-    numbers = [(f"{progress:.12g}", f"{share:.12g}") for progress, share in shares]
-    if len(numbers) == 1:
-        text = numbers[0][1]
-    elif [progress for progress, _ in numbers] == ["0", "1"]:
-        text = f"{numbers[0][1]}..{numbers[1][1]}"
-    else:
-        text = "[" + ", ".join(f"[{progress}, {share}]" for progress, share in numbers) + "]"
-    return text if repeat == 1 else f"{text}:x{repeat:.12g}"
 
 
 def name_of(paths: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run by path: dataset/ would come first and could shadow a dependency.
@@ -22,10 +23,10 @@ if __name__ == "__main__":
     begin()
 
 from common.flags import positive
-from common.settings import Settings, SettingsParser, parse, setting
+from common.settings import setting
 from dataset.reading.settings import DocumentSettings
 
-PROG = "tokenize_corpus.py"
+DESCRIPTION = __doc__ or ""
 
 
 @dataclass(kw_only=True)
@@ -40,33 +41,20 @@ class CorpusSettings(DocumentSettings):
         first=True,
     )
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
-
-
-@dataclass(kw_only=True)
-class WorkSettings(Settings):
-    """work"""
-
     num_procs: int | None = setting(None, check=positive(int), help="processes (default: one a core)", first=True)
 
 
 @dataclass(kw_only=True)
-class TokenizeSettings(WorkSettings, CorpusSettings):
+class TokenizeSettings(CorpusSettings):
     """All settings of tokenize_corpus.py; --help shows the groups from the last to the first."""
 
-
-def parser() -> SettingsParser:
-    """The command line of tokenize_corpus.py."""
-    return SettingsParser(TokenizeSettings, PROG, __doc__)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> TokenizeSettings:
-    """The settings of a command line; None: of this process."""
-    return parse(TokenizeSettings, PROG, __doc__, argv)
+    prog: ClassVar[str] = "tokenize_corpus.py"
+    description: ClassVar[str] = DESCRIPTION
 
 
 if __name__ == "__main__":
     # --help and wrong flags are answered before the libraries of tokenizers are imported.
-    parse_args()
+    TokenizeSettings.parse()
 
 from common.errors import DataError, UserError, user_errors
 from common.processes import obey_ctrl_c
@@ -79,7 +67,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Tokenise what the flags name (default: the command line's). Returns the exit code."""
-    settings = parse_args(argv)
+    settings = TokenizeSettings.parse(argv)
     with user_errors():
         encoder = DocumentEncoder(load_tokenizer(settings.tokenizer_path), bool(settings.parse_special_tokens))
     options: StoreOptions = {

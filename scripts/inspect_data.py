@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 # Run by path: nothing in scripts/ may shadow a dependency.
@@ -23,10 +24,10 @@ if __name__ == "__main__":
     begin()
 
 from common.flags import not_negative, seed
-from common.settings import Settings, SettingsParser, parse, setting, switch
+from common.settings import Settings, setting, switch
 from trainer.pretrain.settings import DataSettings, PretrainSettings, ValidationDataSettings
 
-PROG = "inspect_data.py"
+DESCRIPTION = __doc__ or ""
 
 
 @dataclass(kw_only=True)
@@ -52,20 +53,13 @@ class RowSettings(Settings):
 class InspectSettings(RowSettings, ValidationDataSettings, DataSettings, LookSettings):
     """All settings of inspect_data.py; --help shows the groups from the last to the first."""
 
-
-def parser() -> SettingsParser:
-    """The command line of inspect_data.py."""
-    return SettingsParser(InspectSettings, PROG, __doc__ or "")
-
-
-def parse_args(argv: Sequence[str] | None = None) -> InspectSettings:
-    """The settings of a command line; None: of this process."""
-    return parse(InspectSettings, PROG, __doc__ or "", argv)
+    prog: ClassVar[str] = "inspect_data.py"
+    description: ClassVar[str] = DESCRIPTION
 
 
 if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    parse_args()
+    InspectSettings.parse()
 
 from collections import Counter
 from collections.abc import Iterator
@@ -134,7 +128,7 @@ class Piece(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    settings = parse_args(argv)
+    settings = InspectSettings.parse(argv)
     with user_errors():
         look = DataLook(settings)
         # A row that is not there is told before all texts are read.

@@ -63,6 +63,14 @@ def batches_of(assembler, plan, schedule, rank=0, num_workers=0):
         loader.close()
 
 
+def steps_of(schedule, rank):
+    """[(update, micro-batch within it, lo, hi)] of one rank from start_row to the end of the epoch."""
+    steps = []
+    for update in range(schedule.first_update, schedule.n_updates):
+        steps += [(update, micro, lo, hi) for micro, (lo, hi) in enumerate(schedule.slices(update, rank))]
+    return steps
+
+
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)

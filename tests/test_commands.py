@@ -10,36 +10,38 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks import arguments as benchmark_arguments
+from common.settings import SettingsParser
 from dataset import embedded_corpus, tokenize_corpus
 from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
 from trainer import train_tokenizer
-from trainer.electra import settings as electra_settings
-from trainer.glue import settings as glue_settings
-from trainer.pretrain import settings as pretrain_settings
-from trainer.sft import settings as sft_settings
+from trainer.electra.settings import ElectraSettings
+from trainer.glue.settings import GlueSettings
+from trainer.pretrain.settings import PretrainSettings
+from trainer.sft.settings import SftSettings
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), ROOT / "dataset" / "README.md"]
 PARSERS = {
-    "trainer/train_pretrain.py": pretrain_settings.parser,
-    "trainer/train_sft.py": sft_settings.parser,
-    "trainer/train_electra.py": electra_settings.parser,
-    "trainer/train_glue.py": glue_settings.parser,
-    "trainer/train_tokenizer.py": train_tokenizer.build_parser,
-    "dataset/tokenize_corpus.py": tokenize_corpus.parser,
+    "trainer/train_pretrain.py": partial(SettingsParser, PretrainSettings),
+    "trainer/train_sft.py": partial(SettingsParser, SftSettings),
+    "trainer/train_electra.py": partial(SettingsParser, ElectraSettings),
+    "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
+    "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
+    "dataset/tokenize_corpus.py": partial(SettingsParser, tokenize_corpus.TokenizeSettings),
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,
     "scripts/export_hf.py": script_arguments.export_parser,
     "scripts/export_gguf.py": script_arguments.export_gguf_parser,
     "scripts/report.py": script_arguments.report_parser,
-    "scripts/inspect_data.py": inspect_data.parser,
+    "scripts/inspect_data.py": partial(SettingsParser, inspect_data.InspectSettings),
     "benchmarks/bench.py": benchmark_arguments.bench_parser,
     "benchmarks/budget.py": benchmark_arguments.budget_parser,
     "benchmarks/data.py": benchmark_arguments.data_parser,
@@ -95,7 +97,7 @@ def flags_of_make(*target):
 
 
 def test_the_command_of_make_pretrain():
-    settings = pretrain_settings.parse_args(flags_of_make("pretrain"))
+    settings = PretrainSettings.parse(flags_of_make("pretrain"))
     assert settings.optimizer == "muon" and settings.sample_prompts
     # Named, so that no other file in dataset/ is trained in its place.
     assert settings.data_path == ["dataset/python_docs.jsonl"]
@@ -122,22 +124,22 @@ def test_the_commands_of_make_chat():
     """Each goes on from what the one before has left."""
     lines = subprocess.run(["make", "-n", "chat"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     pretrain, sft, evaluate = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
-    base = pretrain_settings.parse_args(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
-    settings = sft_settings.parse_args(sft[2:])
+    base = PretrainSettings.parse(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
+    settings = SftSettings.parse(sft[2:])
     assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
     asked = script_arguments.evaluate_parser().parse_args(evaluate[2:])
     assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
     assert (asked.task, asked.questions, asked.data_path) == ("answers", None, None)
     assert base.data_path == ["dataset/python_docs.jsonl"] and settings.data_path == ["dataset/python_questions.jsonl"]
     # What make pretrain has left may be half-trained.
-    assert base.save_weight != pretrain_settings.parse_args([]).save_weight
+    assert base.save_weight != PretrainSettings.parse([]).save_weight
     assert base.from_resume and settings.from_resume
 
 
 def test_the_command_of_make_pretrain_with_a_budget():
     """The plan has everything to choose but the text and the prompts of the samples."""
     flags = flags_of_make("pretrain", "BUDGET=10m", "ARGS=--seed 7")
-    assert pretrain_settings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
+    assert PretrainSettings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("script", PARSERS)

@@ -11,13 +11,12 @@ from functools import cache
 
 import pytest
 
+from common.settings import SettingsParser
 from tests.helpers import ROOT
-from trainer.electra import settings as electra_settings
-from trainer.electra.settings import NETWORK_SIZES
-from trainer.glue import settings as glue_settings
-from trainer.pretrain import settings as pretrain_settings
-from trainer.pretrain.settings import MODEL_FLAGS
-from trainer.sft import settings as sft_settings
+from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
+from trainer.glue.settings import GlueSettings, PublishedFlags
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+from trainer.sft.settings import SftSettings
 
 # Each imports those before it and none behind it; benchmarks/ and scripts/ stand beside each other.
 FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")
@@ -121,17 +120,17 @@ def test_forbidden_arguments_do_not_occur():
     assert loaders >= 5, "the search itself no longer finds them"
 
 
-OWN_FILES = {pretrain_settings: "pretrain", sft_settings: "sft", electra_settings: "electra", glue_settings: "glue"}
+OWN_FILES = {PretrainSettings: "pretrain", SftSettings: "sft", ElectraSettings: "electra", GlueSettings: "glue"}
 # Fine-tuning is pretraining on other data.
-BUILT_ON = {sft_settings: ("pretrain",)}
+BUILT_ON = {SftSettings: ("pretrain",)}
 
 
-@pytest.mark.parametrize("module", OWN_FILES, ids=OWN_FILES.values())
-def test_every_flag_is_read(module):
+@pytest.mark.parametrize("kind", OWN_FILES)
+def test_every_flag_is_read(kind):
     """Reference: the parser's own list; a flag counts as read where trainer/ has `settings.<flag>` outside the
     files of settings and those of other trainers."""
-    own = (OWN_FILES[module], *BUILT_ON.get(module, ()))
-    parser, others = module.parser, [name for name in OWN_FILES.values() if name not in own]
+    own = (OWN_FILES[kind], *BUILT_ON.get(kind, ()))
+    actions, others = SettingsParser(kind)._actions, [name for name in OWN_FILES.values() if name not in own]
     files = [
         path
         for path in (ROOT / "trainer").rglob("*.py")
@@ -139,14 +138,14 @@ def test_every_flag_is_read(module):
     ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     # use_wandb becomes --tracker wandb; those of run.py become other flags, or are passed over with a line.
-    of_run_py = {field.name for field in fields(glue_settings.PublishedFlags)}
-    flags = {action.dest for action in parser()._actions} - {"help", "config", "use_wandb"} - of_run_py
+    of_run_py = {field.name for field in fields(PublishedFlags)}
+    flags = {action.dest for action in actions} - {"help", "config", "use_wandb"} - of_run_py
     read = {flag for flag in flags if re.search(rf"\bsettings\.{flag}\b", text)}
     # Those that are fields of the model's config are read by a loop over them.
     by_name = set(MODEL_FLAGS) if "MODEL_FLAGS" in text else set()
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
     assert flags - read - by_name == set()
-    assert all(action.help for action in parser()._actions)
+    assert all(action.help for action in actions)
 
 
 def test_no_file_in_trainer_shadows_a_dependency():

@@ -33,7 +33,8 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.reducer import SumsGradients, make_reducer
-from trainer.sharding import Shards, gathered, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.saving.checkpoint import snapshot
+from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
 
 BatchT = TypeVar("BatchT")
 TotalsT = TypeVar("TotalsT")
@@ -341,10 +342,10 @@ class Engine(Generic[BatchT, TotalsT]):
         if self.shards is None:
             return self.model.state_dict()
         # With the parameters themselves a tied one is seen to be one.
-        return gathered(self.model.state_dict(keep_vars=True), self.ranks)
+        return snapshot(self.model.state_dict(keep_vars=True), keeps=self.ranks.is_main)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over a state dict of `weights`, which all ranks have; of a sharded model also one of TensorParts."""
+        """Take over a state dict of `weights`, which all ranks have."""
         self.model.load_state_dict(weights if self.shards is None else sharded_weights(weights, self.model))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The validation loss, over whole documents, while training.
 
-When it is due is in trainer/due.py, what is logged of it in trainer/loop.py; the texts that come with it are in trainer/sampling.py.
+When it is due and what is logged of it is in trainer/loop.py; the texts that come with it are in trainer/sampling.py.
 """
 
 import contextlib

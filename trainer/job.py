@@ -163,7 +163,8 @@ class Update(Generic[BatchT, TotalsT]):
 
 @dataclass
 class Length:
-    """Where a run ends: after so many epochs or, where they are limited, after so many updates.
+    """Where a run ends: after so many epochs or, where they are limited, after so many updates. Then the Trainer sets the epochs that
+    these take.
 
     clock: moves that end in a run with a time budget. flag: raised, it lets a finished run go on; "": none does.
     """
@@ -177,6 +178,12 @@ class Length:
     def last_update(self) -> float:
         """The last update, as the clock of a budget or else the flags say."""
         return self.max_updates if self.clock is None else self.clock.end
+
+    def is_reached(self, progress: Progress) -> bool:
+        """Whether the run has done all of it."""
+        if self.last_update < UNLIMITED:
+            return progress.update >= self.last_update
+        return progress.epoch >= self.epochs
 
 
 @dataclass
@@ -232,11 +239,6 @@ class Evaluation:
     counts_updates: bool = False
     save_best: SaveBest | None = None
 
-    @property
-    def has_samples(self) -> bool:
-        """Whether samples come with each evaluation."""
-        return self.samples is not None and not self.sample_interval
-
 
 class HasState(Protocol):
     """A part of a job that a resume needs beside model, optimiser and Progress: numbers and truth values by name."""
@@ -264,8 +266,6 @@ class Outlook:
     flops_per_token: float = 0.0
     # operations of this rank in the whole run; 0: nothing is timed
     flops: float = 0.0
-    # Where updates limit the run: the epochs that they take.
-    epochs: int | None = None
     # Fields of a log line beside loss and rate
     shown: Sequence[str] = ("grad_norm",)
     # The commands that the report ends with

@@ -10,14 +10,13 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals, launch_line
 from trainer.machine.cpu_ranks import ONE_PROCESS, Division, Join, side_by_side
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.machine.settings import MachineSettings
-from trainer.saving.places import check_seen_by_all, check_writable, hold, release_all
+from trainer.saving.places import check_place, hold, release_all
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
@@ -68,7 +67,7 @@ def claim(ranks: Ranks, *stems: Path) -> None:
     """Make the folders of the runs' files, and keep other runs from writing them until this command ends.
 
     stems: paths of the files without their endings. Errors: UserError that names the run that is writing them, or says
-    why none can, or that a rank sees another folder.
+    why none can.
     """
 
     def claim_all() -> None:
@@ -77,14 +76,3 @@ def claim(ranks: Ranks, *stems: Path) -> None:
             hold(stem)
 
     on_main(ranks, claim_all)
-    for stem in stems:
-        check_seen_by_all(stem, ranks)
-
-
-def check_place(stem: Path) -> None:
-    """Make the folder of a run's files. Errors: UserError where it cannot be made, or where they cannot be written."""
-    try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out_dir: {stem.parent} cannot be made ({error.strerror}): name another folder") from error
-    check_writable(stem)

@@ -5,19 +5,21 @@
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
           after_update   what follows each update: count, log, evaluate, save, stop
 
-What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py, what is due after an update in
-due.py, what is said in reporting/lines.py, and what a checkpoint holds in saving/resume.py.
+What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py, what is said in
+reporting/lines.py, and what a checkpoint holds in saving/resume.py.
 """
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple
 
 from common.errors import SaidByAnotherRank
+from common.flags import AUTO
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule
-from trainer.due import Intervals, SaveClock
 from trainer.engine import LOADER_FAILED, Outcome, Where
 from trainer.job import (
     SHORT_RUN_FLOPS,
@@ -28,6 +30,7 @@ from trainer.job import (
     Outlook,
     Progress,
     RecipeT,
+    RunSettings,
     Surroundings,
     TotalsT,
     Update,
@@ -43,10 +46,45 @@ from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
 from trainer.updates import schedule_of, with_accumulation
 
+# --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
+GPU_MINUTES = 2.0
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
 # Updates of this process after which all that lives long is there: the first ones compile, and fill caches
 SETTLED_AFTER = 3
+
+
+class SaveClock:
+    """The micro-batches and the seconds between two saves; 0: they do not count.
+
+    A GPU does the usual number of micro-batches in a second or two. So where the user has said nothing of saves, a run
+    on one is saved by time.
+
+    Ranks have clocks of their own, which never agree. So only rank 0 looks at its one, and asks all ranks for a save in
+    the way in which a signal does.
+    """
+
+    def __init__(self, settings: RunSettings, device_type: str) -> None:
+        """device_type: of a torch device."""
+        self.interval = settings.save_interval
+        self.seconds = 0.0
+        if settings.save_minutes != AUTO:
+            self.seconds = 60 * float(settings.save_minutes)
+        elif device_type == "cuda":
+            self.interval = 0
+            self.seconds = 60 * GPU_MINUTES
+        self.restart()
+
+    def restart(self) -> None:
+        """From here on the time counts: training begins, or a save is made."""
+        self._last = time.monotonic()
+
+    def asks(self) -> bool:
+        """Whether it is time for a save. It is asked for once: on CUDA the ranks learn of it an update later."""
+        if not self.seconds or time.monotonic() - self._last < self.seconds:
+            return False
+        self.restart()
+        return True
 
 
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
@@ -64,39 +102,29 @@ class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
 class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
 
-    # Set by `prepare`: what the job expects of the run, and what makes its batches.
+    # Set by `run`: what the job expects of the run, and what makes its batches.
     outlook: Outlook
     loader: Loader[RecipeT, BatchT]
 
     def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
         self.job = job
+        self.surroundings = surroundings
         self.ranks = surroundings.ranks
         settings = with_accumulation(job.settings, self.ranks)
         self.settings = settings
         self.device = surroundings.device
         self.signals = surroundings.signals
-        self.command = surroundings.command
-        self.notices = surroundings.notices
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
         if self.engine.graphs is not None:
             self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, settings, self.reporter)
         self.save_clock = SaveClock(settings, self.device.type)
-        self.intervals = Intervals(
-            evaluation=job.evaluation,
-            log_interval=settings.log_interval,
-            save_interval=self.save_clock.interval,
-            save_at=job.files.save_at,
-            accumulation_steps=settings.accumulation_steps,
-        )
         # Updates that this process has done
         self.updates_here = 0
-        # Where the run stands.
+        # Where the run stands, and where it ends
         self.progress = Progress()
-        # Where it ends: `finished` decides by `length` and `epochs`.
         self.length = job.length
-        self.epochs = job.length.epochs
         # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
@@ -112,10 +140,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     @property
     def finished(self) -> bool:
-        """By updates where they are limited (`epochs` is an estimate then), by epochs otherwise."""
-        if self.length.last_update < UNLIMITED:
-            return self.progress.update >= self.length.last_update
-        return self.progress.epoch >= self.epochs
+        return self.length.is_reached(self.progress)
 
     # ------------------------------------------------------------------------------------------- the whole run
 
@@ -138,17 +163,17 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
-            rows = self.job.replan(self.progress)
+            line_on_rows = self.job.replan(self.progress)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
-                lines.say_that_all_is_done(self.job, self.progress, self.epochs, self.reporter)
+                lines.say_that_all_is_done(self.job, self.progress, self.reporter)
                 self.engine.close()
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
             records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
             on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
-            self.prepare(rows)
+            self.prepare(line_on_rows)
             try:
                 exit_code = self.fit()
             finally:
@@ -161,24 +186,21 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.close()
         return exit_code
 
-    def prepare(self, rows: str | None) -> None:
-        """Say what the run will do, and make it fast. rows: a line on its rows."""
+    def prepare(self, line_on_rows: str | None) -> None:
+        """Say what the run will do, and make it fast."""
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
             self.outlook = outlook = self.job.outlook(self.progress)
-        # Updates limit the run, and the job has worked out the epochs that they take.
-        if outlook.epochs is not None:
-            self.epochs = outlook.epochs
-        # Unlimited updates are an infinite float, which is never the smaller one.
-        n_updates = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
-        updates = int(min(n_updates * self.epochs, self.length.last_update))
-        line, record = lines.describe(
-            self.job, outlook, self.progress, self.ranks, self.device, updates, self.epochs, self.command
-        )
+        updates_of_epoch = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
+        updates = updates_of_epoch * self.length.epochs
+        if self.length.last_update < UNLIMITED:
+            updates = int(self.length.last_update)
+            self.length.epochs = math.ceil(updates / updates_of_epoch)
+        line, record = lines.describe(self.job, outlook, self.progress, self.surroundings, updates)
         for text in (*outlook.lines, line):
             self.reporter.say(text)
         self.reporter.record(record)
-        for notice in (*self.notices, *outlook.notices, rows):
+        for notice in (*self.surroundings.notices, *outlook.notices, line_on_rows):
             if notice:
                 self.reporter.say(notice)
         if outlook.flops >= SHORT_RUN_FLOPS:
@@ -193,7 +215,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
 
         Errors: LoaderError where the batches could not go on; the updates before are saved. SaidByAnotherRank where that
-        happened to another rank, which says it.
+        happened to another rank, which says it. DataError for data that is damaged.
         """
         stop_signal = 0
         failure: LoaderError | None = None
@@ -209,9 +231,18 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 stop_signal = self.train_epoch()
             failure = self.loader.failure
         except LoaderError as error:
+            if self.ranks.world_size > 1:
+                # A save needs all ranks, and the others wait in an update for this one.
+                with contextlib.suppress(OSError):
+                    self.saver.checkpoints.wait()
+                raise
             failure = error
             stop_signal = LOADER_FAILED
-            self.save_before_failed_loader(error)
+            if self.current_epoch is not None:
+                self.take(self.engine.drain(), self.current_epoch.plan)
+            if self.progress.update:
+                # The loader may have failed because the data is damaged, which `save` looks at first.
+                self.save()
         finally:
             self.loader.close()
         self.saver.finish()
@@ -234,24 +265,36 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
         epoch = self.begin_epoch()
-        for update in self.updates(epoch):
+        for number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
+            first_row, end_row = epoch.schedule.rows(number)
+            update = Update(
+                epoch=epoch.number,
+                n_rows=epoch.plan.n_rows,
+                first_row=first_row,
+                end_row=end_row,
+                first_step=number * self.settings.accumulation_steps,
+                totals=epoch.plan.totals(first_row, end_row),
+                batches=batches,
+            )
             rate = self.job.learning_rate(update, self.progress)
-            for number, batch in enumerate(update.batches):
-                is_last = number == len(update.batches) - 1
+            for place, batch in enumerate(batches):
+                is_last = place == len(batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
                 elif self.engine.shards is not None:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
-                    first_row = range(update.first_row, update.first_row + 1)
-                    filler = self.job.assembler[epoch.plan.recipe(first_row)].to(self.device)
+                    recipe = epoch.plan.recipe(range(first_row, first_row + 1))
+                    filler = self.job.assembler[recipe].to(self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
-                if not is_last and self.intervals.log_is_due(update.first_step + number, epoch.schedule.n_steps):
-                    self.log(epoch, update.first_step + number, rate)
-            # This rank asks the others to stop for its signal, or for want of batches.
+                if not is_last:
+                    self.log(epoch, update.first_step + place, rate)
+            # This rank asks the others to stop for its signal, or for want of batches; and to save, for its signal or on rank 0 by its
+            # clock. A disk may take longer than the clock's minutes: training would wait for it if the clock asked while it writes.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
-            self.engine.update(rate, stop_request, self.save_request())
+            is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
+            self.engine.update(rate, stop_request, self.signals.take_save_request() or is_time)
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # This rank's own signal, if it got one; a rank that got none ends with the others'.
@@ -266,51 +309,27 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
         """The epoch of `progress`, whose updates begin at row `progress.row`. It becomes `current_epoch`."""
-        settings = self.settings
-        progress = self.progress
+        progress, length = self.progress, self.length
         # A plan may be large: the last one goes before the next one comes.
         self.current_epoch = None
         self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
-        self.epochs = max(self.epochs, progress.epoch + 1)
+        length.epochs = max(length.epochs, progress.epoch + 1)
         with until_all_are_ready(self.ranks):
             plan = self.job.plan(progress.epoch)
-            schedule = schedule_of(settings, self.ranks, plan.n_rows, progress.row)
-        self.all_updates = self.length.last_update
+            schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
+        self.all_updates = length.last_update
         if self.all_updates == UNLIMITED:
             # As if all epochs had as many rows as this one.
             of_an_epoch = schedule._replace(start_row=0).n_updates
             of_this_epoch = schedule.n_updates - schedule.first_update
-            self.all_updates = progress.update + of_this_epoch + (self.epochs - progress.epoch - 1) * of_an_epoch
+            self.all_updates = progress.update + of_this_epoch + (length.epochs - progress.epoch - 1) * of_an_epoch
         self.reporter.advance(progress.update, self.all_updates)
-        self.stopwatch = Stopwatch(schedule.first_update * settings.accumulation_steps, self.seconds_before)
+        self.stopwatch = Stopwatch(schedule.first_update * self.settings.accumulation_steps, self.seconds_before)
         self.seconds_before = 0.0
         self.signals.arm()
         self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         return self.current_epoch
-
-    def updates(self, epoch: Epoch[RecipeT, TotalsT]) -> Iterator[Update[BatchT, TotalsT]]:
-        """The Updates that are left of an epoch, each with all of its batches."""
-        for number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
-            first_row, end_row = epoch.schedule.rows(number)
-            yield Update(
-                epoch=epoch.number,
-                n_rows=epoch.plan.n_rows,
-                first_row=first_row,
-                end_row=end_row,
-                first_step=number * self.settings.accumulation_steps,
-                totals=epoch.plan.totals(first_row, end_row),
-                batches=batches,
-            )
-
-    def save_request(self) -> bool:
-        """Whether this rank asks the others for a save with its next update: for its signal, or on rank 0 by its clock.
-
-        A disk may take longer than the clock's minutes. Training would wait for it if the clock asked while a save is under way.
-        """
-        if self.signals.take_save_request():
-            return True
-        return self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
 
     # ------------------------------------------------------------------------------------------ after an update
 
@@ -319,24 +338,51 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # It reads the whole store in a thread, and raises here once it has found that tokens.bin is not what was written.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged()
-        # `progress.step` is the last one of them.
-        steps = range(self.progress.step + 1 - len(update.batches), self.progress.step + 1)
-        self.count(update)
+        progress, evaluation = self.progress, self.job.evaluation
+        progress.update += 1
+        progress.tokens += update.totals.targets
+        progress.row = update.end_row
+        if update.end_row == update.n_rows:
+            # Behind the last row comes the first one of the next epoch.
+            progress.epoch = update.epoch + 1
+            progress.row = 0
         self.stopwatch.after_update(update.last_step)
-        if self.length.clock is not None and self.length.clock.after_update(self.progress.update):
-            self.follow_clock()
-        outcomes, saving = self.outcomes_known(update, steps)
+        clock = self.length.clock
+        if clock is not None and clock.after_update(progress.update):
+            # The end of the run has moved.
+            self.all_updates = self.length.last_update
+            line = self.job.replan(progress)
+            self.has_other_rows = line is not None
+            if line:
+                self.reporter.say(line)
+        self.reporter.advance(progress.update, self.all_updates)
+
+        # An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches
+        # late: one of 100 ends within the update that does number 100.
+        done = range(progress.step + 1 - len(update.batches), progress.step + 1)
+        if evaluation.counts_updates:
+            done = range(progress.update - 1, progress.update)
+
+        def is_over(interval: int) -> bool:
+            """Whether a multiple of the interval is completed by this update. One of 0 never is."""
+            return interval > 0 and done.stop // interval > done.start // interval
+
+        # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
+        # nor when the epoch ends, since the documents of a skipped update are read from its plan.
+        outcomes = self.engine.poll(Where(progress.update, update.last_step, update.first_row, update.end_row))
+        is_saved = self.finished or progress.update in self.job.files.save_at or is_over(self.save_clock.interval)
+        if is_saved or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
+            outcomes += self.engine.drain()
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.take(outcomes, epoch.plan)
 
-        if self.intervals.log_is_due(update.last_step, epoch.schedule.n_steps) or self.finished:
-            self.log(epoch, update.last_step, rate)
-        if self.intervals.evaluation_is_due(self.progress, steps, self.finished):
+        self.log(epoch, update.last_step, rate)
+        if self.finished or (evaluation.evaluate is not None and is_over(evaluation.eval_interval)):
             # Where a stop signal comes first, the resume does it.
-            self.progress.evaluation_due = True
+            progress.evaluation_due = True
         if not stop_signal:
-            stop_signal = self.evaluate_and_sample()
-        if saving or stop_signal:
+            stop_signal = self.evaluate()
+        if is_saved or stop_signal or any(outcome.asks_to_save for outcome in outcomes):
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.take(self.engine.drain(), epoch.plan)
             # The last update may have been saved before its evaluation.
@@ -348,42 +394,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             gc.collect()
             gc.freeze()
         return stop_signal
-
-    def count(self, update: Update[BatchT, TotalsT]) -> None:
-        """Move `progress` behind an update."""
-        progress = self.progress
-        progress.update += 1
-        progress.tokens += update.totals.targets
-        # Behind the last row comes the first one of the next epoch.
-        if update.end_row < update.n_rows:
-            progress.epoch = update.epoch
-            progress.row = update.end_row
-        else:
-            progress.epoch = update.epoch + 1
-            progress.row = 0
-        self.reporter.advance(progress.update, self.all_updates)
-
-    def follow_clock(self) -> None:
-        """Take over the end that the clock of a budget has moved."""
-        self.all_updates = self.length.last_update
-        line = self.job.replan(self.progress)
-        self.has_other_rows = line is not None
-        if line:
-            self.reporter.say(line)
-
-    def outcomes_known(self, update: Update[BatchT, TotalsT], steps: range) -> tuple[list[Outcome], bool]:
-        """(what is known by now of how updates ended, whether the run is to be saved after this one).
-
-        On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update
-        ended, nor when the epoch ends, since the documents of a skipped update are read from its plan. steps: as in due.py.
-        """
-        where = Where(self.progress.update, update.last_step, update.first_row, update.end_row)
-        outcomes = self.engine.poll(where)
-        is_due = self.intervals.save_is_due(self.progress, steps, self.finished)
-        epoch_is_over = self.progress.row == 0
-        if is_due or epoch_is_over or any(outcome.asks_to_save for outcome in outcomes):
-            outcomes += self.engine.drain()
-        return outcomes, is_due or any(outcome.asks_to_save for outcome in outcomes)
 
     def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
         """Take over what became of updates, whose rows are those of `plan`.
@@ -406,19 +416,28 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 )
 
     def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
-        """One log line: means over the tokens since the last one, over all ranks."""
+        """A log line after the first micro-batch (or update) of each interval, and after the last one: means over the tokens since the
+        last line, over all ranks. step: of the epoch, from 0.
+        """
+        settings, progress = self.settings, self.progress
+        is_due = step % settings.log_interval == 0
+        if self.job.evaluation.counts_updates:
+            number, place = divmod(step, settings.accumulation_steps)
+            # A line is of whole updates.
+            is_due = number % settings.log_interval == 0 and place == settings.accumulation_steps - 1
+        if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
+            return
         # All ranks take part, though one writes the line.
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        progress = self.progress
         # The micro-batches of the epoch that are trained: where updates limit the run, it may end before the epoch.
         updates = self.length.last_update - epoch.updates_before
-        n_steps = int(min(epoch.schedule.n_steps, updates * self.settings.accumulation_steps))
+        n_steps = int(min(epoch.schedule.n_steps, updates * settings.accumulation_steps))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
         step_seconds = self.stopwatch.seconds_per_step(step)
-        steps_left = (self.all_updates - progress.update) * self.settings.accumulation_steps
+        steps_left = (self.all_updates - progress.update) * settings.accumulation_steps
         record: dict[str, Any] = {
             **position(progress),
             "epoch": epoch.number + 1,
@@ -427,7 +446,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (step_seconds * self.settings.accumulation_steps),
+            "updates_per_second": 1 / (step_seconds * settings.accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
@@ -441,58 +460,51 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         expected = forecast.loss(progress.tokens, rate) if forecast else None
         if expected is not None:
             record["expected_loss"] = expected
-        head = f"Epoch:[{epoch.number + 1}/{self.epochs}]({step}/{n_steps})"
+        head = f"Epoch:[{epoch.number + 1}/{self.length.epochs}]({step}/{n_steps})"
         self.reporter.log(record, lines.log_line(record, head, self.outlook.shown))
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
-    def evaluate_and_sample(self) -> int:
-        """What is due of it after this update. Returns the number of a stop signal that came, or 0."""
-        evaluation, clock = self.job.evaluation, self.length.clock
-        stop_signal = 0
-        if self.finished and evaluation.has_samples:
+    def evaluate(self) -> int:
+        """Evaluate, sample and record what is due of it. Returns the number of a stop signal that came, or 0; nothing is recorded
+        then.
+        """
+        progress, evaluation, clock = self.progress, self.job.evaluation, self.length.clock
+        # Samples come with each evaluation, or at times of their own.
+        samples_are_due = progress.evaluation_due
+        if evaluation.sample_interval:
+            samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
+        if not (progress.evaluation_due or samples_are_due):
+            return 0
+        if self.finished and evaluation.samples is not None:
             # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
             # evaluates alone. The save behind the evaluation replaces this one.
             self.save()
-        if self.progress.evaluation_due:
-            with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
-                stop_signal = self.evaluate()
-        if self.intervals.samples_are_due(self.progress, self.finished) and not stop_signal:
-            assert evaluation.samples is not None
-            with self.stopwatch.paused():
-                samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
-                self.tell_samples(samples)
-        return stop_signal
-
-    def evaluate(self) -> int:
-        """Evaluate, sample and record. Returns the number of a stop signal that came; nothing is recorded then."""
-        progress, evaluation = self.progress, self.job.evaluation
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_signal = 0
-        if evaluation.evaluate is not None:
-            values, stop_signal = evaluation.evaluate(self.engine, self.signals, progress.update)
-        if evaluation.samples is not None and evaluation.has_samples and not stop_signal:
-            samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
-        if stop_signal:
-            return stop_signal
-        progress.evaluation_due = False
-        if values:
-            progress.val_loss = values["val_loss"]
-            if progress.val_loss < progress.best_val_loss:
-                progress.best_val_loss = progress.val_loss
-                progress.best_val_update = progress.update
-                self.saver.keep_best()
-            text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
-            self.reporter.log({**position(progress), **values}, f"Validation after update {progress.update}: {text}")
-        self.tell_samples(samples)
+        with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
+            if progress.evaluation_due and evaluation.evaluate is not None:
+                values, stop_signal = evaluation.evaluate(self.engine, self.signals, progress.update)
+            if samples_are_due and evaluation.samples is not None and not stop_signal:
+                samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
+            if stop_signal:
+                return stop_signal
+            progress.evaluation_due = False
+            if values:
+                progress.val_loss = values["val_loss"]
+                if progress.val_loss < progress.best_val_loss:
+                    progress.best_val_loss = progress.val_loss
+                    progress.best_val_update = progress.update
+                    self.saver.keep_best()
+                text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
+                self.reporter.log(
+                    {**position(progress), **values}, f"Validation after update {progress.update}: {text}"
+                )
+            for prompt, text in samples:
+                self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
+                self.reporter.record({**position(progress), "prompt": prompt, "text": text})
         return 0
-
-    def tell_samples(self, samples: Sequence[tuple[str, str]]) -> None:
-        """Print and record [(prompt, text)]."""
-        for prompt, text in samples:
-            self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
-            self.reporter.record({**position(self.progress), "prompt": prompt, "text": text})
 
     def save(self, again: bool = False) -> None:
         """Begin to write a checkpoint and the weights, in a thread. again: also where this update was saved.
@@ -505,22 +517,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.save_clock.restart()
         seconds = self.stopwatch.elapsed() if self.current_epoch else self.seconds_before
         self.saver.save(self.progress, seconds, is_last=self.finished, again=again)
-
-    def save_before_failed_loader(self, failure: LoaderError) -> None:
-        """Save the updates that were done before this rank's loader failed, unless they were trained on damaged data.
-
-        Errors: DataError for such data. With several ranks, the failure itself: a save needs all ranks, and the others wait in
-        an update for this one.
-        """
-        if self.ranks.world_size > 1:
-            with contextlib.suppress(OSError):
-                self.saver.checkpoints.wait()
-            raise failure
-        if self.current_epoch is not None:
-            self.take(self.engine.drain(), self.current_epoch.plan)
-        if self.progress.update:
-            # The loader may have failed because the data is damaged.
-            self.save()
 
 
 def train_epoch(trainer: Trainer) -> int:

@@ -13,14 +13,12 @@ one layer's weights and gradients at a time, and what is in no layer: embeddings
 Whatever computes with the model takes part in these gatherings, so all ranks have to do it together, and equally often: a
 rank without rows computes some that count for nothing, also in evaluations and samples.
 
-A sharded tensor is a DTensor of torch. Its rows are cut among the ranks; a rank holds a plain tensor of its own
-rows. A state dict that is read from a file has whole tensors, or TensorParts, which are the rows of this rank alone.
+A sharded tensor is a DTensor of torch. Its rows are cut among the ranks; a rank holds a plain tensor of its own rows. A
+state dict in a file has whole tensors.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -54,38 +52,19 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
     return [max(0, min(most, rows - rank * most)) for rank in range(size)]
 
 
-@dataclass(frozen=True)
-class TensorPart:
-    """What a rank has of a sharded tensor, without the ranks: `own`, the rows from `first_row` on of a tensor of this shape."""
-
-    own: torch.Tensor
-    first_row: int
-    shape: torch.Size
-
-
-def part_of(tensor: "DTensor") -> TensorPart:
-    """This rank's part of a sharded tensor, whose memory it shares."""
-    mesh = tensor.device_mesh
-    rows = rows_of_ranks(tensor.shape[0], mesh.size())
-    return TensorPart(own_part(tensor), sum(rows[: mesh.get_local_rank()]), tensor.shape)
-
-
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
     """The rows of a whole tensor that this rank has of a sharded one."""
-    part = part_of(like)
-    return whole[part.first_row : part.first_row + len(part.own)]
+    rank = like.device_mesh.get_local_rank()
+    rows = rows_of_ranks(like.shape[0], like.device_mesh.size())
+    first_row = sum(rows[:rank])
+    return whole[first_row : first_row + rows[rank]]
 
 
-def sharded(value: "torch.Tensor | TensorPart", like: "DTensor") -> "DTensor":
-    """A whole tensor, which each rank has, or this rank's part, as one that is sharded like another. Nothing is sent.
-
-    A whole one is copied, a part is taken over.
-    """
+def sharded(whole: torch.Tensor, like: "DTensor") -> "DTensor":
+    """A copy of a tensor, which each rank has, as one that is sharded like another. Nothing is sent."""
     from torch.distributed.tensor import DTensor
 
-    own = (
-        value.own.to(like.device) if isinstance(value, TensorPart) else own_rows(value, like).to(like.device, copy=True)
-    )
+    own = own_rows(whole, like).to(like.device, copy=True)
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -108,51 +87,34 @@ def whole_of(tensor: "DTensor") -> torch.Tensor:
     return torch.cat(received)[: tensor.shape[0]]
 
 
-def replaced(nest: Any, change: Callable[[str, Any], Any]) -> Any:
-    """The nest with change(name, value) in the place of each value. name: keys and numbers with dots between.
+def replaced(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """A nest of dicts, lists and tuples with change(value) in the place of each value.
 
-    A value that is in it twice is asked for once, by its first name, so that tied tensors stay one.
-    Errors: RecursionError for one that is nested too deep.
+    A value that is in it twice is asked for once, so that tied tensors stay one.
     """
     # {id of a value: what takes its place}
     known: dict[int, Any] = {}
 
-    def of(value: Any, name: str) -> Any:
-        start = f"{name}." if name else ""
+    def of(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: of(item, f"{start}{key}") for key, item in value.items()}
+            return {key: of(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value)(of(item, f"{start}{number}") for number, item in enumerate(value))
+            return type(value)(of(item) for item in value)
         if id(value) not in known:
-            known[id(value)] = change(name, value)
+            known[id(value)] = change(value)
         return known[id(value)]
 
-    return of(nest, "")
-
-
-def gathered(state: Any, ranks: Ranks) -> Any:
-    """A nest of dicts and lists in which each sharded tensor is whole, on the CPU. A tensor that is in it twice stays one.
-
-    All ranks must call it. Rank 0 alone keeps what is gathered, one tensor after the other; the others have None there.
-    """
-
-    def whole(name: str, value: Any) -> Any:
-        if not is_sharded(value):
-            return value
-        gathered_value = whole_of(value)
-        return gathered_value.cpu() if ranks.is_main else None
-
-    return replaced(state, whole)
+    return of(nest)
 
 
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A state dict of whole tensors, which each rank has, or of this rank's TensorParts, sharded as the model is."""
+    """A state dict of whole tensors, which each rank has, sharded as the model is."""
     own = model.state_dict()
     return {name: sharded(value, own[name]) if is_sharded(own[name]) else value for name, value in weights.items()}
 
 
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimiser, of whole tensors or TensorParts as above, sharded as its parameters are."""
+    """The state dict of an optimiser, of whole tensors as above, sharded as its parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_parameters: dict[int, dict[str, Any]] = {}
     for number, kept in state["state"].items():
@@ -160,7 +122,7 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
         of_parameters[number] = {}
         for name, value in kept.items():
             # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, (torch.Tensor, TensorPart)) and value.shape == parameter.shape
+            has_its_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             of_parameters[number][name] = (
                 sharded(value, parameter) if has_its_shape and is_sharded(parameter) else value
             )
@@ -171,9 +133,6 @@ ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 
 # A method of a model, beside `forward`, that computes with its weights.
 FORWARD_METHOD = "training_losses"
-# How long the ranks wait for each other in a save at least. Its time is that of their disks, and rank 0 writes the weights
-# of the whole model before its part.
-LONGEST_SAVE = timedelta(hours=1)
 
 
 def group_size_of(shard: str, ranks: Ranks) -> int:
@@ -230,9 +189,6 @@ class Shards:
         assert dist.group.WORLD is not None
         # The ranks that have one model together.
         self.group: dist.ProcessGroup = dist.group.WORLD
-        # All ranks, for the threads that save: their messages must not come between those of the training.
-        timeout = max(ranks.timeout, LONGEST_SAVE) if ranks.timeout is not None else LONGEST_SAVE
-        self.saving_group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         # Whole ones, as long as the model has them.
         weights = model.state_dict() if ranks.is_main else {}
 
@@ -292,15 +248,6 @@ class Shards:
             forget = getattr(place, name, None)
             if forget is not None:
                 forget()
-
-    def leave_group(self) -> None:
-        """To be called by all ranks when nothing more is saved of the model, where the process trains another one then.
-
-        The group has connections to the other ranks.
-        """
-        # One that has left would break off what another still computes.
-        dist.barrier()
-        dist.destroy_process_group(self.saving_group)
 
     def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.

@@ -24,13 +24,13 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.electra.settings import parse_args
+    from trainer.electra.settings import ElectraSettings
 
-    SETTINGS = parse_args()
+    SETTINGS = ElectraSettings.parse()
 
 from common.processes import count_from_here
 from trainer.electra.job import ElectraJob
-from trainer.electra.settings import ElectraSettings, batch_size_of, parse_args
+from trainer.electra.settings import ElectraSettings, batch_size_of
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
@@ -41,7 +41,7 @@ from trainer.machine.cpu_ranks import Divisible, divide
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
     count_from_here()
-    return run(parse_args(argv), argv)
+    return run(ElectraSettings.parse(argv), argv)
 
 
 def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:

@@ -32,9 +32,9 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.glue.settings import parse_args
+    from trainer.glue.settings import GlueSettings
 
-    SETTINGS = parse_args()
+    SETTINGS = GlueSettings.parse()
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ from dataset.tokenizing.vocabulary import check_known
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import common_warnings, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
-from trainer.glue.settings import GlueSettings, parse_args
+from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
 from trainer.launch import claim, launch
 from trainer.loop import Trainer
@@ -74,7 +74,7 @@ COMPARED = (
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: fine-tune with these flags. Returns the exit code."""
-    return launch(train, "trainer/train_glue.py", parse_args(argv), argv)
+    return launch(train, "trainer/train_glue.py", GlueSettings.parse(argv), argv)
 
 
 def train(settings: GlueSettings, surroundings: Surroundings) -> int:
@@ -319,8 +319,6 @@ def one_run(
         stop_signal = look_back(job, surroundings.signals, result, say)
     # Computed with again after the run's own end.
     trainer.engine.close()
-    if job.engine.shards is not None:
-        job.engine.shards.leave_group()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}

@@ -9,7 +9,7 @@ Python. `--help` lists the flags; docs/design.md explains the words (step, updat
 
 The way from here to the weights:
 
-    read                    trainer/pretrain/settings.py   the flags
+    PretrainSettings.read   trainer/pretrain/settings.py   the flags
     run_command             trainer/pretrain/command.py    one process or several
         launch              trainer/launch.py              ranks, device, stop signals
           train             trainer/pretrain/command.py    the plan of a --budget, then these two:
@@ -31,9 +31,9 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.pretrain.settings import read
+    from trainer.pretrain.settings import PretrainSettings
 
-    SETTINGS, GIVEN = read()
+    SETTINGS, GIVEN = PretrainSettings.read()
 
 from transformers import PreTrainedTokenizerBase
 
@@ -50,7 +50,7 @@ from trainer.optim.schedules import get_lr
 from trainer.pretrain import first_model
 from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, read
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 
 # What other people's code imports from here
 __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch"]
@@ -59,7 +59,7 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
     count_from_here()
-    return run_command(PretrainJob, *read(argv), argv)
+    return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
 
 
 def init_model(

@@ -25,9 +25,9 @@ if __name__ == "__main__":
 
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from trainer.sft.settings import read
+    from trainer.sft.settings import SftSettings
 
-    SETTINGS, GIVEN = read()
+    SETTINGS, GIVEN = SftSettings.read()
 
 import os
 
@@ -36,13 +36,13 @@ from common.wording import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
 from trainer.sft.job import SftJob, fitted_to_text
-from trainer.sft.settings import SftSettings, read
+from trainer.sft.settings import SftSettings
 
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
     count_from_here()
-    return fine_tune(*read(argv), argv)
+    return fine_tune(*SftSettings.read(argv), argv)
 
 
 def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:

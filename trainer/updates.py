@@ -41,19 +41,3 @@ def schedule_of(settings: RowFlags, ranks: Ranks, n_rows: int, start_row: int = 
     steps = with_accumulation(settings, ranks).accumulation_steps
     rows_of_rank = ranks.rows_of(settings.batch_size)
     return UpdateSchedule(n_rows, rows_of_rank, steps, ranks.world_size, start_row, settings.rows_per_update)
-
-
-def rows_of_warmup(settings: RowFlags, warmup_iters: int, ranks: Ranks) -> int:
-    """The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too."""
-    at_once = 1 if settings.rows_per_update else ranks.micro_batches_at_once
-    return warmup_iters * settings.batch_size * at_once
-
-
-def epochs_of_updates(n_updates: int, settings: RowFlags, ranks: Ranks, n_rows: int) -> int:
-    """How many epochs of n_rows rows so many updates take, the last one in part."""
-    return math.ceil(n_updates / schedule_of(settings, ranks, n_rows).n_updates)
-
-
-def rows_of_run(settings: RowFlags, ranks: Ranks, n_rows: int, epochs: int, max_updates: float) -> float:
-    """Rows of a run over all ranks: so many epochs of n_rows rows, or so many updates where these end the run before."""
-    return min(n_rows * epochs, max_updates * rows_of_update(settings, ranks))

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
-from dataset.loader import IGNORE, pinned, to_device
+from dataset.loader import IGNORE, to_device
 from dataset.packing import chunks, permutation
 from dataset.store.format import Column, Documents, Ints
 
@@ -222,9 +222,6 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         return to_device(self, device)
-
-    def pin_memory(self) -> "Batch":
-        return pinned(self)
 
 
 class ElectraAssembler:

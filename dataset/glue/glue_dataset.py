@@ -25,7 +25,7 @@ from common.errors import DataError
 from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
-from dataset.loader import pinned, to_device
+from dataset.loader import to_device
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
 from dataset.store.format import Ints
@@ -264,9 +264,6 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         return to_device(self, device)
-
-    def pin_memory(self) -> "Batch":
-        return pinned(self)
 
 
 class GlueAssembler:

@@ -51,34 +51,29 @@ def leak_notices(corpus: Corpus) -> list[str]:
     may_be = np.zeros(1 << FIRST_LOOK_BITS, bool)
     may_be[wanted >> shift] = True
 
-    # The chunks of all stores, numbered through, and some of them that are evenly spread.
-    bounds = np.cumsum([0, *(math.ceil(len(store.tokens) / CHUNK) for store in corpus.stores)])
-    documents_before = np.cumsum([0, *(len(store) for store in corpus.stores)])
-    total = sum(len(store.tokens) for store in corpus.stores)
-    n_chunks = math.ceil(bounds[-1] * min(1.0, LEAK_TOKENS / max(total, 1)))
+    store = corpus.store
+    offsets = np.asarray(store.offsets[:])
+    is_held_out = np.zeros(len(store), bool)
+    if corpus.kept_back is not None:
+        is_held_out[corpus.kept_back] = True
+    # Some chunks of the tokens of all sources, evenly spread.
+    n_tokens = len(store.tokens)
+    n_chunks = math.ceil(n_tokens / CHUNK)
+    n_chosen = math.ceil(n_chunks * min(1.0, LEAK_TOKENS / max(n_tokens, 1)))
     seen = 0
-    for chosen in range(n_chunks):
-        number = chosen * int(bounds[-1]) // n_chunks
-        i = int(np.searchsorted(bounds, number, side="right")) - 1
-        store = corpus.stores[i]
-        lo = (number - int(bounds[i])) * CHUNK
+    for chosen in range(n_chosen):
+        lo = chosen * n_chunks // n_chosen * CHUNK
+        hi = min(lo + CHUNK, n_tokens)
+        seen += hi - lo
         # The runs that begin in the chunk reach beyond it.
-        tokens = np.asarray(store.tokens[lo : lo + CHUNK + RUN - 1])
-        seen += min(CHUNK, len(tokens))
+        tokens = store.tokens[lo : hi + RUN - 1]
         if len(tokens) < RUN:
             continue
         chunk = run_hashes(tokens)
-        if corpus.kept_back is not None:
-            # What is held out of this store is no training text: no run with one of its tokens.
-            begin, end = np.searchsorted(corpus.kept_back, documents_before[i : i + 2])
-            held_out = corpus.kept_back[begin:end].astype(np.int64) - documents_before[i]
-            outside = np.ones(len(chunk), bool)
-            first = int(np.searchsorted(store.offsets[held_out + 1], lo, side="right"))
-            last = int(np.searchsorted(store.offsets[held_out], lo + len(tokens)))
-            for document in held_out[first:last].tolist():
-                begin, end = store.offsets[document : document + 2].tolist()
-                outside[max(begin - RUN + 1 - lo, 0) : max(end - lo, 0)] = False
-            chunk = chunk[outside]
+        # What is held out is no training text: no run that begins in it.
+        first, last = np.searchsorted(offsets, (lo, lo + len(chunk)), side="right") - 1
+        lengths = np.diff(np.clip(offsets[first : last + 2], lo, lo + len(chunk)))
+        chunk = chunk[~np.repeat(is_held_out[first : last + 1], lengths)]
         candidates = chunk[may_be[chunk >> shift]]
         at = np.searchsorted(wanted, candidates)
         # What is beyond all that is wanted is compared with the first one, which it is not.
@@ -91,7 +86,7 @@ def leak_notices(corpus: Corpus) -> list[str]:
     leaked = int((share >= LEAKED).sum())
     if not leaked:
         return []
-    part = "" if seen == total else f" in the {seen / total:.1%} of it that was looked at"
+    part = "" if seen == n_tokens else f" in the {seen / n_tokens:.1%} of it that was looked at"
     return [
         f"note: {leaked:,} of {counted(n_documents, 'validation document')} ({leaked / n_documents:.1%}) are in the training "
         f"text nearly whole{part}, so the validation loss may be too low"

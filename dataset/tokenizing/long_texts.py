@@ -1,7 +1,7 @@
 """Long texts in parts whose token ids, one after the other, are those of the whole text.
 
 A tokenizer holds more than 100 bytes for each byte of a text until the text is done, so a long text is encoded in parts. A
-part ends behind a letter and before a line end (else a space, a comma or a full stop). There the pre-tokenizers of the
+part ends behind a letter and before a line end, a space, a comma or a full stop. There the pre-tokenizers of the
 families below end a piece whatever follows: a run of letters is over, and what comes next begins a piece of its own; no
 merge crosses a border between two pieces. A text for another tokenizer, or without such a place, is encoded whole, up to
 LONGEST_WHOLE characters.
@@ -10,7 +10,7 @@ LONGEST_WHOLE characters.
 import json
 import unicodedata
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from dataset.tokenizing.byte_level_bpe import COMPACT, GPT2, LLAMA_BPE, QWEN2
@@ -19,7 +19,7 @@ from dataset.tokenizing.byte_level_bpe import COMPACT, GPT2, LLAMA_BPE, QWEN2
 PART_CHARACTERS = 1 << 18
 # About 700 MB in the tokenizer where every character is a token.
 LONGEST_WHOLE = 1 << 21
-# What a part may end before, best first.
+# What a part may end before.
 MARKS = "\n ,.，。"
 
 # Of GPT-4o and gpt-oss, and the three of DeepSeek V3, which are applied one after the other.
@@ -74,25 +74,14 @@ def parts_of(text: str, most: int) -> Iterator[str]:
     """The text in parts of at most `most` characters; a longer one only where it has no place to be cut."""
     begin = 0
     while len(text) - begin > most:
-        end = _last_cut(text, begin, begin + most)
-        if end is None:
-            # The first one behind, or as much as tells that the part is too long.
-            furthest = min(len(text), begin + LONGEST_WHOLE + 1)
-            end = next((at for at in range(begin + most + 1, furthest) if _is_cut(text, at)), furthest)
+        # As much as tells that a part is too long
+        furthest = min(len(text), begin + LONGEST_WHOLE + 1)
+        # The last place within the part, else the first one behind it
+        places = chain(range(begin + most, begin, -1), range(begin + most + 1, furthest))
+        end = next((at for at in places if _is_cut(text, at)), furthest)
         yield text[begin:end]
         begin = end
     yield text[begin:]
-
-
-def _last_cut(text: str, begin: int, target: int) -> int | None:
-    """The last place to cut in (begin, target], before the best mark that there is."""
-    for mark in MARKS:
-        at = text.rfind(mark, begin + 1, target + 1)
-        while at > begin:
-            if _is_cut(text, at):
-                return at
-            at = text.rfind(mark, begin + 1, at)
-    return None
 
 
 def _is_cut(text: str, at: int) -> bool:

@@ -2,64 +2,48 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from common.errors import DataError
 from common.wording import announce
 from dataset.reading.documents import find_files, read_documents
 from dataset.reading.faults import BadLines
+from dataset.reading.settings import TextSettings
 
 
-class TextSource:
-    """One --data_path: a file, a folder or a glob. Only one document is held at a time."""
+def draw_sample(
+    data_path: Sequence[str], weights: Sequence[float], sample_bytes: float, options: TextSettings
+) -> Iterator[str]:
+    """Texts of about `sample_bytes` in UTF-8, each path with its weight's share, source after source (the order does not
+    matter to BPE); prints what each gives. One document is held at a time.
 
-    def __init__(
-        self,
-        data_path: str,
-        text_field: str = "text",
-        skip_bad_lines: bool = False,
-        text_suffixes: Sequence[str] | None = None,
-    ) -> None:
-        self.name = data_path
-        self.text_field = text_field
-        self.files = find_files(data_path, text_suffixes)
-        self.bad_lines = BadLines() if skip_bad_lines else None
-
-    def documents(self) -> Iterator[str]:
-        """All texts of the source, in order; its files are read anew each time."""
-        for file in self.files:
-            for _, text in read_documents(file, self.text_field, self.bad_lines):
-                yield text
-
-    def count_bytes(self) -> int:
-        """Bytes of text, in UTF-8: a compressed file or one with escapes is weighed by its text."""
-        total = sum(len(text.encode("utf-8")) for text in self.documents())
-        if not total:
-            raise DataError(f"{self.name}: no text in it")
-        if self.bad_lines:
-            for line in self.bad_lines.report():
-                announce(line, to_stderr=True)
-        return total
-
-    def sample(self, share: float) -> Iterator[str]:
-        """Documents worth about `share` times the source, spread evenly over it; above 1 documents come repeatedly.
-
-        Documents are counted, not bytes: taking one whenever the sample falls behind in bytes favours long documents.
-        """
-        # After i documents ceil(i * share) have been given. So document i comes as often as this number grows by it, and
-        # the sample is never more than one document ahead of its share.
-        for i, text in enumerate(self.documents()):
-            given = math.ceil(i * share)
-            due = math.ceil((i + 1) * share)
-            for _ in range(due - given):
-                yield text
-
-
-def draw_sample(sources: list[TextSource], weights: list[float], sample_bytes: float) -> Iterator[str]:
-    """The mixture, source after source (the order does not matter to BPE); prints what each source gives."""
-    # A first pass over all sources: how often a document comes depends on how much text there is.
-    totals = [source.count_bytes() for source in sources]
+    Errors: DataError for a path without text, and as `find_files` and `read_documents`.
+    """
+    sources = [find_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
+    # A first pass over all sources: how often a document comes depends on how much text there is, and a compressed file or
+    # one with escapes is weighed by its text.
+    totals = []
+    for path, files in zip(data_path, sources, strict=True):
+        bad_lines = BadLines() if options.skip_bad_lines else None
+        totals.append(sum(len(text.encode("utf-8")) for text in _texts(files, options.text_field, bad_lines)))
+        if not totals[-1]:
+            raise DataError(f"{path}: no text in it")
+        for line in bad_lines.report() if bad_lines else []:
+            announce(line, to_stderr=True)
     sample_bytes = min(sample_bytes, sum(totals))
-    for source, weight, total in zip(sources, weights, totals, strict=True):
+    for path, files, weight, total in zip(data_path, sources, weights, totals, strict=True):
         wanted = sample_bytes * weight / sum(weights)
-        announce(f"{source.name}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({wanted / total:.2f} times the source)")
-        yield from source.sample(wanted / total)
+        share = wanted / total
+        announce(f"{path}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({share:.2f} times the source)")
+        # Spread evenly over the source; above 1 documents come repeatedly. After i documents ceil(i * share) have been given,
+        # so document i comes as often as this number grows by it. Documents are counted, not bytes: taking one whenever the
+        # sample falls behind in bytes would favour long documents.
+        for i, text in enumerate(_texts(files, options.text_field, BadLines())):
+            for _ in range(math.ceil((i + 1) * share) - math.ceil(i * share)):
+                yield text
+
+
+def _texts(files: Sequence[Path], text_field: str, bad_lines: BadLines | None) -> Iterator[str]:
+    for file in files:
+        for _, text in read_documents(file, text_field, bad_lines):
+            yield text

@@ -4,14 +4,14 @@
 - `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix products that
   know where one expert's rows end and the next one's begin.
 - `blocked_experts` is for GPUs on which those products make the host wait. It sorts the slots too, and cuts them into
-  blocks of one expert each. A batched product takes all blocks of a size at once.
+  blocks of one expert each. A batched product takes all blocks at once.
 
 Shape letters: N tokens, H hidden, I intermediate, E routed experts, K experts per token, M rows of the sorted slots with those
 that fill up.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,8 @@ FEW_TOKENS = 16
 # gets a multiple of these.
 ALIGNMENT = 64
 
-# Rows of the blocks of `blocked_experts`, from large to small. A batched product needs a copy of the expert's weights for
-# each block, so few blocks are wanted. But each expert's last block is filled up with rows that count for nothing, so the
-# smallest ones should be small. An estimate for 32,768 slots and 4 experts: of 256 rows alone there would be 131 blocks,
-# whose copies take a third of the time of the products or more; of 1,024 alone a tenth of the rows fills up. Of these
-# three sizes there are 29 blocks, and a fortieth of the rows fills up (docs/performance.md).
-BLOCK_ROWS = (4096, 1024, 256)
+# Blocks of 16 rows are the smallest that a GPU multiplies at once.
+FEWEST_BLOCK_BITS = 4
 
 # (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].
 Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -147,104 +143,34 @@ def dispatch_plan(
     return place.view(chosen.shape), slot, ends.to(torch.int32)
 
 
-class BlockPlan(NamedTuple):
-    """Where each slot's row lies among M rows in blocks, and back: `place` and `slot` as in `dispatch_plan`."""
-
-    place: torch.Tensor
-    slot: torch.Tensor
-    # The blocks follow each other in this order: of each size the rows of a block, and the expert of each block.
-    blocks: list[tuple[int, torch.Tensor]]
-
-
 def blocked_experts(
-    experts: Sequence[FeedForward],
-    tokens: torch.Tensor,
-    weights: torch.Tensor,
-    chosen: torch.Tensor,
-    sizes: Sequence[int] = BLOCK_ROWS,
+    experts: Sequence[FeedForward], tokens: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
 ) -> torch.Tensor:
-    """`looped_experts` with the tokens sorted by expert, in blocks of `sizes` rows of one expert each."""
+    """`looped_experts` with the tokens sorted by expert, in blocks of rows of one expert each."""
     # The functions below do not follow autocast.
     dtype = compute_dtype(tokens)
-    place, slot, blocks = block_plan(chosen, len(experts), sizes)
+    size = block_rows(chosen.numel(), len(experts))
+    place, slot, ends = dispatch_plan(chosen, len(experts), size)
     gate_up, down = stacked_weights(experts, dtype)
     rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
     # Zeros in the rows that fill up. In float16 another expert could make an infinity of a token that is not its own, and
     # 0 times infinity is NaN in the weights' gradients.
     rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
-    routed = []
-    parts = rows.split([size * len(owner) for size, owner in blocks])
-    for (size, owner), part in zip(blocks, parts, strict=True):
-        of_size = part.unflatten(0, (len(owner), size))  # [blocks, size, H]
-        gate, up = _BlockProduct.apply(of_size, gate_up, owner).chunk(2, dim=-1)
-        routed.append(_BlockProduct.apply(F.silu(gate) * up, down, owner).flatten(0, 1))
-    return _Combine.apply(experts[0].dropout(torch.cat(routed)), weights, place, slot).type_as(tokens)
+    blocks = rows.unflatten(0, (-1, size))  # [blocks, size, H]
+    first_row = torch.arange(0, len(rows), size, device=rows.device)
+    owner = (first_row >= ends.unsqueeze(1)).sum(dim=0)  # [blocks]: the expert of each
+    gate, up = _BlockProduct.apply(blocks, gate_up, owner).chunk(2, dim=-1)
+    routed = _BlockProduct.apply(F.silu(gate) * up, down, owner).flatten(0, 1)
+    return _Combine.apply(experts[0].dropout(routed), weights, place, slot).type_as(tokens)
 
 
-def block_counts(n_slots: int, num_experts: int, sizes: Sequence[int] = BLOCK_ROWS) -> list[tuple[int, int]]:
-    """[(rows of a block, number of such blocks), ...] of `blocked_experts`, from large to small.
+def block_rows(n_slots: int, num_experts: int) -> int:
+    """Rows of a block of `blocked_experts`: a power of two. Of many slots, a quarter as many rows fill up.
 
-    No number may depend on the routing, since reading it would make the host wait. So it is one that every routing can do
-    with:
-
-    - Of a size that is not the last, as many as every routing fills. An expert has at most size - 1 rows that fill none.
-    - Of the last size, as many as any routing needs for the rows that are left, where each expert fills up its last one.
+    Large blocks are wanted, since the product needs a copy of the expert's weights for each. But the last block of each expert
+    is filled up with rows that count for nothing.
     """
-    counts = []
-    n_left = n_slots
-    for size in sizes:
-        if size == sizes[-1]:
-            n_blocks = (n_left + num_experts * (size - 1)) // size
-        else:
-            n_blocks = max(0, _rounded_up(n_left - num_experts * (size - 1), size) // size)
-        if n_blocks:
-            counts.append((size, n_blocks))
-        n_left -= n_blocks * size
-    return counts
-
-
-def block_plan(chosen: torch.Tensor, num_experts: int, sizes: Sequence[int]) -> BlockPlan:
-    """chosen [N, K] -> the BlockPlan of blocks of `sizes` rows, from large to small.
-
-    `block_counts` tells how many there are. Whose they are is found on the device: of a size that is not the last the first
-    experts take theirs until there are no more.
-
-    The comments on the right follow one example: two experts, the slots [0, 1, 0, 0, 1, 0, 0] and blocks of 4 and of 2 rows,
-    of which there are one and two. Expert 0 gets rows 0 to 3 and row 4, expert 1 rows 6 and 7, and row 5 fills up.
-    """
-    expert_of_slot = chosen.reshape(-1)
-    device = chosen.device
-    n = len(expert_of_slot)
-    # Which slots are whose, and the how-many-th of its expert each one is, from 0.
-    is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
-    counted = is_mine.cumsum(dim=1)
-    rank = (is_mine * (counted - 1)).sum(dim=0)  # [0, 0, 1, 2, 1, 3, 4]
-
-    # Of each expert [E]: the rows that are in no block yet, and those that are. M: the rows of all blocks so far.
-    left = counted[:, -1]  # [5, 2]
-    taken = torch.zeros_like(left)
-    place = torch.zeros_like(rank)
-    M = 0
-    blocks = []
-    for size, n_blocks in block_counts(n, num_experts, sizes):
-        # Right: of 4 rows, then of 2.
-        wanted = _rounded_up(left, size) // size if size == sizes[-1] else left // size  # [1, 0]; [1, 1]
-        # The blocks of this size that are an expert's: from its start to before its end.
-        ends = wanted.cumsum(dim=0).clamp(max=n_blocks)  # [1, 1]; [1, 2]
-        starts = F.pad(ends[:-1], (1, 0))  # [0, 1]; [0, 1]
-        owner = (torch.arange(n_blocks, device=device) >= ends.unsqueeze(1)).sum(dim=0)  # [0]; [0, 1]
-        # A block that nobody needs is the last expert's, with rows that fill up.
-        blocks.append((size, owner.clamp(max=num_experts - 1)))
-        # Where the row of rank 0 would be, if an expert had had no earlier blocks. Rows that are in those keep their place.
-        first_row = M + starts * size - taken  # [0, 4]; [0, 6]
-        place = torch.where(rank >= taken[expert_of_slot], rank + first_row[expert_of_slot], place)
-        rows_taken = (ends - starts) * size  # [4, 0]; [2, 2]
-        taken = taken + rows_taken  # [4, 0]; [6, 2]
-        left = left - rows_taken  # [1, 2]; [-1, 0]
-        M += n_blocks * size  # 4; 8
-    # place: [0, 6, 1, 2, 7, 3, 4]
-    slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
-    return BlockPlan(place.view(chosen.shape), slot, blocks)
+    return 1 << max(FEWEST_BLOCK_BITS, (n_slots // (4 * num_experts)).bit_length() - 1)
 
 
 class _BlockProduct(torch.autograd.Function):

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.budget import hand_made, settings_of
+from benchmarks.budget import hand_made
 from benchmarks.trained import flag_words, outcome
 from tests.helpers import train, write_corpus
+from trainer.pretrain.settings import PretrainSettings
 
 PLAN = ["--hidden_size", "192", "--num_hidden_layers", "2", "--batch_size", "12", "--accumulation_steps", "2"]
 PLAN += ["--num_attention_heads", "3", "--num_key_value_heads", "1"]
@@ -16,8 +17,8 @@ PLAN += ["--optimizer", "muon", "--muon_lr", "0.01", "--learning_rate", "0.008"]
 @pytest.fixture(scope="module")
 def configurations():
     """{name: the settings}"""
-    plan = settings_of(PLAN)
-    return {name: settings_of([*PLAN, *flag_words(changes)]) for name, changes in hand_made(plan).items()}
+    plan = PretrainSettings.parse(PLAN)
+    return {name: PretrainSettings.parse([*PLAN, *flag_words(changes)]) for name, changes in hand_made(plan).items()}
 
 
 def rows(settings):

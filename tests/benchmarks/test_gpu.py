@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,18 +11,14 @@ import torch
 
 from benchmarks import gpu, gpu_bits, gpu_checks
 from benchmarks.arguments import gpu_parser
-from tests.helpers import ROOT
 from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
 
 
-def test_bad_numbers_on_a_cpu():
-    assert "skipped" in gpu_checks.a_bad_loss_changes_nothing(CPU)
-
-
-def test_an_expert_without_tokens_on_a_cpu():
-    assert "0" in gpu_checks.an_expert_without_tokens_gets_a_zero_gradient(CPU)
+@pytest.mark.parametrize("name", [*gpu_checks.BAD_NUMBERS, "an expert without tokens"])
+def test_a_check_passes_on_a_cpu(name):
+    assert ({**gpu_checks.BAD_NUMBERS, **gpu_checks.NUMBERS})[name](CPU)
 
 
 def test_gradients_that_are_wrong_are_found(monkeypatch):
@@ -57,128 +52,74 @@ def test_other_bits_are_found(monkeypatch, tmp_path):
         gpu_checks.killed_and_resumed(lambda out_dir: [sys.executable, "-c", "pass"], tmp_path, CPU)
 
 
-def test_a_wait_is_found():
-    with pytest.raises(AssertionError, match="wait"), gpu_checks.waits_are_errors(CPU):
-        torch.ones(3).sum().item()
-    with gpu_checks.waits_are_errors(CPU):
-        torch.ones(3).sum()
+def main(folder, *flags):
+    """(exit code, what is in --out)."""
+    out = folder / "gpu.jsonl"
+    code = gpu.main(gpu_parser().parse_args(["--device", "cpu", "--seconds", "small", "--out", str(out), *flags]))
+    return code, [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_a_check_that_fails_leaves_the_others_alone(monkeypatch):
+@pytest.fixture
+def program(monkeypatch):
+    """A function that puts a program of Python in the place of each section."""
+
+    def instead(text):
+        monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", text])
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield instead
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monkeypatch, tmp_path, program, capsys):
     def fails(device):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setitem(gpu.CHECKS, 5, {"first": fails, "second": lambda device: "fine"})
-    first, second = gpu.results_of(5, CPU, small=True)
-    assert not first["ok"] and first["value"] == "RuntimeError: no such kernel"
-    assert second["ok"] and second["value"] == "fine"
+    results = [json.dumps(result) for result in gpu.results_of(5, CPU, small=True)]
+    program(f"print(*{results}, sep='\\n')")
+    code, (first, second, _) = main(tmp_path, "--sections", "5")
+    assert code == 1
+    assert (first["ok"], first["value"]) == (False, "RuntimeError: no such kernel")
+    assert (second["ok"], second["value"]) == (True, "fine")
+    said = capsys.readouterr().out
+    assert "| 5 | second | ok: fine |" in said and said.endswith("failed: first (section 5)\n")
 
 
-def test_what_nobody_promises_is_neither_passed_nor_failed(monkeypatch, tmp_path, capsys):
-    def differs(device):
-        raise gpu_checks.NotPromised("other bits")
-
-    monkeypatch.setitem(gpu.CHECKS, 2, {"resume": differs, "other resume": lambda device: "the same bits"})
-    found = list(gpu.results_of(2, CPU, small=True))
-    assert [result["ok"] for result in found] == [None, True]
-    monkeypatch.setattr(gpu, "ask", lambda number, args, record, *rest: [record.add(number, one) for one in found])
-    code, results, said = main(tmp_path, capsys, "--sections", "2")
-    assert code == 0
-    assert [result["ok"] for result in results] == [None, True]
-    assert "| 2 | resume | not promised: other bits |" in said and "| 2 | other resume | ok: the same bits |" in said
-    assert said.splitlines()[-1] == "neither right nor wrong, since nobody promises it here: resume (section 2)"
-
-
-def arguments(*flags):
-    return gpu_parser().parse_args(["--device", "cpu", "--seconds", "small", *flags])
-
-
-def record_in(folder):
-    return gpu.Record(open(folder / "out", "w", encoding="utf-8"))
-
-
-def main(folder, capsys, *flags):
-    """(exit code, what is in --out, what was printed)."""
-    out = folder / "gpu.jsonl"
-    code = gpu.main(arguments("--out", str(out), *flags))
-    return code, [json.loads(line) for line in out.read_text().splitlines()], capsys.readouterr().out
-
-
-def run(*flags):
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--seconds", "small", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
-
-
-@pytest.mark.slow
-def test_the_command_measures_and_writes_a_table(tmp_path):
-    out = tmp_path / "gpu.jsonl"
-    ended = run("--sections", "0", "--out", str(out))
-    assert ended.returncode == 0, ended.stderr
-    assert "| 0 | torch |" in ended.stdout and "| 0 | best product |" in ended.stdout
-    results = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {result["section"] for result in results} == {0} and results[-1]["what"] == "seconds of the section"
-
-
-def test_a_section_that_hangs_is_stopped_and_keeps_what_it_has_found(tmp_path, monkeypatch, capsys):
+def test_a_section_that_hangs_is_stopped_and_keeps_what_it_has_found(tmp_path, monkeypatch, program):
     """It is stopped within a line."""
-    program = (
+    monkeypatch.setattr(gpu, "CPU_LIMIT_S", 1)
+    program(
         'import sys, time; print(\'{"what": "a step", "value": 1}\');'
         'sys.stdout.write(\'{"what": "half a li\'); sys.stdout.flush(); time.sleep(60)'
     )
-    monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", program])
-    record = record_in(tmp_path)
-    gpu.ask(0, arguments(), record, 1)
-    first, end, seconds = record.results
-    assert first == {"section": 0, "what": "a step", "value": 1}
+    code, (first, end, seconds) = main(tmp_path, "--sections", "0")
+    assert code == 1 and first == {"section": 0, "what": "a step", "value": 1}
     assert end["ok"] is False and end["value"] == "stopped after 1 s"
     assert seconds["what"] == "seconds of the section"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
-def test_what_a_section_has_started_ends_with_it():
-    program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        assert int(process.stdout.readline()) > 0
-        gpu.end_with_its_own(process)
-        # The pipe ends when nobody is left who could write to it.
-        assert process.stdout.read() == ""
-    # One that has ended already
-    gpu.end_with_its_own(process)
-
-
-@pytest.fixture(autouse=True)
-def handlers():
-    """The command sets those of its process."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, capsys, name):
+def test_a_signal_that_ends_the_command_ends_its_section(tmp_path, monkeypatch, program):
     """The section tells its number and would go on for minutes; a program that it has started, too."""
-    signum = getattr(signal, name)
-    program = (
+    program(
         "import json, os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']);"
         "print(json.dumps({'what': 'numbers', 'value': f'{os.getpid()} {child.pid}'}), flush=True); time.sleep(600)"
     )
-    monkeypatch.setattr(gpu, "section_command", lambda number, args: [sys.executable, "-c", program])
-    out_path = tmp_path / "gpu.jsonl"
+    pids = []
 
     def found_text(result):
         # The section runs: now somebody ends the command.
-        os.kill(os.getpid(), signum)
-        return str(result)
+        pids.extend(map(int, result["value"].split()))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ""
 
     monkeypatch.setattr(gpu, "found_text", found_text)
-    with pytest.raises(SystemExit) as ended:
-        gpu.main(arguments("--sections", "0", "--out", str(out_path)))
-    assert ended.value.code == 128 + signum
-    (result,) = [json.loads(line) for line in out_path.read_text().splitlines()]
-    for pid in map(int, result["value"].split()):
+    with pytest.raises(KeyboardInterrupt):
+        main(tmp_path, "--sections", "0")
+    assert len(pids) == 2
+    for pid in pids:
         wait_until(lambda pid=pid: not is_running(pid))
 
 
@@ -190,18 +131,23 @@ def is_running(pid):
         return False
 
 
-def test_no_section_goes_on_beyond_nine_minutes():
+def test_no_section_goes_on_beyond_nine_minutes(tmp_path, monkeypatch):
     assert [gpu.limit_of(number, 0, "cuda") for number in (0, 3)] == [90, 120]
-    assert gpu.limit_of(3, gpu.LAST_START_S, "cuda") == gpu.END_S - gpu.LAST_START_S == 35
-    assert gpu.limit_of(3, gpu.LAST_START_S + 1, "cuda") == 0
+    assert gpu.limit_of(3, 500, "cuda") == gpu.END_S - 500 == 35
+    assert gpu.limit_of(3, 501, "cuda") == 0
     assert gpu.END_S < 9 * 60
+    monkeypatch.setattr(gpu, "limit_of", lambda *_: 0)
+    code, (left_out,) = main(tmp_path, "--sections", "3")
+    assert code == 1 and left_out["what"] == "left out"
 
 
 @pytest.mark.slow
-def test_a_section_on_a_cpu(tmp_path):
-    record = record_in(tmp_path)
-    gpu.ask(7, arguments(), record, 590)
-    assert len(record.results) > 1 and record.names(False) == []
+def test_sections_on_a_cpu(tmp_path):
+    """One of figures, and one of checks."""
+    code, results = main(tmp_path, "--sections", "0", "7")
+    assert code == 0 and {result["section"] for result in results} == {0, 7}
+    found = {result["what"]: result["value"] for result in results}
+    assert found["torch"] == torch.__version__ and found["best product"] > 0
 
 
 # ------------------------------------------------------------------------------------------- gpu_bits.py

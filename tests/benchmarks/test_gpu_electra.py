@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_electra
-from trainer.electra import settings as electra_settings
-from trainer.glue import settings as glue_settings
+from trainer.electra.settings import ElectraSettings
+from trainer.glue.settings import GlueSettings
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")
@@ -52,7 +52,7 @@ def test_what_is_started_are_commands_that_the_trainers_take(trainers, device):
     found = gpu_electra.learns_and_is_fine_tuned(device)
     assert found == "a held-out AUC of 0.900; fine-tuned in 7 updates: accuracy 0.900"
     pretrained, fine_tuned = commands
-    settings = (electra_settings.parse_args(pretrained[2:]), glue_settings.parse_args(fine_tuned[2:]))
+    settings = (ElectraSettings.parse(pretrained[2:]), GlueSettings.parse(fine_tuned[2:]))
     on_gpu = device.type == "cuda"
     assert [one.device for one in settings] == [None if on_gpu else "cpu"] * 2
     assert settings[0].max_steps == (2000 if on_gpu else 40)

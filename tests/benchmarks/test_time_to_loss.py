@@ -20,7 +20,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, write_corpus
 from trainer.optim.schedules import SCHEDULES
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 
 def turns(updates, seconds):
@@ -33,7 +33,7 @@ def turns(updates, seconds):
 def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
     """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
     rival = RIVALS["plain"]
-    settings = parse_args(
+    settings = PretrainSettings.parse(
         flag_words(rival_flags(rival, "float32" if device == "cpu" else "bfloat16", LEARNING_RATE, 3))
     )
     made = []
@@ -63,7 +63,7 @@ def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
 def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
     """Reference: the TrainingArguments of bench.py's side."""
     rival = RIVALS["hf"]
-    settings = parse_args(flag_words(rival_flags(rival, rival.cpu_dtype, LEARNING_RATE, 20)))
+    settings = PretrainSettings.parse(flag_words(rival_flags(rival, rival.cpu_dtype, LEARNING_RATE, 20)))
     seen = []
 
     def train(trainer):
@@ -105,7 +105,7 @@ def start(monkeypatch, tmp_path):
         seen = {}
 
         def instead(work, name, flags):
-            seen[name] = parse_args(list(flags))
+            seen[name] = PretrainSettings.parse(list(flags))
             return Outcome(1_000_000, bits[len(seen) - 1], 3.0, 60, 240_000)
 
         monkeypatch.setattr(time_to_loss, "trained", instead)

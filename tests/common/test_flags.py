@@ -1,6 +1,7 @@
 """Every flag of every trainer: what is no number, beyond sense, empty or without effect is met where flags are read."""
 
 import argparse
+from functools import partial
 
 import pytest
 
@@ -9,16 +10,19 @@ from common.settings import SettingsParser
 from dataset import tokenize_corpus
 from dataset.reading.file_kinds import find_files
 from trainer import train_tokenizer
-from trainer.electra import settings as electra_settings
-from trainer.glue import settings as glue_settings
-from trainer.pretrain import settings as pretrain_settings
+from trainer.electra.settings import ElectraSettings
+from trainer.glue.settings import GlueSettings
+from trainer.pretrain.settings import PretrainSettings
 
 COMMANDS = {
-    "train_pretrain.py": (pretrain_settings.parser, []),
-    "train_electra.py": (electra_settings.parser, []),
-    "train_glue.py": (glue_settings.parser, ["--task", "cola", "--data_dir", "glue"]),
-    "train_tokenizer.py": (train_tokenizer.build_parser, ["--data_path", "data.txt", "--out_dir", "out"]),
-    "tokenize_corpus.py": (tokenize_corpus.parser, ["--data_path", "data.txt"]),
+    "train_pretrain.py": (partial(SettingsParser, PretrainSettings), []),
+    "train_electra.py": (partial(SettingsParser, ElectraSettings), []),
+    "train_glue.py": (partial(SettingsParser, GlueSettings), ["--task", "cola", "--data_dir", "glue"]),
+    "train_tokenizer.py": (
+        partial(SettingsParser, train_tokenizer.TokenizerSettings),
+        ["--data_path", "data.txt", "--out_dir", "out"],
+    ),
+    "tokenize_corpus.py": (partial(SettingsParser, tokenize_corpus.TokenizeSettings), ["--data_path", "data.txt"]),
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
 # The model begins by itself; run.py's, which are passed over.

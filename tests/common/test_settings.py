@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from common.settings import write_settings
 from tests.helpers import ROOT
-from trainer.electra import settings as electra
-from trainer.glue import settings as glue
-from trainer.pretrain import settings as pretrain
-from trainer.sft import settings as sft
+from trainer.electra.settings import ElectraSettings
+from trainer.glue.settings import GlueSettings
+from trainer.pretrain.settings import PretrainSettings
+from trainer.sft.settings import SftSettings
 
 GLUE = ["--task", "cola", "--data_dir", "glue"]
-COMMANDS = {"pretrain": (pretrain, []), "sft": (sft, []), "electra": (electra, []), "glue": (glue, GLUE)}
+COMMANDS = {
+    "pretrain": (PretrainSettings, []),
+    "sft": (SftSettings, []),
+    "electra": (ElectraSettings, []),
+    "glue": (GlueSettings, GLUE),
+}
 # Every flag that users' scripts may say, and what it is where they do not. None of these may disappear or change.
 DEFAULTS = {
     "pretrain": {
@@ -92,8 +97,8 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_is_there_and_has_its_default(command):
-    module, given = COMMANDS[command]
-    settings = vars(module.parse_args(given))
+    kind, given = COMMANDS[command]
+    settings = vars(kind.parse(given))
     required = {"task": "cola", "data_dir": "glue"} if command == "glue" else {}
     assert settings == DEFAULTS[command] | required
     # 0 == False and 1 == True, which a settings file would write differently.
@@ -114,10 +119,10 @@ GIVEN = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_settings_file_gives_the_same_settings(command, tmp_path):
-    module, _ = COMMANDS[command]
-    settings = module.parse_args(GIVEN[command])
+    kind, _ = COMMANDS[command]
+    settings = kind.parse(GIVEN[command])
     write_settings(settings, tmp_path / "run.settings.yaml")
-    assert module.parse_args(["--config", str(tmp_path / "run.settings.yaml")]) == settings
+    assert kind.parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
 
 
 def words() -> st.SearchStrategy[str]:
@@ -134,7 +139,7 @@ def words() -> st.SearchStrategy[str]:
     updates=st.integers(1, 10**9),
 )
 def test_whatever_the_settings_are_their_file_gives_them_again(prompts, folder, rate, updates):
-    settings = pretrain.parse_args([])
+    settings = PretrainSettings.parse([])
     settings.sample_prompts = prompts
     settings.out_dir = folder
     settings.learning_rate = rate
@@ -142,7 +147,7 @@ def test_whatever_the_settings_are_their_file_gives_them_again(prompts, folder, 
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "run.yaml"
         write_settings(settings, path)
-        assert pretrain.parse_args(["--config", str(path)]) == settings
+        assert PretrainSettings.parse(["--config", str(path)]) == settings
 
 
 @pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "'no'"])
@@ -150,19 +155,19 @@ def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     """Reference: the same text as a flag. YAML alone would make ten, ninety, a date or a number of it."""
     path = tmp_path / "run.yaml"
     path.write_text(f"out_dir: {text}\n")
-    assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args(["--out_dir", text.strip("'")])
+    assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(["--out_dir", text.strip("'")])
 
 
 def test_what_the_file_does_not_say_is_the_default(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("epochs: null\ndata_path: []\nuse_moe:\n")
-    assert pretrain.parse_args(["--config", str(path)]) == pretrain.parse_args([])
+    assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse([])
 
 
 def test_flags_win_over_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("batch_size: 8\nlearning_rate: 3e-4\npack: no\ndata_path: [a.jsonl, b.jsonl]\nuse_moe: true\n")
-    settings = pretrain.parse_args(["--batch_size", "4", "--config", str(path), "--data_path", "c.jsonl"])
+    settings = PretrainSettings.parse(["--batch_size", "4", "--config", str(path), "--data_path", "c.jsonl"])
     assert (settings.batch_size, settings.learning_rate, settings.pack, settings.use_moe) == (4, 3e-4, False, True)
     assert settings.data_path == ["c.jsonl"]
 
@@ -170,9 +175,9 @@ def test_flags_win_over_the_file(tmp_path):
 def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
     path = tmp_path / "run.json"
     path.write_text('{"task": "cola", "data_dir": "there", "warmup_share": 0.25, "device": null}')
-    assert glue.parse_args([f"--config={path}"]).data_dir == "there"
+    assert GlueSettings.parse([f"--config={path}"]).data_dir == "there"
     path.write_text('{"epochs": 4}')
-    assert glue.parse_args([*GLUE, "--config", str(path)]).epochs == 4
+    assert GlueSettings.parse([*GLUE, "--config", str(path)]).epochs == 4
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit) as stop:
-        pretrain.parse_args(["--config", str(path)])
+        PretrainSettings.parse(["--config", str(path)])
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert line.startswith("error: ")
@@ -207,7 +212,7 @@ def test_a_bad_file_is_one_line(content, said, tmp_path, capsys):
 def test_a_file_that_cannot_be_read_is_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        pretrain.parse_args(words)
+        PretrainSettings.parse(words)
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert "--config" in line

@@ -10,7 +10,7 @@ import pytest
 from common.errors import DataError
 from dataset import mixture as module
 from dataset import packing
-from dataset.mixture import MIXTURE_STREAM, ONE_PASS, ROOM, Mixture, Move, RunLength
+from dataset.mixture import MIXTURE_STREAM, Mixture, Move
 from dataset.packing import EpochPlan
 from dataset.shares import Point, Source, group_sources
 from dataset.store.format import ConcatStore
@@ -19,7 +19,7 @@ from tests.dataset.test_packing import make_store
 T = 32
 
 
-def mixture(arguments, lengths, length=ONE_PASS, pack=True, T=T):
+def mixture(arguments, lengths, epochs=1, n_rows=0, pack=True):
     """A Mixture of stores with documents of the given lengths."""
     sources = arguments if isinstance(arguments[0], Source) else group_sources(arguments)
     store = ConcatStore([make_store(of_source) for of_source in lengths])
@@ -28,7 +28,9 @@ def mixture(arguments, lengths, length=ONE_PASS, pack=True, T=T):
     def make_plan(chosen, epoch):
         return EpochPlan(store, T, 3, epoch, pack, documents=chosen)
 
-    return Mixture(store, sources, documents, store.bounds.tolist(), make_plan, 3, length, None if pack else T - 1)
+    return Mixture(
+        store, sources, documents, store.bounds.tolist(), make_plan, 3, epochs, n_rows, None if pack else T - 1
+    )
 
 
 def random_lengths(seed, counts, low=2, high=90):
@@ -76,13 +78,13 @@ def test_each_tenth_of_a_run_has_the_shares_of_the_schedule(arguments, counts, p
     """Shares are of trained tokens, also where the rows of a source are emptier than those of another."""
     lengths = random_lengths(1, counts)
     lengths[0] = [max(2, n // 3) for n in lengths[0]]
-    for length in (ONE_PASS, RunLength(updates=60, rows_of_update=64)):
-        planned = mixture(arguments, lengths, length, pack)
+    for n_rows in (0, 60 * 64):
+        planned = mixture(arguments, lengths, n_rows=n_rows, pack=pack)
         assert worst_share(planned) < 0.01
         # And nowhere has a source got ahead by more than a row or so.
         for end in np.linspace(1, planned.plan(0).n_rows, 40).astype(int).tolist():
             progress = planned.plan(0).row_targets(0, end) / planned.plan(0).row_targets(0, planned.plan(0).n_rows)
-            given = planned.plan(0).source_targets(0, end)
+            given = planned.plan(0).source_targets(end)
             total = planned.plan(0).row_targets(0, planned.plan(0).n_rows)
             for i, curve in enumerate(planned.curves):
                 assert abs(given[i] - curve.area(progress) * total) < 4 * T
@@ -93,7 +95,7 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
     """The scarcest source is used up; of the others each document comes so often or once more, and always whole."""
     lengths = random_lengths(2, counts)
     for epochs in (1, 2):
-        planned = mixture(arguments, lengths, RunLength(epochs))
+        planned = mixture(arguments, lengths, epochs)
         _, document, start, pairs = planned.plan(0).pieces(range(planned.plan(0).n_rows))
         pieces = Counter(zip(document.tolist(), start.tolist(), pairs.tolist(), strict=True))
         offsets = planned.store.offsets[:]
@@ -102,23 +104,21 @@ def test_every_document_comes_as_often_as_planned(arguments, counts):
             trained[number] += times * of_piece
         passes = trained / (np.diff(offsets) - 1)
         assert (passes == np.round(passes)).all()
-        told = planned.given(planned.plan(0), planned.plan(0).n_rows)
+        told = planned.plan(0).source_targets(planned.plan(0).n_rows)
         used_up = 0
         for i, source in enumerate(planned.sources):
             of_source = passes[planned.store.bounds[i] : planned.store.bounds[i + 1]]
             assert of_source.max() - of_source.min() <= 1
             assert of_source.max() <= np.ceil(source.repeat * epochs)
             used_up += (of_source == source.repeat * epochs).all()
-            assert told[i].targets == trained[planned.store.bounds[i] : planned.store.bounds[i + 1]].sum()
-            in_source = np.diff(offsets)[planned.store.bounds[i] : planned.store.bounds[i + 1]] - 1
-            assert told[i].passes == pytest.approx((of_source * in_source).sum() / in_source.sum())
+            assert told[i] == trained[planned.store.bounds[i] : planned.store.bounds[i + 1]].sum()
         assert used_up >= 1
 
 
 def test_the_rows_are_those_of_the_passes_in_their_order():
     """Reference: an EpochPlan of each pass, row by row, and each source by itself."""
     lengths = random_lengths(3, (200, 60))
-    planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x4"], lengths, RunLength(updates=40, rows_of_update=4))
+    planned = mixture(["a:0.7..0.2", "b:0.3..0.8:x4"], lengths, n_rows=160)
     of_source = [[], []]
     for row in range(planned.plan(0).n_rows):
         pieces = planned.plan(0).pieces_of_row(row)
@@ -155,7 +155,7 @@ def test_a_moved_end_keeps_the_rows_before_it_and_what_was_planned_for_the_fall(
         Source(["web"], (Point(0, 1.0), Point(0.8, 0.6), Point(0.8, 0.0)), repeat=9),
         Source(["books"], (Point(0, 0.0), Point(0.8, 0.4), Point(0.8, 1.0)), repeat=9),
     ]
-    planned = mixture(jump, random_lengths(5, (400, 400)), RunLength(updates=100, rows_of_update=10))
+    planned = mixture(jump, random_lengths(5, (400, 400)), n_rows=1000)
     start = planned.moves
     before = order_of(planned)
     move = Move(row=300, fall_row=end - 200, fall_progress=0.8, end=end)
@@ -174,36 +174,34 @@ def test_a_moved_end_keeps_the_rows_before_it_and_what_was_planned_for_the_fall(
     planned.replan([*start, move, second])
     twice = order_of(planned)
     assert twice[: end - 100] == after[: end - 100] and len(twice) == end + 50
-    fresh = mixture(jump, random_lengths(5, (400, 400)), RunLength(updates=100, rows_of_update=10))
+    fresh = mixture(jump, random_lengths(5, (400, 400)), n_rows=1000)
     fresh.replan([*start, move, second])
     assert order_of(fresh) == twice
     # No row comes twice in a pass: a piece comes as often as its source was passed over, or once more.
-    for i, told in enumerate(planned.given(planned.plan(0), planned.plan(0).n_rows)):
+    for i, targets in enumerate(planned.plan(0).source_targets(end + 50)):
         pieces = Counter(piece for row in twice for piece in row if (piece[0] >= 400) == bool(i))
-        assert set(pieces.values()) <= {int(told.passes), int(told.passes) + 1}
+        passes = targets // planned.targets[i]
+        assert set(pieces.values()) <= {passes, passes + 1}
 
 
-def test_a_source_that_is_too_small_is_told_with_what_would_fit():
+def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
     lengths = random_lengths(7, (2_000, 500))
     arguments = ["a:0.7..0.2", "b:0.3..0.8"]
-    shortage = mixture(arguments, lengths, RunLength(updates=200, rows_of_update=10)).shortage()
-    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", shortage.sources)
-    fits = int(200 * shortage.fits * ROOM)
-    assert mixture(arguments, lengths, RunLength(updates=fits, rows_of_update=10)).shortage() is None
-    assert mixture(arguments, lengths, RunLength(updates=fits + 2, rows_of_update=10)).shortage() is not None
+    shortage = mixture(arguments, lengths, n_rows=2000).shortage()
+    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", shortage)
     more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
-    assert mixture(more_passes, lengths, RunLength(updates=200, rows_of_update=10)).shortage() is None
+    assert mixture(more_passes, lengths, n_rows=2000).shortage() == ""
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])
 
 
 def test_a_run_of_too_many_passes_is_refused():
     arguments = ["a:0.7..0.2:x1000", "b:0.3..0.8:x1000"]
-    for length in (RunLength(updates=10**6, rows_of_update=1), RunLength(epochs=2)):
+    for length in ({"n_rows": 10**6}, {"epochs": 2}):
         with pytest.raises(
             DataError, match=r"passes over [ab] about \d,\d{3} times, .* at most 1,000 passes are planned"
         ):
-            mixture(arguments, random_lengths(7, (300, 200)), length)
+            mixture(arguments, random_lengths(7, (300, 200)), **length)
 
 
 # ------------------------------------------------------------------------------------------- fixed shares
@@ -239,7 +237,7 @@ def test_an_epoch_of_fixed_shares_draws_what_a_walk_round_each_source_meets(monk
         plan = fixed.plan(epoch)
         _, document, start, _ = plan.pieces(range(plan.n_rows))
         drawn = document[start == 0]
-        assert fixed.given_before(epoch) == [(n, n / there) for n, there in zip(before, fixed.targets, strict=True)]
+        assert fixed.trained_before(epoch) == before.tolist()
         before += of_rows(fixed, 0, plan.n_rows, epoch).astype(int)
         for i, counts in enumerate(targets):
             draws = np.random.PCG64([3, MIXTURE_STREAM, i]).random_raw(len(counts)).tolist()

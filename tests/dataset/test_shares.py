@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset.shares import Curve, Point, Source, group_sources, read_mixture, spelt, split_weight
+from dataset.shares import Curve, Point, Source, group_sources, read_mixture, source_of_argument
 
 HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
 
@@ -29,9 +29,8 @@ HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
     ],
 )
 def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, repeat):
-    found, points, times = split_weight(argument)
-    assert (found, times) == (path, repeat)
-    assert points == (None if shares is None else tuple(Point(i, share) for i, share in enumerate(shares)))
+    points = None if shares is None else tuple(Point(i, share) for i, share in enumerate(shares))
+    assert source_of_argument(argument) == Source([path], points, repeat)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +39,7 @@ def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, re
         (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
         (["a:0.7..0.2"], "--data_path: a is the only source and gives all that is trained, so its share cannot change"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
-        (["a:x4"], "x4 needs a share before it"),
+        (["/tmp:x4"], "--data_path /tmp:x4: 'x4' is no share; as in /tmp:0.7"),
         (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000 times, not 0"),
         (["a:0..0", "b:1..1"], "the share is 0 from begin to end"),
         (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, not -1"),
@@ -135,9 +134,3 @@ def test_a_file_that_is_no_mixture_is_one_line(tmp_path, text, why):
     with pytest.raises(DataError, match="--mixture") as caught:
         read_mixture(path)
     assert why in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["0.7", "0.7..0.2", "0.3..0.8:x4", "1..0:x2.5", "0.333:x3"])
-def test_shares_are_told_as_they_were_written(text):
-    _, points, repeat = split_weight(f"a:{text}")
-    assert spelt(points, repeat) == text

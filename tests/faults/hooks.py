@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import re
 import resource
 import signal
 import sys
-import threading
 import time
 
 import torch
@@ -180,44 +178,6 @@ def kill_at_call(name, at=1):
     setattr(files.os, name, killing)
 
 
-def kill_in_save(at, rank=0):
-    """kill -9 of this rank before the `at`-th system call of its first save, counted in the thread that saves; 0: it prints them."""
-    if os.environ["RANK"] != str(rank):
-        return
-    calls = []
-
-    def counted(name, arguments):
-        if threading.current_thread().name == "checkpoint":
-            calls.append(f"{name} {arguments[0]}")
-            if len(calls) == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def counting(name, call):
-        def instead(*arguments):
-            counted(name, arguments)
-            return call(*arguments)
-
-        return instead
-
-    def audit(event, arguments):
-        if event == "open" or event.startswith(("os.", "shutil.")):
-            counted(event, arguments)
-
-    # What Python tells of: open, mkdir, rename, remove, rmdir, listdir, scandir.
-    sys.addaudithook(audit)
-    # What it does not tell of.
-    os.fsync, os.posix_fadvise = counting("fsync", os.fsync), counting("fadvise", os.posix_fadvise)
-    # Before this what was written is in memory of the process.
-    files.HashingWriter.flush = counting("flush", files.HashingWriter.flush)
-    write = checkpoint.Checkpoints._write
-
-    def telling_write(self, *arguments):
-        write(self, *arguments)
-        print(f"calls in a save: {json.dumps(calls)}", flush=True)
-
-    checkpoint.Checkpoints._write = telling_write
-
-
 def save_again():
     """Save what a resume has found, and leave."""
     from trainer.saving.resume import Saver
@@ -247,7 +207,7 @@ def full_disk(at_save, offset):
 
     def start(self, file):
         nonlocal count
-        is_checkpoint = re.search(r"\.(pt|part)\.", str(file.name)) is not None
+        is_checkpoint = ".pt." in str(file.name)
         count += is_checkpoint
         enter(self, FullFile(file, offset) if is_checkpoint and count == at_save else file)
 

@@ -101,11 +101,11 @@ def test_ranks_with_other_data_are_told(lab):
 
 
 @pytest.mark.slow
-def test_ranks_that_see_other_folders_are_told(lab):
+def test_a_rank_that_does_not_see_the_checkpoint_is_told(lab):
     """As on machines without a shared disk, where one would begin afresh while the other goes on."""
-    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, shard="full", from_resume=1)
-    assert "does not see what rank 0 writes there: all ranks need one --out_dir" in processes[0].err
-    assert str(lab.folder / "run") in processes[0].err and lab.leftovers("run") == []
+    lab.run("run", epochs=1)
+    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, from_resume=1)
+    assert str(lab.folder / "elsewhere") in processes[0].err and "all ranks need one --out_dir" in processes[0].err
 
 
 @pytest.mark.slow

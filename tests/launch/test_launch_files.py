@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tests.helpers import ROOT
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 # It writes a line with its name and arguments, and what is set of some variables, and ends with the exit code that it is told.
 STAND_IN = """#!{python}
@@ -52,7 +52,7 @@ def run(tmp_path):
 def check_trainer(launcher):
     """The trainer gets FLAGS and goes on from its checkpoints. launcher: what torchrun has understood."""
     assert (ROOT / launcher.training_script).is_file()
-    settings = parse_args(launcher.training_script_args)
+    settings = PretrainSettings.parse(launcher.training_script_args)
     assert settings.from_resume
     assert settings.data_path == ["my text.jsonl"] and settings.batch_size == 4
 

@@ -174,8 +174,8 @@ def replace(folder, name, change):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_hidden_layers": 1, "layer_types": None}, r"unexpected keys \(11\): model.layers.1"),
-        ({"tie_word_embeddings": False}, r"missing keys \(1\): lm_head.weight"),
+        ({"num_hidden_layers": 1, "layer_types": None}, "Unexpected key.*model.layers.1"),
+        ({"tie_word_embeddings": False}, "Missing key.*lm_head.weight"),
         # Their class would make a list of a text for each.
         ({"num_hidden_layers": 10**12, "layer_types": None}, "config.json: num_hidden_layers is more than 2,000"),
     ],

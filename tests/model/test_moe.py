@@ -13,9 +13,6 @@ from model import moe
 from model.fast import experts as ways
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
-# Rows of blocks for tests with few tokens.
-SMALL_BLOCKS = (8, 4, 2)
-
 
 def layer(**fields):
     torch.manual_seed(0)
@@ -25,11 +22,7 @@ def layer(**fields):
     return net
 
 
-def in_small_blocks(experts, tokens, weights, chosen):
-    return ways.blocked_experts(experts, tokens, weights, chosen, SMALL_BLOCKS)
-
-
-WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked": in_small_blocks}
+WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked": ways.blocked_experts}
 
 
 def run(net, x, way):
@@ -99,33 +92,9 @@ def test_experts_without_tokens_get_a_zero_gradient(way):
             assert grad is not None and grad.isfinite().all() and bool(grad.abs().sum() > 0) == (e in chosen)
 
 
-def routings(N, K, E):
-    """Routings of N tokens [N, K]: random ones, and some that leave experts out, down to a single one."""
-    generator = torch.Generator().manual_seed(N)
-    for experts in (E, E, max(E - 1, K), K):
-        offset = int(torch.randint(E, (), generator=generator))
-        tokens = [torch.randperm(experts, generator=generator)[:K] for _ in range(N)]
-        yield (torch.stack(tokens) + offset) % E
-
-
-@pytest.mark.parametrize("sizes, N, K, E", [(SMALL_BLOCKS, 13, 2, 5), ((4,), 64, 1, 4), ((16, 1), 40, 2, 2)])
-def test_block_plan_gives_each_block_one_expert(sizes, N, K, E):
-    """Brute force over the rows. The number of blocks is the same for all routings, so nobody has to look at them."""
-    shapes = set()
-    for chosen in routings(N, K, E):
-        place, slot, blocks = ways.block_plan(chosen, E, sizes)
-        expert_of_row = [int(e) for size, owner in blocks for e in owner for _ in range(size)]
-        assert len(expert_of_row) == len(slot)
-        rows = [row for row in range(len(slot)) if slot[row] < N * K]
-        assert sorted(slot[rows].tolist()) == list(range(N * K))
-        assert [expert_of_row[row] for row in rows] == chosen.flatten()[slot[rows]].tolist()
-        assert torch.equal(slot[place.flatten()], torch.arange(N * K))
-        for size, owner in blocks[:-1]:  # only the smallest blocks have rows that fill up
-            assert size in sizes[:-1] and len(owner)
-        full = sum(size * len(owner) for size, owner in blocks if size != sizes[-1])
-        assert (slot[:full] < N * K).all()
-        shapes.add(tuple((size, len(owner)) for size, owner in blocks))
-    assert len(shapes) == 1
+@pytest.mark.parametrize("slots, experts, rows", [(32_768, 4, 2048), (8_192, 4, 512), (32_768, 64, 128), (10, 4, 16)])
+def test_the_rows_that_fill_up_blocks_are_few(slots, experts, rows):
+    assert ways.block_rows(slots, experts) == rows
 
 
 # T4, H100, B300, RTX 5090

@@ -113,7 +113,7 @@ def test_overrides_fill_what_the_keys_leave_open(path):
     ids = torch.arange(8).unsqueeze(0)
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
-    refuse(path, "do not fit q_proj with 64 rows", num_attention_heads=3)
+    refuse(path, "num_attention_heads=3 does not fit q_proj with 64 rows", num_attention_heads=3)
     refuse(path, "num_head is not a field", num_head=3)
     write(path, generation="minimind2", use_moe=True, num_experts=1, num_experts_per_tok=1)
     refuse(path, "num_experts_per_tok=2 exceeds num_experts=1")
@@ -150,12 +150,9 @@ def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
 @pytest.mark.parametrize(
     "change, match",
     [
-        ({KEY: None}, rf"missing keys \(1\): {KEY}"),
-        ({"model.surprise": lambda t: torch.ones(1)}, r"unexpected keys \(1\): model.surprise"),
-        (
-            {"model.norm.weight": lambda t: torch.ones(63)},
-            r"model.norm.weight is \[63\] in the file, \[64\] in the model",
-        ),
+        ({KEY: None}, f'Missing key.*"{KEY}"'),
+        ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
+        ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
         ({"lm_head.weight": lambda t: t + 1}, "tie_word_embeddings=False"),
         ({KEY: lambda t: t.float().to_sparse()}, f"{KEY} is no plain block of floating-point numbers"),
         ({KEY: lambda t: t.to(torch.int32)}, f"{KEY} is no plain block of floating-point numbers"),
@@ -192,14 +189,14 @@ def test_a_config_that_is_none_or_of_another_model(path):
     path.with_suffix(".json").write_text("{")
     refuse(path, "not JSON")
     path.with_suffix(".json").write_text(json.dumps({**model.config.to_dict(), "vocab_size": 60}))
-    refuse(path, r"is \[61, 64\] in the file, \[60, 64\] in the model")
+    refuse(path, r"\[61, 64\].*\[60, 64\]")
     change_json(path, n_routed_experts=10_000)
     refuse(path, r"w\.json: .*are one field")
     path.with_suffix(".json").write_text(json.dumps(model.config.to_dict()))
     for changes, match in (
         ({"num_hidden_layers": 50_000_000}, "num_hidden_layers is 50000000, with 21 tensors in all"),
-        ({"num_hidden_layers": "8"}, "no model of this config: .*str"),
-        ({"num_hidden_layers": 2, "vocab_size": -1}, "no model of this config: .*negative"),
+        ({"num_hidden_layers": "8"}, "not the weights of this config: .*str"),
+        ({"num_hidden_layers": 2, "vocab_size": -1}, "not the weights of this config: .*negative"),
         ({"vocab_size": 61, "weights_sha256": 8}, "its SHA-256 is not the one"),
     ):
         change_json(path, **changes)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.electra.encoders import load_config
+from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
@@ -72,7 +72,7 @@ def test_a_config_that_is_none_or_of_more_layers_than_any_model_has_builds_nothi
     write(tmp_path, "gpt2")
     whole = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text("{")
-    refused(tmp_path, "no model can be loaded from there")
+    refused(tmp_path, "no config can be loaded from there")
     (tmp_path / "config.json").write_text(whole)
     change_config(tmp_path, n_layer=50_000_000)
     refused(tmp_path, "n_layer is more than 2,000")

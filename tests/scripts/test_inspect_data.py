@@ -12,7 +12,7 @@ from common.errors import DataError, UserError
 from common.wording import printable
 from dataset.loader import Assembler
 from scripts import inspect_data
-from scripts.inspect_data import DataLook, Piece, parse_args, text_of_piece
+from scripts.inspect_data import DataLook, InspectSettings, Piece, text_of_piece
 from tests.chats import ids_and_mask, write_chats
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -45,7 +45,7 @@ def planted(tmp_path_factory):
 
 
 def look_at(*arguments):
-    return DataLook(parse_args([*map(str, arguments), "--tokenizer_path", str(ROOT / "model")]))
+    return DataLook(InspectSettings.parse([*map(str, arguments), "--tokenizer_path", str(ROOT / "model")]))
 
 
 def test_all_that_was_planted_is_found_and_nothing_else(planted):

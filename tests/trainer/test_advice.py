@@ -6,7 +6,7 @@ from tests.helpers import train, write_corpus
 from trainer import advice
 from trainer.advice import SizeOfRun, pretraining_notices, unsuitable
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 
 def size_of(settings, tokens, device_type="cpu"):
@@ -31,7 +31,7 @@ def size_of(settings, tokens, device_type="cpu"):
 )
 def test_updates_and_rates_that_are_far_off_are_named(words, named):
     """The default update of 131,072 tokens is too large for a run of ten million."""
-    settings = parse_args(words if "--batch_size" in words or not words else [*words, "--batch_size", "1"])
+    settings = PretrainSettings.parse(words if "--batch_size" in words or not words else [*words, "--batch_size", "1"])
     assert [line.split()[1] for line in unsuitable(settings, size_of(settings, 1e7))] == named
 
 
@@ -54,8 +54,8 @@ def lines_on(settings):
 @pytest.mark.parametrize(("words", "mended", "said"), PAIRS)
 def test_a_flag_that_another_one_makes_useless_is_named(words, mended, said):
     """mended: what gives it an effect; None: to drop the first of the two flags."""
-    assert lines_on(parse_args(words)) == [f"warning: {said}"]
-    assert lines_on(parse_args([*words, *mended] if mended else words[2:])) == []
+    assert lines_on(PretrainSettings.parse(words)) == [f"warning: {said}"]
+    assert lines_on(PretrainSettings.parse([*words, *mended] if mended else words[2:])) == []
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
@@ -72,7 +72,7 @@ def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch,
 
 def test_small_micro_batches_on_a_gpu_get_a_line():
     def lines(words, device_type="cuda"):
-        settings = parse_args(words)
+        settings = PretrainSettings.parse(words)
         return [
             line
             for line in pretraining_notices(settings, size_of(settings, 1e9, device_type=device_type))

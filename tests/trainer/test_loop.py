@@ -1,14 +1,13 @@
-"""The training loop where outcomes come late, as on CUDA. Reference: the checkpoints that a run leaves."""
+"""The training loop: what is due when, and where outcomes come late, as on CUDA. Reference: what a run leaves."""
 
 from pathlib import Path
 
 import pytest
 
-from dataset.loader import LoaderError
-from tests.helpers import flags, train, write_corpus
+from dataset.loader import Loader, LoaderError
+from tests.helpers import flags, records, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
-from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.saving.checkpoint import load_checkpoint
 
@@ -45,6 +44,24 @@ def save_requested_at(monkeypatch, update):
 
 def saved_updates(folder: Path) -> list[int]:
     return sorted(int(path.stem.removeprefix("update_")) for path in folder.rglob("update_*.pt"))
+
+
+@pytest.mark.parametrize(("interval", "accumulation_steps"), [(0, 2), (1, 3), (5, 3), (7, 2)])
+def test_an_interval_of_micro_batches_ends_within_an_update(tmp_path, interval, accumulation_steps):
+    """Saves, evaluations and log lines. Reference: the micro-batches of the run, looked at one by one."""
+    n_updates = 12
+    steps = range(n_updates * accumulation_steps)
+    run = train(
+        data_path=write_corpus(tmp_path / "data.jsonl", 200), out_dir=tmp_path, batch_size=1, val_fraction=0.2,
+        accumulation_steps=accumulation_steps, max_updates=n_updates, save_interval=interval, eval_interval=interval,
+        log_interval=interval or 100, keep_checkpoints=50,
+    )  # fmt: skip
+    ended = {step // accumulation_steps + 1 for step in steps if interval and (step + 1) % interval == 0}
+    expected = sorted(ended | {n_updates})
+    assert saved_updates(tmp_path) == expected
+    assert [line["update"] for line in records(run, "val_loss")] == expected
+    lines = [step for step in steps if step % (interval or 100) == 0 or step == steps[-1]]
+    assert [line["step"] for line in records(run)] == lines
 
 
 @pytest.mark.parametrize("before_the_end", [0, 1])
@@ -90,15 +107,15 @@ def counts_of_skipped(folder: Path) -> tuple[float, int]:
 @pytest.fixture
 def failing_loader(monkeypatch):
     """The loader fails behind update BAD_UPDATE."""
-    updates = Trainer.updates
+    updates = Loader.updates
 
-    def failing(trainer, epoch):
-        for number, update in enumerate(updates(trainer, epoch)):
+    def failing(loader, recipe, schedule):
+        for number, batches in updates(loader, recipe, schedule):
             if number == BAD_UPDATE:
                 raise LoaderError("the loader has failed")
-            yield update
+            yield number, batches
 
-    monkeypatch.setattr(Trainer, "updates", failing)
+    monkeypatch.setattr(Loader, "updates", failing)
 
 
 def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(

@@ -75,7 +75,7 @@ def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, mo
 
         def in_blocks(*args):
             blocked.append(None)
-            return ways.blocked_experts(*args, sizes=(32, 8))
+            return ways.blocked_experts(*args)
 
         monkeypatch.setattr(moe, "mixing", lambda experts, tokens: in_blocks)
     watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))

@@ -21,14 +21,15 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_samples_leave_the_random_state_of_training_alone(tokenizer, dtype):
-    model = tiny_model(vocab_size=len(tokenizer))
+def test_samples_have_no_dropout_and_leave_the_random_state_of_training_alone(tokenizer, dtype):
+    """Reference: a model of the same weights that is trained without dropout."""
+    models = [tiny_model(vocab_size=len(tokenizer), dropout=dropout) for dropout in (0.0, 0.5)]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     encoder = DocumentEncoder(tokenizer)
-    texts = [sample(make_engine(model, dtype), tokenizer, encoder, "The cat", 7, max_new_tokens=5) for _ in range(2)]
+    texts = [sample(make_engine(model, dtype), tokenizer, encoder, "The cat", 7, max_new_tokens=5) for model in models]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
-    assert texts[0] == texts[1] and texts[0].startswith("The cat") and model.training
+    assert texts[0] == texts[1] and texts[0].startswith("The cat") and models[1].training
 
 
 @pytest.mark.slow

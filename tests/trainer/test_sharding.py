@@ -17,7 +17,8 @@ from trainer.engine import Engine
 from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
-from trainer.sharding import Shards, build_on_main, gathered, is_sharded, own_part, replaced, whole_of
+from trainer.saving.checkpoint import snapshot
+from trainer.sharding import Shards, build_on_main, is_sharded, own_part, whole_of
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ RUN = {"batch_size": 2, "use_moe": 1, "epochs": 1, "log_interval": 3, "val_fract
 
 def state_of(engine):
     """What of an engine a checkpoint holds, whole on rank 0."""
-    return {"weights": engine.weights(), "engine": gathered(engine.state_dict(), engine.ranks)}
+    return {"weights": engine.weights(), "engine": snapshot(engine.state_dict(), engine.ranks.is_main)}
 
 
 def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float32, seed=0):
@@ -306,15 +307,3 @@ def test_one_process_has_nothing_to_shard(tmp_path, capsys):
     write_corpus(tmp_path / "data.jsonl", 20)
     train(data_path=tmp_path / "data.jsonl", out_dir=tmp_path, shard="full", max_updates=1)
     assert "--shard full has no effect" in capsys.readouterr().out
-
-
-def test_a_tensor_that_is_there_twice_stays_one():
-    asked = []
-
-    def copied(name, value):
-        asked.append(name)
-        return value.clone()
-
-    tensor = torch.ones(2)
-    found = replaced({"weight": tensor, "tied": tensor, "other": torch.ones(2)}, copied)
-    assert asked == ["weight", "other"] and found["weight"] is found["tied"] is not tensor

@@ -15,7 +15,7 @@ from tests.helpers import ROOT, flags, losses, records, write_corpus
 from tests.helpers import train as pretrain
 from trainer import train_sft
 from trainer.sft import job
-from trainer.sft.settings import parse_args
+from trainer.sft.settings import SftSettings
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +165,6 @@ def test_much_text_keeps_the_settings_of_minimind(tmp_path):
     corpus = tmp_path / "sft.jsonl"
     with open(corpus, "wb") as file:
         file.truncate(job.MUCH)
-    settings = parse_args(["--data_path", str(corpus), "--from_weight", "none"])
+    settings = SftSettings.parse(["--data_path", str(corpus), "--from_weight", "none"])
     assert job.fitted_to_text(settings, {"data_path"}) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import losses, records, train, write_corpus
+from tests.helpers import losses, records, steps_of, train, write_corpus
 from trainer.machine.ranks import Ranks
 from trainer.updates import rows_of_update, schedule_of, with_accumulation
 
@@ -26,7 +26,7 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
     seen = {}
     steps = set()
     for rank in range(world):
-        mine = list(schedule.steps(rank))
+        mine = steps_of(schedule, rank)
         steps.add(tuple((update, micro) for update, micro, *_ in mine))
         for update, _, lo, hi in mine:
             assert hi - lo <= batch

@@ -2,7 +2,7 @@
 
 Seconds are estimated: the work of an update divided by the machine's rate of large matrix products, times the share of that rate
 that training reaches. The shares were measured on two cores with AVX512-BF16, by runs of 64 to 384 wide models. A machine that
-behaves otherwise is found out by timing some sizes (`measured_seconds`), which corrects the estimates.
+behaves otherwise is found out by timing some sizes (`measure`), which corrects the estimates.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +25,6 @@ from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
-from trainer.budget.plan import Cut, Plan
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
@@ -89,7 +89,7 @@ class Data:
     text of some. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
     share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
-    is, relative to that of the law.
+    is, relative to that of the law. most_passes: how often it helps to read the text.
     """
 
     vocab_size: int
@@ -103,6 +103,19 @@ class Data:
     text_scale: float
     parts: tuple[laws.Part, ...]
     most: float | None = None
+    most_passes: float = laws.MOST_PASSES
+
+    @property
+    def different(self) -> float:
+        """Tokens of different text."""
+        return laws.different_tokens(self.parts)
+
+    def tokens_of_update(self, rows: int) -> float:
+        """What an update of so many rows trains in the mean: the last one of each pass over the text has fewer."""
+        rows_of_pass = self.tokens_of_pass / (self.T * self.fill)
+        # Both factors were rounded, and a whole number must stay one.
+        updates_of_pass = max(1, math.ceil(rows_of_pass / rows - 1e-6))
+        return self.tokens_of_pass / updates_of_pass
 
 
 def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS) -> Data:
@@ -151,6 +164,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         ),
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
+        most_passes=laws.most_passes(settings.from_weight),
     )
 
 
@@ -164,36 +178,25 @@ class Machine:
     product_rate: float
 
 
+class Cut(NamedTuple):
+    """How an update is cut into micro-batches. batch_size: rows of a micro-batch, whichever ranks share it."""
+
+    batch_size: int
+    accumulation_steps: int
+    at_once: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the update."""
+        return self.batch_size * self.accumulation_steps * self.at_once
+
+
 def share_of_product_rate(device_type: str, width: int) -> float:
     """What a compiled micro-batch of this width reaches."""
     if device_type != "cpu":
         return GPU_SHARE
     share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
     return min(max(share, LOWEST_SHARE), HIGHEST_SHARE)
-
-
-def estimated_seconds(
-    config: MiniMindConfig, machine: Machine, rows: int, T: int, length: float, muon: bool, compiled: bool
-) -> float:
-    """Seconds of an update of `rows` rows of T positions. length: see flops_per_token."""
-    H = config.hidden_size
-    work = rows * T * flops_per_token(config, length) / share_of_product_rate(machine.device.type, H)
-    if not compiled:
-        work *= EAGER_TIMES
-    if muon:
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
-        mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
-        # Orthogonalising a matrix takes 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side. A router is not orthogonalised.
-        flops = 0.0
-        for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
-            m, n = sorted(shape)
-            flops += count * (4 * m * m * n + 2 * m**3)
-        # The processes of one command share it; of a launcher's ranks each does all of it.
-        times = 1 if machine.ranks.sharing > 1 else machine.ranks.world_size
-        work += config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops / MUON_SHARE * times
-    return work / machine.product_rate
 
 
 class RunCosts:
@@ -236,12 +239,31 @@ class RunCosts:
         # A run that is told to compile on a machine that cannot trains the plain code.
         return what_the_compiler_lacks(device) is None
 
+    def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
+        """Seconds of an update of so many rows, on a machine like those that were measured."""
+        H, ranks = config.hidden_size, self.machine.ranks
+        share = share_of_product_rate(self.machine.device.type, H)
+        work = rows * self.data.T * flops_per_token(config, self.data.length) / share
+        if not self.compiled:
+            work *= EAGER_TIMES
+        if self.optimizer == "muon":
+            queries = config.num_attention_heads * config.head_dim
+            keys = config.num_key_value_heads * config.head_dim
+            inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
+            mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
+            # Orthogonalising a matrix takes 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side. A router is not orthogonalised.
+            flops = 0.0
+            for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
+                m, n = sorted(shape)
+                flops += count * (4 * m * m * n + 2 * m**3)
+            # The processes of one command share it; of a launcher's ranks each does all of it.
+            times = 1 if ranks.sharing > 1 else ranks.world_size
+            work += config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops / MUON_SHARE * times
+        return work / self.machine.product_rate
+
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Seconds of an update of so many rows."""
-        muon = self.optimizer == "muon"
-        estimate = estimated_seconds(
-            config, self.machine, rows, self.data.T, self.data.length, muon=muon, compiled=self.compiled
-        )
+        """Seconds of an update of so many rows, by the estimate and what was measured."""
+        estimate = self.estimated_seconds(config, rows)
         if not self.corrections:
             return estimate
 
@@ -305,43 +327,99 @@ class RunCosts:
         assert self.seconds is not None
         return min(TIMED_PART * self.seconds, MOST_TIMED_S)
 
-    def measure(self, plan: Plan) -> bool:
-        """Time some updates of a plan, and correct the estimates by that. A collective: all ranks must call it.
+    def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> bool:
+        """Time some updates of a plan that has so many, and correct the estimates by that. A collective: all ranks must call it.
 
         False: compiling took too long. From here on costs are those of plain code.
         """
-        config = plan.config
+        ranks = self.machine.ranks
         began = time.monotonic()
-        found = measured_seconds(
-            config,
-            self.machine,
-            rows=self.machine.ranks.rows_of(plan.cut.batch_size),
-            T=self.data.T,
-            optimizer=self.optimizer,
-            compiled=self.compiled,
-            gradient_checkpointing=self.settings.gradient_checkpointing,
-            times=max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * plan.updates))),
-            least_seconds=self.timed_seconds(),
-            compile_seconds=self.compile_seconds,
-        )
-        if self.machine.ranks.memory is not None:
-            self.machine.ranks.memory.give_back(self.machine.ranks.rank)
+        times = max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * updates)))
+        found = self.timed(config, ranks.rows_of(cut.batch_size), times)
+        if ranks.memory is not None:
+            ranks.memory.give_back(ranks.rank)
         self.compile_seconds -= time.monotonic() - began
         if found is None:
             self.compiled = False
             self.corrections.clear()
             return False
-        micro_batch, update = found
+        micro_batch, rest = found
         # All ranks must plan with the same numbers.
-        measured = on_main(self.machine.ranks, lambda: micro_batch * plan.cut.accumulation_steps + update)
-        self.compiled_for.add((config.hidden_size, plan.cut.batch_size))
-        size = (config.hidden_size, config.num_hidden_layers)
-        self.corrections[size] = 1.0
-        factor = measured / self.update_seconds(config, plan.rows)
+        measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
+        self.compiled_for.add((config.hidden_size, cut.batch_size))
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
         most = MOST_CORRECTION[self.machine.device.type]
-        self.corrections[size] = min(max(factor, 1 / most), most)
+        factor = measured / self.estimated_seconds(config, cut.rows)
+        self.corrections[config.hidden_size, config.num_hidden_layers] = min(max(factor, 1 / most), most)
         return True
+
+    def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float] | None:
+        """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
+
+        Both are the middle of at least `times`, and of as many more as it takes until they have taken `timed_seconds()`: a machine
+        may be slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
+        None: compiling took too long on some rank. All ranks must call it: they wait for each other, as in the run.
+        """
+        device, dtype, ranks = self.machine.device, self.machine.dtype, self.machine.ranks
+        T, recomputes = self.data.T, self.settings.gradient_checkpointing
+        # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
+        torch.compiler.reset()
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
+        zeros = torch.zeros(rows, T, dtype=torch.long)
+        positions = torch.arange(T).expand(rows, T).contiguous()
+        batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows).to(device)
+        model = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+        if recomputes:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        without_graphs = why_without_graphs(device, ranks, dtype, recomputes, config.dropout)
+        engine = Engine(
+            model,
+            build_optimizer(model, 1e-6, kind=self.optimizer, muon_lr=1e-6, ranks=ranks),
+            partial(pretrain_loss, model),
+            device=device,
+            dtype=dtype,
+            ranks=ranks,
+            n_sums=n_sums(config),
+            cuda_graphs=None if without_graphs else True,
+        )
+        # Also where nothing is compiled: it prepares the device for plain code as the run does.
+        choice = "1" if self.compiled else "0"
+        compile_blocks(model.compile_training, choice, device, lambda _: None, (rows, T), dtype=dtype)
+        totals = Totals(rows * T, rows)
+
+        def micro_batch() -> None:
+            engine.micro_batch(batch, totals)
+
+        def last_of_update() -> None:
+            # Ranks may exchange gradients in its backward pass.
+            engine.micro_batch(batch, totals, last=True)
+            engine.update(1e-6)
+
+        # The first one compiles, and waits for no other rank.
+        is_compiled = 1.0
+        try:
+            with time_limit(self.compile_seconds if self.compiled else math.inf):
+                micro_batch()
+        except TimeUp:
+            is_compiled = 0.0
+        if least_of_ranks(ranks, is_compiled, device) == 0.0:
+            engine.close()
+            torch.compiler.reset()
+            return None
+        last_of_update()
+        of_micro_batch: list[float] = []
+        of_last: list[float] = []
+
+        def is_too_short() -> bool:
+            return sum(of_micro_batch) + sum(of_last) < self.timed_seconds()
+
+        # Rank 0 decides, so that all ranks time as many.
+        while len(of_last) < times or on_main(ranks, is_too_short):
+            of_micro_batch.append(seconds(micro_batch, device))
+            of_last.append(seconds(last_of_update, device))
+        engine.close()
+        return median(of_micro_batch), median(of_last) - median(of_micro_batch)
 
 
 class TimeUp(BaseException):
@@ -365,85 +443,3 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def measured_seconds(
-    config: MiniMindConfig,
-    machine: Machine,
-    *,
-    rows: int,
-    T: int,
-    optimizer: str,
-    compiled: bool,
-    gradient_checkpointing: bool,
-    times: int,
-    least_seconds: float = 0.0,
-    compile_seconds: float = math.inf,
-) -> tuple[float, float] | None:
-    """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
-
-    Both are the middle of at least `times`, and of as many more as it takes until `least_seconds` were timed: a machine may be
-    slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
-    None: compiling took more than compile_seconds on some rank. All ranks must call it: they wait for each other, as in the run.
-    """
-    # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
-    torch.compiler.reset()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
-    zeros = torch.zeros(rows, T, dtype=torch.long)
-    positions = torch.arange(T).expand(rows, T).contiguous()
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows)
-    batch = batch.to(machine.device)
-    model = MiniMindForCausalLM(config).to(machine.device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
-    if gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    without_graphs = why_without_graphs(
-        machine.device, machine.ranks, machine.dtype, gradient_checkpointing, config.dropout
-    )
-    engine = Engine(
-        model,
-        build_optimizer(model, 1e-6, kind=optimizer, muon_lr=1e-6, ranks=machine.ranks),
-        partial(pretrain_loss, model),
-        device=machine.device,
-        dtype=machine.dtype,
-        ranks=machine.ranks,
-        n_sums=n_sums(config),
-        cuda_graphs=None if without_graphs else True,
-    )
-    # Also where nothing is compiled: it prepares the device for plain code as the run does.
-    choice = "1" if compiled else "0"
-    compile_blocks(model.compile_training, choice, machine.device, lambda _: None, (rows, T), dtype=machine.dtype)
-    totals = Totals(rows * T, rows)
-
-    def micro_batch() -> None:
-        engine.micro_batch(batch, totals)
-
-    def last_of_update() -> None:
-        # Ranks may exchange gradients in its backward pass.
-        engine.micro_batch(batch, totals, last=True)
-        engine.update(1e-6)
-
-    # The first one compiles, and waits for no other rank.
-    is_compiled = 1.0
-    try:
-        with time_limit(compile_seconds if compiled else math.inf):
-            micro_batch()
-    except TimeUp:
-        is_compiled = 0.0
-    if least_of_ranks(machine.ranks, is_compiled, machine.device) == 0.0:
-        engine.close()
-        torch.compiler.reset()
-        return None
-    last_of_update()
-    of_micro_batch: list[float] = []
-    of_last: list[float] = []
-
-    def is_too_short() -> bool:
-        return sum(of_micro_batch) + sum(of_last) < least_seconds
-
-    # Rank 0 decides, so that all ranks time as many.
-    while len(of_last) < times or on_main(machine.ranks, is_too_short):
-        of_micro_batch.append(seconds(micro_batch, machine.device))
-        of_last.append(seconds(last_of_update, machine.device))
-    engine.close()
-    return median(of_micro_batch), median(of_last) - median(of_micro_batch)

@@ -100,7 +100,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
-        # A run on CUDA saves by minutes, see trainer/due.py.
+        # A run on CUDA saves by minutes, see trainer/loop.py.
         updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
@@ -114,8 +114,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
         # Who names a rate means it for all that AdamW trains.
         if "learning_rate" not in given:
             chosen["embed_lr"] = laws.EMBED_RATE
-        different = plan.tokens / plan.passes
-        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / different)
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
@@ -215,7 +214,7 @@ def plan_lines(
         used, limit = plan.flops, chosen.budget_flops
     if limit is not None and used < USED * limit:
         lines.append(
-            f"the text is small for this budget: the run ends after {laws.most_passes(chosen.from_weight)} passes over it, "
+            f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
         )
     for part in costs.data.parts:
@@ -302,7 +301,7 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
         path = kept_of_run(stem, plan_path(stem).name)
         if path is None or not is_of_this_name:
             continue
-        before = type(settings).read_file(path)
+        before = type(settings).parse(["--config", str(path)])
         if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
             found.append((path, before))
     return sorted(found, key=lambda plan: plan[0].stat().st_mtime, reverse=True)

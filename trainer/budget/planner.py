@@ -19,13 +19,13 @@ from functools import partial
 
 from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
-from common.wording import announce, counted
+from common.wording import announce
 from model.config import MiniMindConfig
 from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, Plan, best_plan, cuts, plan_for, sizes
+from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
@@ -104,21 +104,12 @@ def plan_run(
         # Another program may take the memory of one of several GPUs.
         free = free_memory(device, ranks)
         demands = Demands(
-            tokens_of_pass=data.tokens_of_pass,
-            parts=data.parts,
-            T=data.T,
-            fill=data.fill,
-            device_type=device.type,
-            ranks=ranks,
             seconds=costs.seconds,
             tokens=settings.budget_tokens,
             flops=settings.budget_flops,
             batch_size=settings.batch_size if "batch_size" in given else None,
             accumulation_steps=settings.accumulation_steps if "accumulation_steps" in given else None,
             memory=None if free is None else MEMORY_SHARE * free,
-            text_scale=data.text_scale,
-            muon=optimizer == "muon",
-            most_passes=laws.most_passes(settings.from_weight),
         )
         plan = choose(candidates, demands, costs)
     if data.most is not None and plan.tokens > data.most:
@@ -221,7 +212,7 @@ def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCos
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
         on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
-        if costs.measure(plan):
+        if costs.measure(plan.config, plan.cut, plan.updates):
             measurements -= 1
             measured = plan
         else:
@@ -237,10 +228,7 @@ def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: R
     So a plan of that width, with as many layers or others, keeps them where they are not far off.
     """
     demands = left_of(demands)
-    try:
-        plan = best_plan(candidates, demands, costs)
-    except NothingFits as lack:
-        raise UserError(why_nothing_fits(str(lack), demands)) from None
+    plan = best_plan(candidates, demands, costs)
     if measured is None or plan.config.hidden_size != measured.config.hidden_size:
         return plan
     if max(plan.rows, measured.rows) > NEAR * min(plan.rows, measured.rows):
@@ -256,25 +244,3 @@ def left_of(demands: Demands, factor: float = 1.0) -> Demands:
     if "seconds" in scaled:
         scaled["seconds"] -= seconds_since_start()
     return dataclasses.replace(demands, **scaled)
-
-
-def why_nothing_fits(lack: str, demands: Demands) -> str:
-    """The line where no model can be trained. lack: what there is too little of."""
-    if lack == "text":
-        rows = min(cut.rows for cut in cuts(demands))
-        # As full rows: a text of one row tells nothing of how full the rows of more text would be.
-        needed = math.ceil(FEWEST_UPDATES * rows * demands.T / demands.most_passes)
-        return (
-            f"the text is too small: it has {round(demands.different):,} tokens to train, and a plan needs about {needed:,} "
-            f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {demands.T} in {demands.most_passes} passes): give more text by "
-            "--data_path, or train it without a budget, by --epochs"
-        )
-    if lack == "memory":
-        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
-    passed = ""
-    if demands.seconds is not None:
-        passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
-    return (
-        f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
-        "the batch or how often is evaluated"
-    )

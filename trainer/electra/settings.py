@@ -1,12 +1,11 @@
 """The settings of train_electra.py."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from common.flags import at_least, fraction, inner_share, not_negative, positive, seed
-from common.settings import Settings, SettingsParser, setting, switch, with_default
+from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -177,6 +176,12 @@ class ElectraSettings(
 ):
     """All settings of train_electra.py; --help shows the groups from the last to the first."""
 
+    prog: ClassVar[str] = "train_electra.py"
+    description: ClassVar[str] = (
+        "Pretrain an ELECTRA (generator and discriminator). The published sizes want a GPU and days; on a laptop:\n"
+        "train_electra.py --hidden_size 128 --num_hidden_layers 4 --max_seq_len 32 --max_steps 2000"
+    )
+
     def check(self) -> None:
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if len(files) == 1:
@@ -200,19 +205,3 @@ def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
     parts = settings.accumulation_steps * micro_batches_at_once
     rows = settings.rows_per_update or SIZES[settings.size].batch_size
     return max(1, rows // parts)
-
-
-def parser() -> SettingsParser:
-    """The command line of train_electra.py."""
-    description = (
-        "Pretrain an ELECTRA (generator and discriminator). The published sizes want a GPU and days; on a laptop:\n"
-        "train_electra.py --hidden_size 128 --num_hidden_layers 4 --max_seq_len 32 --max_steps 2000"
-    )
-    return SettingsParser(ElectraSettings, "train_electra.py", description)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> ElectraSettings:
-    """The settings of a command line; None: of this process."""
-    settings = parser().read(argv)[0]
-    assert isinstance(settings, ElectraSettings)
-    return settings

@@ -25,8 +25,9 @@ from dataset.glue.glue_tasks import Task
 from dataset.store.format import Ints
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
-from model.electra.encoders import load_config, load_network, quicken_attention, ready_mask
+from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
+from model.hf_format import load_config, load_network
 from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
@@ -37,7 +38,7 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.sharding import group_size_of, put_on_device
-from trainer.updates import epochs_of_updates, rows_of_update, schedule_of
+from trainer.updates import rows_of_update, schedule_of
 
 RESULTS = "eval_results.json"
 # Families that take a mask for every query as it is. Into one of [R, T] transformers looks, which waits for the device.
@@ -262,10 +263,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
-        # Updates limit the run: the epochs that they take.
-        epochs = None
-        if settings.max_steps > 0:
-            epochs = epochs_of_updates(settings.max_steps, settings, self.ranks, plan.n_rows)
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
         # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
         set_up(self.device, self.dtype)
@@ -275,7 +272,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
             notices=notices,
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
-            epochs=epochs,
             shown=("train_acc", "grad_norm", "updates_per_second"),
         )
 
@@ -311,7 +307,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     else:
         # Of another model's tokenizer nothing would be said; new embeddings fit any.
         check_size(vocab_size, config.vocab_size, what)
-        model, new = load_network(what, folder, AutoModelForSequenceClassification, config)
+        model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
+        new = {*faults["missing_keys"], *faults["mismatched_keys"]}
         # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
         encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
         if encoder:

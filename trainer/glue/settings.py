@@ -1,13 +1,12 @@
 """The settings of train_glue.py, and the flags of run.py, the script that was published for the benchmark."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, setting, switch, with_default
+from common.settings import Settings, setting, switch, with_default
 from dataset.glue.glue_tasks import METRICS, TASKS, task_list
 from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -164,6 +163,9 @@ class GlueSettings(
 ):
     """All settings of train_glue.py; --help shows the groups from the last to the first."""
 
+    prog: ClassVar[str] = "train_glue.py"
+    description: ClassVar[str] = "Fine-tune an encoder on GLUE."
+
     def check(self) -> None:
         if self.from_scratch and not self.do_train:
             raise ValueError("--from_scratch 1 with --do_train 0: random weights would be evaluated; leave one out")
@@ -198,15 +200,3 @@ class GlueSettings(
             self.device = "cpu"
         if self.fp16:
             self.dtype = "float16"
-
-
-def parser() -> SettingsParser:
-    """The command line of train_glue.py."""
-    return SettingsParser(GlueSettings, "train_glue.py", "Fine-tune an encoder on GLUE.")
-
-
-def parse_args(argv: Sequence[str] | None = None) -> GlueSettings:
-    """The settings of a command line; None: of this process."""
-    settings = parser().read(argv)[0]
-    assert isinstance(settings, GlueSettings)
-    return settings

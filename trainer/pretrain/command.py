@@ -8,17 +8,17 @@ from pathlib import Path
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
-from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
 from trainer.job import Surroundings
-from trainer.launch import check_place, launch
+from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
 from trainer.machine.measure import available_memory, told_in_a_line
 from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.memory import why_whole
+from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_whole
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings
+from trainer.saving.places import check_place
 
 
 def run_command(

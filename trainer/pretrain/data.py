@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from common.errors import DataError, UserError
 from common.paths import ROOT
-from common.wording import announce
+from common.wording import announce, counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.mixture import Move, RunLength
+from dataset.mixture import Move
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import check_known
@@ -70,7 +70,8 @@ def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ran
             val_fraction=settings.val_fraction,
             allow_val_overlap=settings.allow_val_overlap,
             deduplicate=settings.deduplicate,
-            length=RunLength(settings.epochs, settings.max_updates, rows),
+            epochs=settings.epochs,
+            n_rows=settings.max_updates * rows,
             cache_dir=settings.cache_dir,
             text_field=settings.text_field,
             text_suffixes=settings.text_suffixes,
@@ -179,12 +180,15 @@ class PlannedEnd:
         self.mixture.replan(moves)
         shortage = self.mixture.shortage()
         line = ""
-        if shortage is not None and not self.settings.has_budget:
-            raise DataError(shortage.told(self.settings.max_updates, progress.update))
-        if shortage is not None and not self.has_told_shortage:
+        if shortage and not self.settings.has_budget:
+            raise DataError(
+                f"--data_path: too little text for {counted(self.settings.max_updates, 'update')}: {shortage}; allow more "
+                "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
+            )
+        if shortage and not self.has_told_shortage:
             # A clock moves the end as the time asks for it.
             self.has_told_shortage = True
-            line = f"warning: with the end that the budget sets, {shortage.sources}"
+            line = f"warning: with the end that the budget sets, {shortage}"
         return line if line or is_new else None
 
     def _move(self, progress: Progress) -> Move:

@@ -40,7 +40,6 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import read_prompts, samples
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_warmup
 
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
@@ -231,7 +230,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        warmup = rows_at_its_end / max(rows_of_warmup(settings, settings.warmup_iters, self.ranks), 1)
+        # The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too.
+        at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
+        warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         clock = self.length.clock
         if clock is not None and clock.moved is not None:
             return settings.learning_rate * clock.moved.factor(progress.update) * min(1.0, warmup)

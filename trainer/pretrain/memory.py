@@ -25,7 +25,6 @@ from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
-from trainer.budget.plan import MOST_ROWS_OF_MICRO_BATCH
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
@@ -64,6 +63,9 @@ def mean_context(plan: RowPlan) -> float:
     return float((pairs**2).sum() / max(pairs.sum(), 1))
 
 
+# Rows that one rank computes at once. More of them make the products of a CPU no faster, and take memory. A GPU has then as
+# much to do as it takes the host to launch the next operations; fewer are taken where they do not fit.
+MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32 = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32
@@ -305,6 +307,6 @@ def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     path = kept_of_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
     if path is None:
         return None
-    before = type(settings).read_file(path)
+    before = type(settings).parse(["--config", str(path)])
     is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps
     return before.batch_size if is_same else None

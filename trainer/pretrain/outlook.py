@@ -24,7 +24,7 @@ from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
-from trainer.updates import epochs_of_updates, rows_of_run, rows_of_update
+from trainer.updates import rows_of_update, schedule_of
 
 
 def pretraining_outlook(
@@ -50,10 +50,11 @@ def pretraining_outlook(
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
-    epochs = length.epochs
-    if settings.max_updates and not corpus.is_one_plan:
-        epochs = epochs_of_updates(settings.max_updates, settings, ranks, first.n_rows)
-    n_rows = rows_of_run(settings, ranks, first.n_rows, epochs, length.max_updates)
+    n_rows: float = first.n_rows * length.epochs
+    if settings.max_updates:
+        # The last update of an epoch may have fewer rows.
+        epochs = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
+        n_rows = min(first.n_rows * epochs, settings.max_updates * rows_of_update(settings, ranks))
     # As if each row were one document, which is the most that it can cost: this decides on compiling.
     flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
     trained = first.row_targets(0, first.n_rows)
@@ -144,7 +145,6 @@ def pretraining_outlook(
         # For the share of the product rate in the log: what a trained token of this corpus really needs.
         flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
         flops=flops,
-        epochs=epochs,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
         next_commands=next_commands(settings.tokenizer_path, answers),

@@ -2,15 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
-from common.settings import Settings, SettingsParser, default_of, parse, setting, switch, with_default
+from common.settings import Settings, default_of, setting, switch, with_default
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import parses_special_tokens
 from trainer.budget.settings import BudgetSettings
@@ -46,8 +45,6 @@ MODEL_FLAGS = (
 )
 # Files by which a folder of a Hugging Face model is told from any other folder
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
-PROG = "train_pretrain.py"
-DESCRIPTION = "Pretrain a MiniMind causal language model."
 
 
 def rows_or_auto(text: str) -> int:
@@ -255,16 +252,10 @@ class PretrainSettings(
 ):
     """All settings of train_pretrain.py; --help shows the groups from the last to the first."""
 
-    # name and purpose of the command
-    prog: ClassVar[str] = PROG
-    description: ClassVar[str] = DESCRIPTION
+    prog: ClassVar[str] = "train_pretrain.py"
+    description: ClassVar[str] = "Pretrain a MiniMind causal language model."
     # What a plan does not choose, though the user has not said it
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def read_file(cls, path: Path) -> Self:
-        """The settings in a file that a run of this command has written. Errors: UserError."""
-        return parse(cls, cls.prog, cls.description, ["--config", str(path)])
 
     @classmethod
     def usual_rows(cls) -> int:
@@ -336,18 +327,3 @@ class PretrainSettings(
                 f"{int(recorded)}: leave the flag out"
             )
         self.parse_special_tokens = recorded
-
-
-def parser() -> SettingsParser:
-    """The command line of train_pretrain.py."""
-    return SettingsParser(PretrainSettings, PROG, DESCRIPTION)
-
-
-def read(argv: Sequence[str] | None = None) -> tuple[PretrainSettings, frozenset[str]]:
-    """(the settings of a command line, the names of those that a flag or --config says); None: of this process."""
-    return parser().read(argv)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> PretrainSettings:
-    """The settings of a command line; None: of this process."""
-    return read(argv)[0]

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from common.errors import UserError
 from common.settings import write_settings
 from common.wording import counted, one_line
 from trainer.advice import filled
 from trainer.engine import Outcome
-from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress
+from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
-from trainer.machine.ranks import Ranks, on_main
+from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter, Say, open_tracker
 from trainer.saving.checkpoint import Checkpoints, snapshot
@@ -93,19 +91,17 @@ def describe(
     job: Job[Any, Any, Any],
     outlook: Outlook,
     progress: Progress,
-    ranks: Ranks,
-    device: torch.device,
+    surroundings: Surroundings,
     updates: int,
-    epochs: int,
-    command: str,
 ) -> tuple[str, dict[str, Any]]:
     """(the line on what a run derives from its flags, the record of its start)."""
+    ranks, device = surroundings.ranks, surroundings.device
     settings = with_accumulation(job.settings, ranks)
     plan = outlook.plan
     rows = rows_of_update(settings, ranks)
     micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
     line = (
-        f"run: {counted(updates, 'update')} in {counted(epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
+        f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
         f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
@@ -113,13 +109,13 @@ def describe(
     record = {
         **position(progress),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "command": command,
+        "command": surroundings.command,
         "settings": {name: value for name, value in vars(settings).items() if value is not None},
         "model": outlook.model_fields,
         "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": filled(outlook.next_commands, command, job.files.stem),
+        "next_commands": filled(outlook.next_commands, surroundings.command, job.files.stem),
     }
     return line, record
 
@@ -202,10 +198,10 @@ def left_by(job: Job[Any, Any, Any]) -> str:
     return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
 
 
-def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, epochs: int, reporter: Reporter) -> None:
+def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
     """For a finished run that is asked to go on. Outputs that were moved away are written again."""
     length = job.length
-    done = counted(epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
+    done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (a higher {length.flag} goes on)" if length.flag else ""
     reporter.say(f"this run has already done its {done}: nothing to do{further}")
     engine = job.engine

@@ -3,44 +3,39 @@
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt          everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
-    pretrain_512_resume/update_00000120.1f2e3d4c.0.part, ...   where ranks have sharded the model (trainer/sharding.py): the rows
-        of tensors that rank 0, 1, ... has. The .pt then has the shapes of these tensors alone, and the digest file all digests,
-        that of the .pt last: a digest file that lost its end has not that one, whatever else it has lost.
 
 How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
 
-1. The training thread copies the state to the CPU, and goes on training. The rest is done in a thread.
-2. The weights are written (`before`), then the parts, then the checkpoint, each to a file of another name, which is made
-   durable and then renamed. A file with its own name is always whole.
+1. The training thread copies the state to the CPU, and goes on training. Of tensors that are sharded among the ranks
+   (trainer/sharding.py) rank 0 gets the whole, so any number of ranks can go on. The rest is done in a thread of rank 0.
+2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and then
+   renamed. A file with its own name is always whole.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start, and so are parts that no digest file names.
-4. Each file is read back and compared with its digest. The system is asked to forget its own copy first, so that
+   checkpoint, from a kill between the two, is removed by the next start.
+4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
    what is compared comes from the disk. A disk that returns something else ends the save here.
 5. Only then older checkpoints are deleted.
 
-A start takes the newest checkpoint whose digests hold. Those that it passed over are named, and never count as one of those to
-keep. Any number of ranks can go on: each reads the rows that it needs.
+A start takes the newest checkpoint whose digest holds. Those that it passed over are named, and never count as one of those to
+keep.
 
 torch.distributed.checkpoint would do as much, but its `load` unpickles `.metadata` without a check, which runs whatever code
 somebody has put there. These files are read by torch's restricted unpickler alone.
 """
 
 import contextlib
-import dataclasses
 import errno
 import glob
 import os
 import pickle
 import re
-import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from common.errors import UserError, user_errors
 from common.files import (
@@ -55,18 +50,16 @@ from common.files import (
     replace,
 )
 from model.pth_format import check_kind
-from trainer.machine.ranks import ONE_RANK, Ranks, end_all, first_said, on_main, until_all_are_ready
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
-from trainer.sharding import TensorPart, is_sharded, part_of, replaced, rows_of_ranks
+from trainer.sharding import is_sharded, replaced, whole_of
 
 # The endings of what a run writes beside its stem, the mark of its lock among it
 OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")
 # What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
 LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
-# The file of a checkpoint, and a part of one. Whatever else lies beside them is somebody's own.
+# The file of a checkpoint. Whatever else lies beside it is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
-PART_NAME = re.compile(r"update_\d+\.[0-9a-f]{8}\.\d+\.part", re.ASCII)
 # What a save, or the attempt to write at a start, leaves half done, with the number of its process
 LEFT_OF_A_SAVE = re.compile(r"update_\d+(\..+)?\.tmp", re.ASCII)
 
@@ -84,11 +77,12 @@ def remove_temporaries(stem: Path) -> None:
                 remove_if_possible(path)
 
 
-def snapshot(value: Any) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one. Of a sharded tensor: this rank's TensorPart.
+def snapshot(value: Any, keeps: bool = True) -> Any:
+    """A copy on the CPU that later updates do not change; tied tensors stay one, and sharded ones are whole.
 
-    The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer than
-    the copies.
+    A collective where there are sharded ones. keeps: False on ranks that only take part in it: they have None in the place of
+    each value. The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer
+    than the copies.
     """
     copies: dict[Any, torch.Tensor] = {}
     under_way = False
@@ -106,10 +100,13 @@ def snapshot(value: Any) -> Any:
             copies[key] = tensor.detach().to("cpu", copy=True)
         return copies[key]
 
-    def copied(name: str, value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if is_sharded(value):
-            part = part_of(value)
-            return dataclasses.replace(part, own=copy_of(part.own))
+            # One at a time: a GPU has no room for all of them.
+            whole = whole_of(value)
+            return whole.to("cpu", copy=True) if keeps else None
+        if not keeps:
+            return None
         return copy_of(value) if isinstance(value, torch.Tensor) else value
 
     result = replaced(value, copied)
@@ -140,95 +137,30 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def write_file(content: Any, path: Path, parts: Mapping[str, str] | None = None) -> str:
-    """Write a file of a checkpoint, and read it back. Returns its SHA-256. Errors: OSError that names it.
-
-    parts: {name: SHA-256} of the parts that belong to the checkpoint; None: the file is a part itself, and has no digest file.
-    """
-    with atomic_file(path) as file:
-        writer = HashingWriter(file)
-        write_tensors(content, writer)
-        digest = writer.digest.hexdigest()
-        if parts is not None:
-            # The digests first: a checkpoint is never seen without them.
-            with atomic_file(f"{path}.sha256") as digest_file:
-                for name, of_file in {**parts, path.name: digest}.items():
-                    digest_file.write(f"{of_file}  {name}\n".encode())
-    forget_cached(path)
-    if file_digest(path) != digest:
-        raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
-    return digest
-
-
-def digests_of(checkpoint: Path) -> dict[Path, str]:
-    """{file: SHA-256} of a checkpoint and its parts. Errors: OSError, ValueError where the digest file is damaged."""
-    digests = {}
-    for line in Path(f"{checkpoint}.sha256").read_bytes().decode("ascii").split("\n"):
-        digest, _, name = line.partition("  ")
-        if line:
-            digests[checkpoint.with_name(name)] = digest
-    return digests
-
-
-def verified(path: Path, rank: int = 0, world_size: int = 1) -> bool:
-    """Whether a checkpoint's bytes are those that its digests were made from.
-
-    Rank `rank` of world_size reads its share of the parts, which together may be too large for one rank.
-    """
+def verified(path: Path) -> bool:
+    """Whether a checkpoint's bytes are those that its digest was made from."""
     try:
-        digests = digests_of(path)
-        return path in digests and all(file_digest(file) == digests[file] for file in sorted(digests)[rank::world_size])
-    except (OSError, ValueError):
+        return Path(f"{path}.sha256").read_bytes() == digest_line(path, file_digest(path))
+    except OSError:
         return False
 
 
-def load_checkpoint(path: Path, rank: int = 0, size: int = 1, mapped: bool = False) -> Any:
-    """The state dict in a checkpoint; nothing in it can run code. Errors: UserError for what torch cannot read.
+def digest_line(path: Path, digest: str) -> bytes:
+    """The content of a checkpoint's digest file."""
+    return f"{digest}  {path.name}\n".encode()
 
-    Of sharded tensors it has the rows of rank `rank` of `size`, as TensorParts; of one rank they are whole tensors.
-    mapped: a tensor of the checkpoint's own file is read when it is used, and as far as it is used.
+
+def load_checkpoint(path: Path, mapped: bool = False) -> Any:
+    """The state dict in a checkpoint, on the CPU; nothing in it can run code. Errors: UserError for what torch cannot read.
+
+    mapped: a tensor is read when it is used, and as far as it is used.
     """
-    state = read_tensors(path, mapped)
-    parts = [read_tensors(file, mapped=True) for file in digests_of(path) if file != path]
-
-    def rows_for(name: str, tensor: Any) -> Any:
-        if not (isinstance(tensor, torch.Tensor) and tensor.is_meta):
-            return tensor
-        rows = rows_of_ranks(tensor.shape[0], size)
-        own = torch.empty((rows[rank], *tensor.shape[1:]), dtype=tensor.dtype)
-        part = TensorPart(own, sum(rows[:rank]), tensor.shape)
-        for of_rank in parts:
-            first, stored = of_rank[name]
-            begin = max(first, part.first_row)
-            end = min(first + len(stored), part.first_row + len(own))
-            if begin < end:
-                own[begin - part.first_row : end - part.first_row] = stored[begin - first : end - first]
-        return own if size == 1 else part
-
-    return replaced(state, rows_for) if parts else state
-
-
-def read_tensors(path: Path, mapped: bool) -> Any:
-    """What torch.save has written, on the CPU. Errors: UserError."""
     with user_errors():
         check_kind(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
         raise UserError(f"{path}: it holds Python objects besides tensors, which could run code: delete it") from None
-
-
-def taken_apart(state: dict[str, Any]) -> tuple[dict[str, tuple[int, torch.Tensor]], Any]:
-    """({name: (first row, rows of this rank)}, the state with tensors without content, of the whole shapes, in their place)."""
-    parts: dict[str, tuple[int, torch.Tensor]] = {}
-
-    def shape_of(name: str, value: Any) -> Any:
-        if not isinstance(value, TensorPart):
-            return value
-        parts[name] = (value.first_row, value.own)
-        return torch.empty(value.shape, dtype=value.own.dtype, device="meta")
-
-    return parts, replaced(state, shape_of)
 
 
 # ------------------------------------------------------------------------------------------------ the checkpoints of a run
@@ -254,15 +186,9 @@ def kept_of_run(stem: Path, name: str) -> Path | None:
 class Checkpoints:
     """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
 
-    def __init__(
-        self, folder: str | Path, keep: int = 2, group: dist.ProcessGroup | None = None, n_writers: int = 0
-    ) -> None:
-        """group: of the ranks that save together, where they have sharded the model: all of them call `save`. n_writers: how many
-        of them have all of the model; others hold the same again."""
+    def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
         self.keep = keep
-        self.group = group
-        self.n_writers = n_writers
         self._thread: threading.Thread | None = None
         # What went wrong in the thread, until `wait` raises it.
         self._error: BaseException | None = None
@@ -273,27 +199,22 @@ class Checkpoints:
         """Existing checkpoints, newest first."""
         return sorted((path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0), reverse=True)
 
-    def save(self, state: dict[str, Any], update: int, before: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Copy `state` now and write it in the background; `before(copy)` runs before that in the same thread.
+    def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
+        """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
 
         Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
         """
         self.wait()
-        copy = snapshot(state)
-        # A thread begins on the first GPU, which may be another rank's. Writing parts asks for the stream of the current one.
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def write() -> None:
-            if device is not None:
-                torch.cuda.set_device(device)
             # Weights that cannot be written are no reason to lose the checkpoint too.
             try:
                 if before is not None:
-                    before(copy)
+                    before()
             except BaseException as error:
                 self._error = error
             try:
-                self._write(copy, update)
+                self._write(state, update)
             except BaseException as error:
                 self._error = error
 
@@ -319,45 +240,18 @@ class Checkpoints:
         """Steps 2 to 5 above, without the weights."""
         path = self.folder / f"update_{update:08d}.pt"
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            digests: dict[str, str] = {}
-            if self.group is not None:
-                state, digests = self._write_parts(state, path)
-                if dist.get_rank(self.group) != 0:
-                    return
-            write_file(state, path, digests)
-            self._damaged.discard(path)
-            self._prune(path)
-        finally:
-            if self.group is None or dist.get_rank(self.group) == 0:
-                self._remove_unnamed_parts()
-
-    def _write_parts(self, state: dict[str, Any], path: Path) -> tuple[Any, dict[str, str]]:
-        """Write the parts of all ranks. Returns what is left of the state, and on rank 0 {name: SHA-256} of the parts.
-
-        Errors: on rank 0, OSError for what one of the ranks could not write.
-        """
-        rank, size = dist.get_rank(self.group), dist.get_world_size(self.group)
-        # An update may be saved twice, and a rank of an earlier launch that is not gone yet may still be writing.
-        token = [secrets.token_hex(4)]
-        dist.broadcast_object_list(token, src=0, group=self.group)
-        own, rest = taken_apart(state)
-        digests: dict[str, str] = {}
-        failure: Exception | None = None
-        if rank < self.n_writers:
-            part = path.with_suffix(f".{token[0]}.{rank}.part")
-            try:
-                digests[part.name] = write_file(own, part)
-            except Exception as error:
-                # Whatever it is: the other ranks wait for what this one has to say.
-                failure = error
-        answers: list[Any] | None = [None] * size if rank == 0 else None
-        dist.gather_object((digests, failure), answers, dst=0, group=self.group)
-        for of_rank, failure in answers or ():
-            if failure is not None:
-                raise failure
-            digests.update(of_rank)
-        return rest, digests
+        with atomic_file(path) as file:
+            writer = HashingWriter(file)
+            write_tensors(state, writer)
+            digest = writer.digest.hexdigest()
+            # The digest first: a checkpoint is never seen without it.
+            with atomic_file(f"{path}.sha256") as digest_file:
+                digest_file.write(digest_line(path, digest))
+        forget_cached(path)
+        if file_digest(path) != digest:
+            raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
+        self._damaged.discard(path)
+        self._prune(path)
 
     def _prune(self, newest: Path) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
@@ -374,17 +268,6 @@ class Checkpoints:
         remove(path)
         remove(Path(f"{path}.sha256"))
 
-    def _remove_unnamed_parts(self) -> None:
-        """Delete the parts that no checkpoint has: of one that was deleted, replaced, or cut off."""
-        try:
-            named = {file for path in self.paths() for file in digests_of(path)}
-        except (OSError, ValueError):
-            # They may be those of a digest file that cannot be read now.
-            return
-        for part in set(self.folder.glob("update_*.part")) - named:
-            if PART_NAME.fullmatch(part.name):
-                remove_if_possible(part)
-
     def remove_leftovers(self) -> None:
         """Delete what a killed run has left half written in the folder. Nothing may be being saved."""
         for path in self.folder.glob("update_*.tmp"):
@@ -395,13 +278,11 @@ class Checkpoints:
             # Killed between the two renames.
             if update_of(checkpoint) >= 0 and not checkpoint.exists():
                 digest_file.unlink(missing_ok=True)
-        self._remove_unnamed_parts()
 
     def remove_all(self) -> None:
         """Delete the checkpoints, and their folder if there is nothing else in it."""
         for path in self.paths():
             self._remove(path)
-        self._remove_unnamed_parts()
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
 
@@ -462,27 +343,21 @@ class Checkpoints:
             for path in list(self.folder.glob(pattern)):
                 replace(path, self.folder.parent / path.name)
 
-    def newest(self, notice: Callable[[str], None] = print, ranks: Ranks = ONE_RANK) -> Path | None:
-        """The newest checkpoint whose digests hold, or None where there is none at all. Others are named through `notice`.
+    def newest(self, notice: Callable[[str], None] = print) -> Path | None:
+        """The newest checkpoint whose digest holds, or None where there is none at all. Others are named through `notice`.
 
-        All ranks must call it, and get the same one; they see the same folder, each under a path of its own.
         Errors: UserError where some exist and none holds.
         """
-        # Names, not paths: machines may have the disk that they share in places of their own.
-        names = on_main(ranks, lambda: [path.name for path in self.paths()])
-        for name in names:
-            path = self.folder / name
-            with until_all_are_ready(ranks):
-                is_intact = verified(path, ranks.rank, ranks.world_size)
-            if not first_said(ranks, "" if is_intact else "damaged"):
+        paths = self.paths()
+        for path in paths:
+            if verified(path):
                 return path
             notice(f"{path}: damaged or without its digest; passed over")
             self._damaged.add(path)
-        if names:
-            end_all(
-                ranks,
-                f"{self.folder}: none of its {len(names)} checkpoints is intact; delete the folder to start afresh, or begin with "
-                "the weights that the run has saved (--from_weight, of encoders --model_path)",
+        if paths:
+            raise UserError(
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or begin with "
+                "the weights that the run has saved (--from_weight, of encoders --model_path)"
             )
         return None
 

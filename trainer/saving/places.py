@@ -7,10 +7,8 @@ its process ends, however.
 """
 
 import contextlib
-import errno
 import json
 import os
-import secrets
 import shutil
 import socket
 import time
@@ -20,81 +18,44 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file, file_lock
+from common.files import atomic_file, file_lock, refuse_irregular
 from common.wording import announce
-from trainer.machine.ranks import Ranks, end_all, first_said, on_main
 
 # The endings of the files in which a run keeps what it records
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
-# How long a machine may take to see a file that another one has written to a network file system
-SEEN_WITHIN_S = 5.0
 # Ranks of a launcher that was just killed need a moment to release a lock.
 WAIT_S = 3.0
 # A server of network files keeps the lock of a machine that is lost: NFS for a lease of 90 s by default.
 WAIT_FOR_A_MACHINE_S = 150.0
 
 
-def check_writable(stem: Path) -> None:
-    """Errors: UserError where no file can be written at or beside `stem`, the path of a run's files without their endings,
-    or among its checkpoints. Nothing is left behind."""
-    # The longest of the names that the run will use, of a file that a restart after a kill clears away. It comes
-    # first: where a name is too long, `exists` fails with less to say.
-    _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
-    for ending in (*RECORDS, "pth", "json"):
-        path = stem.with_name(f"{stem.name}.{ending}")
-        # A pipe would be waited for without end.
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file, and a file of this run is to go there: move it away")
-    resume_folder = stem.with_name(f"{stem.name}_resume")
-    if resume_folder.exists():
-        _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
+def check_place(stem: Path) -> None:
+    """Make the folder of a run's files, whose path without their endings is `stem`. Nothing else is left behind.
 
-
-def check_seen_by_all(stem: Path, ranks: Ranks) -> None:
-    """Errors: UserError where a rank does not see what rank 0 writes beside `stem`. All ranks must call it.
-
-    A rank that resumes would find no checkpoint there, or another one.
+    Errors: UserError where it cannot be made, or where no file can be written there or among the run's checkpoints.
     """
-    if ranks.world_size == 1:
-        return
-
-    def write() -> Path:
-        # A restart after a kill clears it away.
-        path = stem.with_name(f".{stem.name}.{secrets.token_hex(8)}.tmp")
-        path.touch()
-        return path
-
-    path = on_main(ranks, write)
-    own = stem.with_name(path.name)
-    give_up = time.monotonic() + SEEN_WITHIN_S
-    while not own.exists() and time.monotonic() < give_up:
-        time.sleep(0.05)
-    unseen = (
-        "" if own.exists() else f"rank {ranks.rank} on {socket.gethostname()!r} does not see what rank 0 writes there"
-    )
-    said = first_said(ranks, unseen)
-    if ranks.is_main:
-        path.unlink(missing_ok=True)
-    end_all(ranks, said and f"{stem.parent}: {said}: all ranks need one --out_dir, which all machines share")
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        # The longest of the names that the run will use, of a file that a restart after a kill clears away.
+        _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
+        for ending in (*RECORDS, "pth", "json"):
+            refuse_irregular(stem.with_name(f"{stem.name}.{ending}"))
+        resume_folder = stem.with_name(f"{stem.name}_resume")
+        if resume_folder.exists():
+            _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
+    except OSError as error:
+        # A full disk names no file.
+        place = error.filename or stem.parent
+        raise UserError(f"{place}: {error.strerror}: mend that, or name another --out_dir or --save_weight") from error
 
 
 def _try_to_write(path: Path) -> None:
-    """Write a byte to a file at `path` and delete it. Errors: UserError."""
+    """Write a byte to a file at `path` and delete it. Errors: OSError."""
     try:
         with open(path, "wb") as file:
             file.write(b"\0")
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            length = len(os.fsencode(path.name))
-            raise UserError(
-                f"{path.parent} takes no file name of {length} bytes, such as {path.name[:40]}...: a shorter "
-                "--save_weight or --out_dir is wanted"
-            ) from error
-        raise UserError(
-            f"{path.parent}: nothing can be written there ({error.strerror}): mend that, or name another --out_dir"
-        ) from error
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

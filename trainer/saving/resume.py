@@ -1,6 +1,6 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
-import contextlib
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from dataset.mixture import Move
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import end_all, first_said, on_main
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.weights import weights_to_save
@@ -35,11 +35,8 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.reporter = reporter
         self.engine = job.engine
         self.ranks = job.engine.ranks
-        group, n_writers = None, 0
-        if self.engine.shards is not None:
-            # Ranks that have parts of the model save together.
-            group, n_writers = self.engine.shards.saving_group, dist.get_world_size(self.engine.shards.group)
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints, group, n_writers)
+        # Rank 0 saves.
+        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints)
         # On rank 0: the weights of the lowest validation loss, in the type in which they are saved; none before the first evaluation.
         self.best_weights: dict[str, torch.Tensor] = {}
         # {tracker: id of the run in it}
@@ -60,21 +57,17 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             return
         self.saved_update = progress.update
         self._wait_for_the_one_before()
-        # All ranks take part in this.
-        state = self._state_dict(progress, seconds)
-        sharded = self.engine.shards is not None
-        # The weight file is a whole one.
-        whole = self.engine.weights() if sharded else {}
-        # Where each rank has a part, each writes its own.
-        if not (sharded or self.ranks.is_main):
+        # All ranks take part in both.
+        state = snapshot(self._state_dict(progress, seconds), keeps=self.ranks.is_main)
+        if not self.ranks.is_main:
             return
 
         # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
-        def save_weights(copy: dict[str, Any]) -> None:
-            self.job.save_weights(whole or copy["model"], copy["progress"]["update"], is_last)
-            self.write_best(copy["best"], copy["progress"])
+        def save_weights() -> None:
+            self.job.save_weights(state["model"], state["progress"]["update"], is_last)
+            self.write_best(state["best"], state["progress"])
 
-        self.checkpoints.save(state, progress.update, before=save_weights if self.ranks.is_main else None)
+        self.checkpoints.save(state, progress.update, before=save_weights)
 
     def _state_dict(self, progress: Progress, seconds: float) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
@@ -121,9 +114,6 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             self.reporter.say(
                 f"warning: the save before this one failed ({problem}); {self._what_is_left()}, training goes on"
             )
-        # Where each rank writes its parts, the thread of another rank has done its part by now. What failed, rank 0 has said.
-        with contextlib.suppress(OSError):
-            self.checkpoints.wait()
 
     def finish(self) -> None:
         """Wait for the last save; UserError if it failed, since nothing comes after it.
@@ -138,8 +128,6 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
                 raise UserError(f"the last save failed ({failure(error)}); {self._what_is_left()}") from error
 
         on_main(self.ranks, wait)
-        # The thread of another rank has done its part by now.
-        self.checkpoints.wait()
 
     def _what_is_left(self) -> str:
         """What a user has after a save that failed."""
@@ -157,20 +145,21 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
     def resume(self) -> tuple[Progress, float] | None:
         """Take over the newest good checkpoint. Returns the progress and the seconds that `save` was given; None: there is none.
 
-        Of a sharded model each rank reads no more than its part.
         Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
         and where none of the checkpoints is good.
         """
         say = self.reporter.say
-        path = self.checkpoints.newest(say, self.ranks)
-        if path is None:
+        found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
+        if found is None:
             say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
-        shards = self.engine.shards
-        if shards is None:
-            state = load_checkpoint(path)
-        else:
-            state = load_checkpoint(path, dist.get_rank(shards.group), dist.get_world_size(shards.group), mapped=True)
+        # Machines may have the disk that they share in places of their own.
+        path = self.checkpoints.folder / found.name
+        unseen = "" if path.exists() else f"{path}: rank {self.ranks.rank} on {socket.gethostname()!r} does not see it"
+        said = first_said(self.ranks, unseen)
+        end_all(self.ranks, said and f"{said}: all ranks need one --out_dir, which all machines share")
+        # Of a sharded model each rank reads no more than its part.
+        state = load_checkpoint(path, mapped=self.engine.shards is not None)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])

@@ -1,10 +1,9 @@
 """The settings of train_sft.py: those of train_pretrain.py with other defaults, and conversations in the place of text."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from common.settings import Settings, SettingsParser, setting, switch, with_default
+from common.settings import Settings, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import OFF, DocumentSettings
 from trainer.budget.settings import BudgetSettings
@@ -19,8 +18,6 @@ from trainer.pretrain.settings import (
     rows_or_auto,
 )
 
-PROG = "train_sft.py"
-DESCRIPTION = "Fine-tune a MiniMind on conversations, so that it answers."
 # In dataset/, trained where no data is named
 USUAL_FILE = "sft_mini_512.jsonl"
 # Those of MiniMind's train_full_sft.py
@@ -87,9 +84,8 @@ class SftTraining(TrainingSettings):
 class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, PretrainSettings):
     """All settings of train_sft.py."""
 
-    prog: ClassVar[str] = PROG
-    description: ClassVar[str] = DESCRIPTION
-
+    prog: ClassVar[str] = "train_sft.py"
+    description: ClassVar[str] = "Fine-tune a MiniMind on conversations, so that it answers."
     # The rates of a plan are those of fresh weights.
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "embed_lr", "weight_decay"})
     # What pretraining asks of a text is decided for conversations, and is no flag.
@@ -109,18 +105,3 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
             BudgetSettings,
             SftOutput,
         )
-
-
-def parser() -> SettingsParser:
-    """The command line of train_sft.py."""
-    return SettingsParser(SftSettings, PROG, DESCRIPTION)
-
-
-def read(argv: Sequence[str] | None = None) -> tuple[SftSettings, frozenset[str]]:
-    """(the settings of a command line, the names of those that a flag or --config says); None: of this process."""
-    return parser().read(argv)
-
-
-def parse_args(argv: Sequence[str] | None = None) -> SftSettings:
-    """The settings of a command line; None: of this process."""
-    return read(argv)[0]

@@ -10,36 +10,24 @@ import torch
 
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM
-from tests.trainer.budget.test_plan import demands, text
+from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
-from trainer.budget.costs import WARM_COMPILE_S, Data, Machine, RunCosts, measured_seconds
-from trainer.budget.plan import Cut, best_plan, sizes
+from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts
+from trainer.budget.plan import sizes
 from trainer.machine import compiling
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
 SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 
 
-def costs_of(*words, evaluated=100_000):
-    data = Data(
-        vocab_size=6400,
-        tokens_of_pass=2e7,
-        parts=text(2e7),
-        T=512,
-        fill=1.0,
-        length=200.0,
-        bytes_per_token=3.0,
-        evaluated=evaluated,
-        val_fraction=0.01,
-        text_scale=1.0,
-    )
+def costs_of(*words, machine=MACHINE, evaluated=0, **data):
     given = {word.removeprefix("--") for word in words if word.startswith("--")}
-    settings = parse_args(["--budget", "10m", "--use_compile", "0", *words])
-    return RunCosts(settings, data, MACHINE, "muon", given)
+    settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
+    return RunCosts(settings, data_of(evaluated=evaluated, **data), machine, "muon", given)
 
 
 def evaluations_of(plan, interval):
@@ -58,7 +46,7 @@ def evaluations_of(plan, interval):
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
     costs = costs_of("--eval_interval", str(interval), evaluated=10_000)
-    plan = best_plan(SIZES, demands(memory=memory), costs)
+    plan = best(SIZES, costs, memory=memory)
     assert (plan.cut.accumulation_steps > 1) == (memory is not None)
     count = 1 + evaluations_of(plan, interval)
     took = seconds_at_end(True) + count * costs.evaluation_seconds(plan.config, plan.rows)
@@ -68,7 +56,7 @@ def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
 
 def test_without_an_interval_evaluations_take_little_and_0_means_none():
     free = costs_of(evaluated=10_000)
-    plan = best_plan(SIZES, demands(), free)
+    plan = best(SIZES, free)
     assert 1 <= free.evaluations(plan.config, plan.cut, plan.seconds) <= 10
     assert plan.seconds > 0.9 * 600
     none = costs_of("--eval_interval", "0")
@@ -77,11 +65,11 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
 
 def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
     monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda device: None)
-    monkeypatch.setattr(costs, "measured_seconds", lambda *_, **__: (0.1, 0.1))
-    planned = costs_of("--use_compile", "1", evaluated=0)
-    plan = best_plan(SIZES, demands(), planned)
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
+    planned = costs_of("--use_compile", "1")
+    plan = best(SIZES, planned)
     cold = planned.other_seconds(plan.config, plan.cut, plan.seconds)
-    planned.measure(plan)
+    planned.measure(plan.config, plan.cut, plan.updates)
     warm = planned.other_seconds(plan.config, plan.cut, plan.seconds)
     assert cold - warm == pytest.approx(COMPILE_SECONDS - WARM_COMPILE_S)
     deeper = MiniMindConfig(vocab_size=6400, hidden_size=128, num_hidden_layers=plan.config.num_hidden_layers + 1)
@@ -95,18 +83,6 @@ def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_al
 CONFIG = MiniMindConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 
 
-def measured(**changes):
-    usual = {
-        "rows": 2,
-        "T": 8,
-        "optimizer": "muon",
-        "compiled": False,
-        "gradient_checkpointing": False,
-        "times": 5,
-    }
-    return measured_seconds(CONFIG, MACHINE, **{**usual, **changes})
-
-
 @pytest.mark.parametrize(("least_seconds", "rounds"), [(2.0, 5), (10.0, 15)])
 def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypatch, least_seconds, rounds):
     """The first five updates of two micro-batches take 1.2 s, later ones 0.4 s. A short one ends after five, as it always did."""
@@ -118,7 +94,8 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
         return durations[-1]
 
     monkeypatch.setattr(costs, "seconds", seconds)
-    of_micro_batch, of_rest = measured(least_seconds=least_seconds)
+    monkeypatch.setattr(RunCosts, "timed_seconds", lambda _: least_seconds)
+    of_micro_batch, of_rest = costs_of(T=8).timed(CONFIG, 2, times=5)
     assert len(durations) == 2 * rounds
     assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
     assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
@@ -130,10 +107,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
-    planned = costs_of(evaluated=0)
-    plan = replace(best_plan(SIZES, demands(), planned), config=CONFIG, cut=Cut(2, 1, 1))
-    planned.machine = replace(MACHINE, ranks=ranks)
-    assert planned.measure(plan)
+    assert costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 
@@ -146,5 +120,6 @@ def test_what_is_timed_is_prepared_as_the_run_is(monkeypatch, compiled):
         MiniMindForCausalLM, "compile_training", lambda model, shape, dtype: prepared.append(("compiled", shape)) or ""
     )
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
-    measured(compiled=compiled)
+    monkeypatch.setattr(RunCosts, "timed_seconds", lambda _: 0.0)
+    costs_of("--use_compile", str(int(compiled)), T=8).timed(CONFIG, 2, times=1)
     assert prepared == ["memory", *([("compiled", (2, 8))] if compiled else [])]

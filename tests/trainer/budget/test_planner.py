@@ -12,12 +12,12 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import clock, costs, laws, planner
+from trainer.budget import clock, costs, laws, plan, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
 FREE = {"batch_size": None, "accumulation_steps": None, "num_attention_heads": None, "num_hidden_layers": None}
@@ -278,7 +278,8 @@ def test_what_cannot_be_planned_is_one_line(text, tmp_path, changes, said):
 
 def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path, monkeypatch):
     """As where a long text was tokenised for the first time."""
-    monkeypatch.setattr(planner, "seconds_since_start", lambda: 19.0)
+    for module in (plan, planner):
+        monkeypatch.setattr(module, "seconds_since_start", lambda: 19.0)
     with pytest.raises(
         UserError, match=r"\(19 s had passed before the plan; the text is tokenised now, so try the same again\)"
     ):
@@ -300,7 +301,7 @@ def test_a_budget_that_has_passed_before_the_plan_says_what_to_do(text, tmp_path
 )
 def test_short_runs_take_short_rows(words, rate, length):
     """Only where nobody has said how long rows are, and no text is lost by it."""
-    settings = parse_args(words)
+    settings = PretrainSettings.parse(words)
     given = {word.removeprefix("--") for word in words}
     machine = Machine(torch.device("cpu"), torch.float32, Ranks(), rate)
     assert with_row_length(settings, given, machine).max_seq_len == length
@@ -313,14 +314,12 @@ def another_speed(monkeypatch):
     def start(rate, factor):
         measured = []
 
-        def seconds(config, machine, *, rows, T, **_):
-            measured.append(
-                {"hidden_size": config.hidden_size, "num_hidden_layers": config.num_hidden_layers, "batch_size": rows}
-            )
-            update = costs.estimated_seconds(config, machine, rows=rows, T=T, length=T / 4, muon=False, compiled=True)
-            return factor * update, 0.0
+        def timed(costs, config, rows, times):
+            shape = {name: getattr(config, name) for name in ("hidden_size", "num_hidden_layers")}
+            measured.append({**shape, "batch_size": rows})
+            return factor * costs.estimated_seconds(config, rows), 0.0
 
-        monkeypatch.setattr(costs, "measured_seconds", seconds)
+        monkeypatch.setattr(costs.RunCosts, "timed", timed)
         monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
         return measured
 
@@ -362,11 +361,11 @@ def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkey
 
     timed = []
 
-    def measured_seconds(config, machine, *, compiled, **_):
-        timed.append(compiled)
+    def in_place_of_timed(costs, config, rows, times):
+        timed.append(costs.compiled)
         return 0.01, 0.0
 
-    monkeypatch.setattr(costs, "measured_seconds", measured_seconds)
+    monkeypatch.setattr(costs.RunCosts, "timed", in_place_of_timed)
     monkeypatch.setattr(compiling, "failure_to_compile", lambda device: "it does not work here")
     arguments = flags(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "use_compile": 1})
     assert train_pretrain.main([*arguments, "--budget", "5m", "--dry_run", "1"]) == 0

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from trainer.budget.settings import BudgetSettings, seconds_of
-from trainer.pretrain.settings import read
+from trainer.pretrain.settings import PretrainSettings
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_what_the_user_has_said(tmp_path):
     config = tmp_path / "a.yaml"
     config.write_text("hidden_size: 64\ndevice:\n")
     argv = ["--batch_size", "4", "--epochs=2", "--save_dir", "x", "--use_moe", "--config", str(config)]
-    assert read(argv)[1] == {"batch_size", "epochs", "out_dir", "use_moe", "hidden_size"}
-    assert read([])[1] == frozenset()
+    assert PretrainSettings.read(argv)[1] == {"batch_size", "epochs", "out_dir", "use_moe", "hidden_size"}
+    assert PretrainSettings.read([])[1] == frozenset()

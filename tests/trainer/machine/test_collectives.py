@@ -16,7 +16,7 @@ from trainer.machine.ranks import (
     on_main,
     until_all_are_ready,
 )
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 
 def what_two_ranks_do(folder):
@@ -96,10 +96,10 @@ def of_rank_0(monkeypatch):
 def test_another_rank_says_it_to_rank_0(of_rank_0):
     facts, said = of_rank_0
     other = Ranks(rank=3, world_size=4)
-    compare_settings(other, parse_args(["--seed", "5"]))
+    compare_settings(other, PretrainSettings.parse(["--seed", "5"]))
     facts["--seed"] = 42
     with pytest.raises(SaidByAnotherRank):
-        compare_settings(other, parse_args(["--seed", "5"]))
+        compare_settings(other, PretrainSettings.parse(["--seed", "5"]))
     assert said[0] == "" and said[1].startswith("rank 3 on ") and "has --seed 5 (rank 0: 42): all ranks need" in said[1]
 
 
@@ -109,10 +109,10 @@ def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
     sent = []
     monkeypatch.setattr(ranks_module, "first_said", lambda ranks, text: text)
     monkeypatch.setattr(dist, "broadcast_object_list", lambda message, src: sent.append(message[0]))
-    compare_settings(Ranks(world_size=2), parse_args([flag, "/home/a/file"]))
+    compare_settings(Ranks(world_size=2), PretrainSettings.parse([flag, "/home/a/file"]))
 
     def receive(message, src):
         message[0] = sent[0]
 
     monkeypatch.setattr(dist, "broadcast_object_list", receive)
-    compare_settings(Ranks(rank=1, world_size=2), parse_args([flag, "/home/b/file"]))
+    compare_settings(Ranks(rank=1, world_size=2), PretrainSettings.parse([flag, "/home/b/file"]))

@@ -10,12 +10,12 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import flags
-from trainer.electra.settings import parse_args as electra_args
+from trainer.electra.settings import ElectraSettings
 from trainer.machine import cpu_ranks
 from trainer.machine.cpu_ranks import Divisible, choose, divide
 from trainer.machine.ranks import SharedMemory
 from trainer.pretrain.command import divisible_of
-from trainer.pretrain.settings import parse_args
+from trainer.pretrain.settings import PretrainSettings
 from trainer.train_electra import divisible_of as electra_divisible_of
 
 GB = 1 << 30
@@ -52,18 +52,18 @@ def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chose
 def test_a_loss_of_a_whole_micro_batch_is_not_divided():
     """minimind3's mixture of experts; that of minimind2 is defined for each document."""
     assert choose(2, Divisible(32, 512, M26, whole="because"), None) == 1
-    assert divisible_of(parse_args(flags(generation="minimind3", num_attention_heads=4, use_moe=1))).whole
-    assert not divisible_of(parse_args(flags(use_moe=1))).whole
-    assert not divisible_of(parse_args(flags(generation="minimind3", num_attention_heads=4))).whole
+    assert divisible_of(PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4, use_moe=1))).whole
+    assert not divisible_of(PretrainSettings.parse(flags(use_moe=1))).whole
+    assert not divisible_of(PretrainSettings.parse(flags(generation="minimind3", num_attention_heads=4))).whole
 
 
 def test_what_the_jobs_have_to_divide():
-    found = divisible_of(parse_args(["--batch_size", "8"]))
+    found = divisible_of(PretrainSettings.parse(["--batch_size", "8"]))
     assert (found.rows, found.positions, round(found.parameters / 1e6)) == (8, 512, 26)
     # Flags that do not fit each other: the job says so.
-    assert divisible_of(parse_args(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
+    assert divisible_of(PretrainSettings.parse(["--hidden_size", "100", "--num_attention_heads", "7"])) is None
     # The published batch of the small ELECTRA, in two micro-batches.
-    found = electra_divisible_of(electra_args(["--accumulation_steps", "2"]))
+    found = electra_divisible_of(ElectraSettings.parse(["--accumulation_steps", "2"]))
     assert (found.rows, found.positions) == (64, 128) and 13e6 < found.parameters < 30e6
 
 
@@ -123,7 +123,7 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
     assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), by_itself=True).processes == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
-            parse_args(["--cpu_processes", wrong])
+            PretrainSettings.parse(["--cpu_processes", wrong])
 
 
 def test_nobody_goes_on_before_all_have_come(tmp_path):

@@ -16,7 +16,7 @@ from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import command
 from trainer.pretrain.memory import fits_gpu, recorded_rows, settle, training_bytes
-from trainer.pretrain.settings import PretrainSettings, parse_args
+from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
 CUDA = torch.device("cuda", 0)
@@ -52,7 +52,7 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
 
 
 def settings_of(*argv):
-    return parse_args(["--batch_size", "auto", *argv])
+    return PretrainSettings.parse(["--batch_size", "auto", *argv])
 
 
 def settled(

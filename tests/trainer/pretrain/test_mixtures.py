@@ -46,14 +46,15 @@ def trained_rows():
 @contextlib.contextmanager
 def stopped_after(update):
     """Runs stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
-    count = Trainer.count
+    after_update = Trainer.after_update
 
-    def counted(trainer, done):
-        count(trainer, done)
+    def stopping(trainer, *args):
+        stop_signal = after_update(trainer, *args)
         if trainer.progress.update == update - 1:
             trainer.signals.signum = 15
+        return stop_signal
 
-    with mock.patch.object(Trainer, "count", counted):
+    with mock.patch.object(Trainer, "after_update", stopping):
         yield
 
 
@@ -107,6 +108,12 @@ def planned_rows(trainer):
     return [str(row) for row in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)]
 
 
+def first_share(plan, lo, hi):
+    """The first source's share of the targets in the rows [lo, hi)."""
+    given = [after - before for before, after in zip(plan.source_targets(lo), plan.source_targets(hi), strict=True)]
+    return given[0] / sum(given)
+
+
 def schedule(sources, repeat=""):
     return [f"{sources[0]}:0.8..0.2{repeat}", f"{sources[1]}:0.2..0.8{repeat}"]
 
@@ -145,8 +152,7 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
         # More updates than before, behind the end of the schedule.
         longer = run(**{**options, "max_updates": 50}, from_resume=1, batch_size=6)
     assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
-    share = [longer.job.plan(0).source_targets(20 * 4 + 20 * 12, len(rows))]
-    assert share[0][1] / sum(share[0]) == pytest.approx(0.8, abs=0.03)
+    assert first_share(longer.job.plan(0), 20 * 4 + 20 * 12, len(rows)) == pytest.approx(0.2, abs=0.03)
 
 
 @pytest.mark.slow
@@ -168,10 +174,8 @@ def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_work
     assert rows == planned_rows(whole)
     plan = whole.job.plan(0)
     # Where the rate begins to fall, the schedule is at 0.8 of its way: 0.32 of the tokens there are of the first source.
-    near = plan.source_targets(55 * 4, 65 * 4)
-    assert near[0] / sum(near) == pytest.approx(0.32, abs=0.06)
-    last = plan.source_targets(76 * 4, 84 * 4)
-    assert last[0] / sum(last) == pytest.approx(0.22, abs=0.06)
+    assert first_share(plan, 55 * 4, 65 * 4) == pytest.approx(0.32, abs=0.06)
+    assert first_share(plan, 76 * 4, 84 * 4) == pytest.approx(0.22, abs=0.06)
     for stop in (20, 30, 75):
         with clock(courses), stopped_after(stop):
             run(out_dir=tmp_path / "cut", from_resume=1, **options)

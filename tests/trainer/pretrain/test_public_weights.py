@@ -27,7 +27,7 @@ from tests.helpers import ROOT, flags, losses, train, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
 from trainer.pretrain.job import PretrainJob
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, parse_args
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 ENTRIES = 300
 END = "<|endoftext|>"
@@ -126,7 +126,7 @@ def test_the_shape_and_the_tokenizer_are_the_folders(data, public, tmp_path):
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, end, end)
     assert len(run.job.first_model.tokenizer) == ENTRIES
     path = tmp_path / "pretrain_32.settings.yaml"
-    settings = parse_args(["--config", str(path)])
+    settings = PretrainSettings.parse(["--config", str(path)])
     assert settings == run.job.settings
     assert (settings.generation, settings.num_key_value_heads, settings.use_moe) == ("minimind3", 2, False)
     assert settings.tokenizer_path == settings.from_weight == str(public["qwen3"])
@@ -167,7 +167,7 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
         (lambda folder: next(folder.glob("model-*")).unlink(), "not a readable .safetensors, or not all of it"),
-        (lambda folder: change_config(folder, hidden_size=64), r"is \[.*\] in the file, \[.*\] in the model"),
+        (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "no tokenizer can be loaded"),

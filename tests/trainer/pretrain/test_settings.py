@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from trainer.pretrain.settings import parse_args
-from trainer.sft.settings import parse_args as parse_sft
+from trainer.pretrain.settings import PretrainSettings
+from trainer.sft.settings import SftSettings
 
 SHAPE = {
     "generation": "minimind3",
@@ -31,14 +31,14 @@ def shape_of(settings):
 
 def test_the_shape_is_that_of_the_json_beside_the_weight(tmp_path):
     path = weight(tmp_path)
-    assert shape_of(parse_args(["--from_weight", str(path)])) == SHAPE
+    assert shape_of(PretrainSettings.parse(["--from_weight", str(path)])) == SHAPE
     # By a name in --out_dir, as MiniMind has it
     named = ["--from_weight", "pretrain", "--hidden_size", "96", "--out_dir", str(tmp_path)]
-    assert shape_of(parse_sft(named)) == SHAPE
+    assert shape_of(SftSettings.parse(named)) == SHAPE
 
 
 def test_a_flag_wins_over_the_json(tmp_path):
-    settings = parse_args(["--from_weight", str(weight(tmp_path)), "--num_hidden_layers", "5"])
+    settings = PretrainSettings.parse(["--from_weight", str(weight(tmp_path)), "--num_hidden_layers", "5"])
     assert settings.num_hidden_layers == 5 and settings.hidden_size == 96
 
 
@@ -46,6 +46,6 @@ def test_a_json_that_is_none_gets_a_line(tmp_path, capsys):
     path = weight(tmp_path)
     path.with_suffix(".json").write_text("{")
     with pytest.raises(SystemExit) as ended:
-        parse_args(["--from_weight", str(path)])
+        PretrainSettings.parse(["--from_weight", str(path)])
     assert ended.value.code == 2
     assert "pretrain_96.json: not JSON" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
 def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
     checkpoints = Checkpoints(tmp_path)
 
-    def fail(copy):
+    def fail():
         raise OSError(28, "No space left on device", "weights.pth")
 
     checkpoints.save(state(1), 1, before=fail)

@@ -38,7 +38,7 @@ def complaint(monkeypatch, **changes):
 
 def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path, save_weight="x" * 300)
-    assert "--save_weight" in line and len(line) < 400
+    assert "File name too long" in line and "--save_weight" in line
     # Its .pth could be written, and the temporary file of its metrics could not.
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path, save_weight="x" * 245)
     assert "--save_weight" in line
@@ -47,7 +47,7 @@ def test_a_name_that_the_file_system_does_not_take(tmp_path, data, monkeypatch):
 def test_a_folder_in_the_place_of_a_file(tmp_path, data, monkeypatch):
     (tmp_path / "pretrain_16.pth").mkdir()
     line = complaint(monkeypatch, data_path=data, out_dir=tmp_path)
-    assert "pretrain_16.pth is no regular file" in line
+    assert "pretrain_16.pth: not a regular file" in line
 
 
 def test_a_start_that_cannot_clear_up_ends_with_its_cause(tmp_path, data, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_start_that_cannot_clear_up_ends_with_its_cause(tmp_path, data, monkey
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a folder that takes no file from anybody")
 def test_a_folder_that_takes_no_file(data, monkeypatch):
     line = complaint(monkeypatch, data_path=data, out_dir="/sys/kernel")
-    assert line.startswith("/sys/kernel: nothing can be written there")
+    assert line.startswith("/sys/kernel/pretrain_16.") and "--out_dir" in line
 
 
 def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):

@@ -5,12 +5,12 @@ import torch
 
 from tests.helpers import losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import due
-from trainer.due import GPU_MINUTES, SaveClock
-from trainer.electra import settings as electra
+from trainer import loop
+from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
-from trainer.glue import settings as glue
-from trainer.pretrain import settings as pretrain
+from trainer.glue.settings import GlueSettings
+from trainer.loop import GPU_MINUTES, SaveClock
+from trainer.pretrain.settings import PretrainSettings
 from trainer.saving.checkpoint import Checkpoints
 
 EACH_UPDATE_S = 10
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
-    monkeypatch.setattr(due, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
     update = Engine.update
 
@@ -88,10 +88,8 @@ def test_on_cuda_a_run_is_saved_one_update_later(tmp_path, data, clock):
     assert saved(tmp_path / "usual")[0] == first < last
 
 
-@pytest.mark.parametrize(
-    "module, usual", [(pretrain, 100), (electra, 1000), (glue, 500)], ids=["pretrain", "electra", "glue"]
-)
-def test_what_is_not_given_follows_from_what_is(module, usual):
+@pytest.mark.parametrize("kind, usual", [(PretrainSettings, 100), (ElectraSettings, 1000), (GlueSettings, 500)])
+def test_what_is_not_given_follows_from_what_is(kind, usual):
     """(interval, seconds) on a CPU and on a GPU."""
     automatic = 60 * GPU_MINUTES
     expected = {
@@ -103,8 +101,8 @@ def test_what_is_not_given_follows_from_what_is(module, usual):
         "--save_minutes auto": [(usual, 0), (0, automatic)],
         "--save_minutes 0.5 --save_interval 7": [(7, 30), (7, 30)],
     }
-    required = ["--task", "cola", "--data_dir", "glue"] if module is glue else []
+    required = ["--task", "cola", "--data_dir", "glue"] if kind is GlueSettings else []
     for given, times in expected.items():
-        settings = module.parse_args([*required, *given.split()])
+        settings = kind.parse([*required, *given.split()])
         found = [SaveClock(settings, device) for device in ("cpu", "cuda")]
         assert [(clock.interval, clock.seconds) for clock in found] == times, given
