@@ -160,7 +160,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', like=weight.stem)}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(
