@@ -28,7 +28,7 @@ from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
