@@ -20,8 +20,13 @@ from common.paths import ROOT, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    DEFAULT,
+    check_ids_fit,
+    has_tokenizer,
+    unnamed_vocabulary,
+    vocabulary_digest,
+)
 from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
@@ -47,36 +52,38 @@ def load(
     with user_errors():
         place = pick_device(device)
         model = load_model(weight)
-        folder = tokenizer_folder(weight, tokenizer_path)
-        tokenizer = load_tokenizer(folder)
-        check_vocabulary(weight, tokenizer, tokenizer_path)
+        tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(weight))))
-        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
+        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(tokenizer_folder(weight, tokenizer_path)))
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
 
-def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tokenizer_path: str | None) -> None:
-    """Whether the tokenizer is the one that the .json beside a weight speaks of.
+def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a weight.
 
-    Errors: UserError where the user named none and it is another. One that the user named may have been extended: a
-    line says so, as it does where the .json speaks of none.
+    Errors: UserError where the user named none and the .json beside the weight speaks of another. One that the user named
+    may have been extended: a line says so, as it does where the .json speaks of none.
     """
-    recorded = vocabulary_of(Path(weight))
-    if recorded is None and not tokenizer_path and Path(weight).suffix == ".pth":
-        announce(unnamed_vocabulary(Path(weight)), to_stderr=True)
-    if not tokenizer_path and Path(weight).is_dir() and not has_tokenizer(Path(weight)):
-        announce(
-            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path",
-            to_stderr=True,
+    path = Path(weight)
+    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
+    recorded = vocabulary_of(path)
+    notice = ""
+    if recorded not in (None, vocabulary_digest(tokenizer)):
+        if not tokenizer_path:
+            raise UserError(
+                f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
+            )
+        notice = f"warning: {weight} was trained with another tokenizer than {tokenizer_path}"
+    elif recorded is None and not tokenizer_path and path.suffix == ".pth":
+        notice = unnamed_vocabulary(path)
+    elif not tokenizer_path and path.is_dir() and not has_tokenizer(path):
+        notice = (
+            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path"
         )
-    if recorded is None or recorded == vocabulary_digest(tokenizer):
-        return
-    if not tokenizer_path:
-        raise UserError(
-            f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
-        )
-    announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
+    if notice:
+        announce(notice, to_stderr=True)
+    return tokenizer
 
 
 def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Path) -> None:
@@ -158,7 +165,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', like=weight.stem)}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

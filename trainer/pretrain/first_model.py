@@ -2,7 +2,6 @@
 others there are."""
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -16,16 +15,20 @@ import torch
 from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    check_ids_fit,
+    check_size,
+    has_tokenizer,
+    unnamed_vocabulary,
+    vocabulary_digest,
+)
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
-from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, weight_candidates
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
 from trainer.sharding import build_on_main, group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
@@ -59,7 +62,7 @@ def open_model(
 ) -> FirstModel:
     """Tokenizer and model of a run.
 
-    Errors: UserError, ValueError for what does not fit, UserError where memory is used up.
+    Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
     group_size = group_size_of(settings.shard, ranks)
@@ -93,16 +96,15 @@ def open_model(
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         refuse_too_large(config, device, ranks, group_size)
-        if settings.from_weight != "none":
-            weight = find_weight(settings.from_weight, config, Path(settings.out_dir))
+        weight = settings.weight()
+        if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
-    with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
-        if group_size == 1:
-            model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
-        else:
-            # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
-            model = build_on_main(ranks, make)
+    if group_size == 1:
+        model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+    else:
+        # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
+        model = build_on_main(ranks, make)
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
@@ -142,7 +144,7 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
-    path = find_weight(from_weight, config, Path(out_dir))
+    path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
@@ -154,36 +156,23 @@ def init_model(
         raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
 
 
-def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path:
-    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight."""
-    path = Path(from_weight)
-    if path.suffix == ".pth":
-        return path
-    candidates = weight_candidates(from_weight, out_dir, config.hidden_size, config.use_moe)
-    for candidate in candidates:
-        if os.path.isfile(candidate):
-            return candidate
-    return candidates[0]
-
-
 def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
     if from_weight.endswith(".safetensors"):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
-    instead = weights_instead(path.parent, out_dir, like=Path(from_weight).name)
+    instead = weights_instead(path.parent, out_dir)
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
         instead += "; a model of the Hugging Face hub is downloaded first, with hf download"
     return f"there is neither a folder of a model with that name nor {path}; {instead}"
 
 
-def weights_instead(*folders: Path, like: str = "") -> str:
-    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the likest name first."""
+def weights_instead(*folders: Path) -> str:
+    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the newest first."""
     for folder in folders:
         # MiniMind's own trainer keeps its checkpoints beside the weights.
         found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
         if found:
-            is_like = {path: bool(difflib.get_close_matches(like, [path.stem])) for path in found}
-            found.sort(key=lambda path: (is_like[path], path.stat().st_mtime), reverse=True)
+            found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
             named = [str(from_here(path)) for path in found[:MOST_NAMED]]
             if len(found) > MOST_NAMED:
                 named.append(f"and {len(found) - MOST_NAMED} more")

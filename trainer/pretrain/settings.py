@@ -68,35 +68,27 @@ def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
     return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
 
 
-def weight_candidates(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> list[Path]:
-    """Where the .pth may be that --from_weight means without saying its ending, the likeliest first."""
+def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path:
+    """What --from_weight means: the folder of a Hugging Face model, or a .pth, which need not be there.
+
+    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
+    one of a model by what it holds, and a bare name means a .pth first.
+    """
     path = Path(from_weight)
+    if path.suffix == ".pth":
+        return path
     # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
     # The name may also be whole but for its ending, with a folder or in --out_dir. A path such as / has no name.
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
-    return candidates
-
-
-def weight_folder(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path | None:
-    """The folder of a model that --from_weight names; None for a .pth, for a name in --out_dir, and for none.
-
-    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
-    one of a model by what it holds, and a bare name means a .pth first.
-    """
-    # Unlike Path.is_dir, this one has no errors of its own for texts that are no path.
-    if from_weight == "none" or from_weight.endswith(".pth") or not os.path.isdir(from_weight):
-        return None
-    folder = Path(from_weight)
-    is_bare_name = folder.name == from_weight
-    candidates = weight_candidates(from_weight, out_dir, hidden_size, use_moe)
-    if is_bare_name and any(path.is_file() for path in candidates):
-        return None
-    for pattern in FILES_OF_MODELS:
-        if any(folder.glob(pattern)):
-            return folder
-    return None
+    # Unlike the methods of Path, those of os.path have no errors of their own for texts that are no path.
+    found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+    is_bare_name = path.name == from_weight
+    is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
+    if is_model and not (is_bare_name and found):
+        return path
+    return found or candidates[0]
 
 
 def shape_in(path: Path) -> dict[str, object]:
@@ -267,11 +259,16 @@ class PretrainSettings(
         """The path of a run's files without their endings. hidden_size, use_moe: of its model, which a folder may tell."""
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
 
+    def weight(self) -> Path | None:
+        """What --from_weight means: a folder or a .pth, see find_weight; None: fresh weights."""
+        if self.from_weight == "none":
+            return None
+        return find_weight(self.from_weight, self.out_dir, self.hidden_size or DEFAULT_WIDTH, bool(self.use_moe))
+
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
-        return weight_folder(
-            self.from_weight, self.out_dir, self.hidden_size or DEFAULT_WIDTH, use_moe=bool(self.use_moe)
-        )
+        weight = self.weight()
+        return None if weight is None or weight.suffix == ".pth" else weight
 
     def check(self) -> None:
         if self.batch_size == AUTO_ROWS and self.shard != NONE:
@@ -294,27 +291,18 @@ class PretrainSettings(
 
         Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
         """
-        folder = self.weight_folder()
-        weight = self._weight() if folder is None else folder
-        if weight is not None:
+        weight = self.weight()
+        shape: dict[str, object] = {}
+        if weight is not None and os.path.exists(weight):
             self._follow_special_tokens(weight)
-        if folder is not None:
+            beside = weight.with_suffix(".json")
+            if weight.suffix == ".pth" and beside.is_file():
+                shape = shape_in(beside)
+        if self.weight_folder() is not None:
             return
-        beside = None if weight is None else weight.with_suffix(".json")
-        shape = shape_in(beside) if beside is not None and beside.is_file() else {}
         for name, value in {**DEFAULT_MODEL, **shape}.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-
-    def _weight(self) -> Path | None:
-        """The .pth that --from_weight names, if it is there."""
-        if self.from_weight == "none":
-            return None
-        width = self.hidden_size or DEFAULT_WIDTH
-        paths = [Path(self.from_weight)]
-        if paths[0].suffix != ".pth":
-            paths = weight_candidates(self.from_weight, self.out_dir, width, use_moe=bool(self.use_moe))
-        return next((path for path in paths if path.is_file()), None)
 
     def _follow_special_tokens(self, weight: Path) -> None:
         """Errors: ValueError where the weights were trained with another --parse_special_tokens."""
