@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
-from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
+from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
 from trainer.glue.job import init_model, metrics_of
@@ -160,8 +160,8 @@ def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(place / "tiny")
     model.config.position_init = "sinusoidal"
     model.save_pretrained(tmp_path)
-    args = flags(place, model_path=tmp_path, from_scratch=True)
-    first, second = (init_model(args, TASKS["rte"], tmp_path, len(WORDS))[0].electra.embeddings for _ in range(2))
+    settings = GlueSettings.parse(arguments(place, tmp_path, from_scratch=1, model_path=tmp_path))
+    first, second = (init_model(settings, TASKS["rte"], tmp_path, len(WORDS))[0].electra.embeddings for _ in range(2))
     assert torch.equal(first.position_embeddings.weight, second.position_embeddings.weight)
     assert first.position_embeddings.weight[0, :4].tolist() == pytest.approx([0, 0.2 * 2**0.5, 0, 0.2 * 2**0.5])
     assert not torch.allclose(first.word_embeddings.weight, second.word_embeddings.weight)

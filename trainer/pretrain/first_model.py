@@ -15,13 +15,17 @@ import torch
 from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    check_ids_fit,
+    check_size,
+    has_tokenizer,
+    unnamed_vocabulary,
+    vocabulary_digest,
+)
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
-from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
@@ -58,7 +62,7 @@ def open_model(
 ) -> FirstModel:
     """Tokenizer and model of a run.
 
-    Errors: UserError, ValueError for what does not fit, UserError where memory is used up.
+    Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
     group_size = group_size_of(settings.shard, ranks)
@@ -96,12 +100,11 @@ def open_model(
         if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
-    with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
-        if group_size == 1:
-            model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
-        else:
-            # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
-            model = build_on_main(ranks, make)
+    if group_size == 1:
+        model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+    else:
+        # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
+        model = build_on_main(ranks, make)
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:

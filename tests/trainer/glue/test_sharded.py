@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.helpers import new_port, run_ranks
-from tests.trainer.glue.glue_helpers import arguments, fine_tune, make_place
+from tests.trainer.glue.glue_helpers import arguments, make_place
 from trainer import train_glue
 from trainer.engine import Engine
 
@@ -110,8 +110,3 @@ def test_a_stopped_run_goes_on_bitwise(both, folder):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert results(folder / "stopped") == results(folder / "full")
     assert losses(folder / "stopped") == losses(folder / "full")
-
-
-def test_one_process_has_nothing_to_shard(place, tmp_path, capsys):
-    fine_tune(place, tmp_path, shard="full", max_steps=1)
-    assert "--shard full has no effect: there is one process" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from common.errors import UserError
 from trainer.saving import checkpoint
 from trainer.saving.checkpoint import Checkpoints, kept_of_run, load_checkpoint, snapshot, verified
 from trainer.saving.weights import save_weights
@@ -121,18 +120,6 @@ def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatc
     assert "update_00000001.pt" in names(checkpoints)
 
 
-def test_damaged_ones_do_not_count_as_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for update in (1, 2):
-        save(checkpoints, update)
-    (tmp_path / "update_00000002.pt").write_bytes(b"")
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    said = []
-    assert checkpoints.newest(said.append).name == "update_00000001.pt" and "update_00000002.pt" in said[0]
-    save(checkpoints, 3)
-    assert names(checkpoints) == ["update_00000003.pt", "update_00000001.pt"]
-
-
 def test_saves_never_overlap(tmp_path, monkeypatch):
     """The second waits for the first; the training thread goes on meanwhile."""
     running, most, write = [], [], Checkpoints._write
@@ -230,15 +217,6 @@ def test_the_files_of_the_run_that_a_resume_goes_on_with(tmp_path):
     assert kept_of_run(tmp_path / "run", own.name) == own and kept_of_run(tmp_path / "run", "run.pth") is None
     (tmp_path / "run_resume" / own.name).touch()
     assert kept_of_run(tmp_path / "run", own.name) == tmp_path / "run_resume" / own.name
-
-
-def test_none_none_good_and_good(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "resume")
-    assert checkpoints.newest() is None
-    save(checkpoints, 1)
-    (tmp_path / "resume" / "update_00000001.pt.sha256").unlink()
-    with pytest.raises(UserError, match="none of its 1 checkpoints is intact"):
-        checkpoints.newest(lambda text: None)
 
 
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):
