@@ -87,8 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Before the first token or after the last one; `reply` meets it in between.
             if not is_typed:
                 raise
-            left_out = "" if chat is None else "; this prompt is not part of the conversation"
-            announce(f"\n(stopped{left_out})", to_stderr=True)
+            announce("\n(stopped)", to_stderr=True)
             continue
         messages = [*messages, turn, {"role": "assistant", "content": answer}]
         # Each prompt of the command line is a conversation of its own.
