@@ -14,8 +14,8 @@ from dataset.store import format as store_format
 from model.model_minimind import Block, MiniMindConfig, MiniMindForCausalLM
 from tests.helpers import ROOT, SHARED, command_line, flags, losses, needs_shared, records, train, write_corpus
 from trainer import train_pretrain
-from trainer.pretrain.first_model import find_weight
 from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.settings import find_weight
 
 LOG_LINE = re.compile(
     r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
@@ -159,7 +159,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")
     assert losses(by_name) == losses(by_path)
     for name in (tmp_path / "base_16", "base_16"):
-        assert find_weight(str(name), first.job.config, tmp_path) == tmp_path / "base_16.pth"
+        assert find_weight(str(name), tmp_path, 16, use_moe=False) == tmp_path / "base_16.pth"
     with pytest.raises(UserError, match="there is neither a folder of a model with that name nor"):
         train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1

@@ -25,7 +25,7 @@ from model.weight_record import vocabulary_of
 from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
-from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, weight_candidates
+from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
 from trainer.sharding import build_on_main, group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
@@ -94,7 +94,8 @@ def open_model(
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         refuse_too_large(config, device, ranks, group_size)
         if settings.from_weight != "none":
-            weight = find_weight(settings.from_weight, config, Path(settings.out_dir))
+            weight = settings.weight()
+            assert weight is not None
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
@@ -134,7 +135,8 @@ def init_model(
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
     from_weight = os.fspath(from_weight)
-    if from_weight == "none":
+    path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
+    if path is None:
         model = MiniMindForCausalLM(config)
         if init_scheme == "zero_out":
             # Every block begins as the identity.
@@ -142,7 +144,6 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
-    path = find_weight(from_weight, config, Path(out_dir))
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
@@ -152,18 +153,6 @@ def init_model(
         return MiniMindForCausalLM.from_pth(path, **asked)
     except (ValueError, OSError) as error:
         raise UserError(f"--from_weight: {error}; the flags of the model group must fit it") from error
-
-
-def find_weight(from_weight: str, config: MiniMindConfig, out_dir: Path) -> Path:
-    """The .pth that --from_weight means: a path, with or without its ending, or a name as in --save_weight."""
-    path = Path(from_weight)
-    if path.suffix == ".pth":
-        return path
-    candidates = weight_candidates(from_weight, out_dir, config.hidden_size, config.use_moe)
-    for candidate in candidates:
-        if os.path.isfile(candidate):
-            return candidate
-    return candidates[0]
 
 
 def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:

@@ -4,7 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
@@ -21,16 +21,12 @@ from trainer.reporting.settings import OutputSettings
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
 AUTO_ROWS = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
-DEFAULT_GENERATION = "minimind2"
-DEFAULT_WIDTH = 512
-DEFAULT_LAYERS = 8
-DEFAULT_HEADS = 8
 # values of flags that are not given, unless a folder of weights tells
-DEFAULT_MODEL = {
-    "generation": DEFAULT_GENERATION,
-    "hidden_size": DEFAULT_WIDTH,
-    "num_hidden_layers": DEFAULT_LAYERS,
-    "num_attention_heads": DEFAULT_HEADS,
+DEFAULT_MODEL: dict[str, Any] = {
+    "generation": "minimind2",
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
     "use_moe": False,
     "tokenizer_path": DEFAULT_TOKENIZER,
 }
@@ -68,35 +64,30 @@ def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
     return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
 
 
-def weight_candidates(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> list[Path]:
-    """Where the .pth may be that --from_weight means without saying its ending, the likeliest first."""
+def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path | None:
+    """The .pth or the folder of a model that --from_weight means, the likeliest .pth where nothing is there; None for "none".
+
+    MiniMind's way: --from_weight pretrain means out/pretrain_512.pth. It may also be a path, with or without its ending, and
+    the folder of a Hugging Face model. Any folder may have the name of a weight, as trainer/pretrain has where a run is
+    started in trainer/. So a folder is one of a model by what it holds, and a bare name means a .pth first.
+    """
+    if from_weight == "none":
+        return None
     path = Path(from_weight)
-    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
+    if path.suffix == ".pth":
+        return path
     candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
     # The name may also be whole but for its ending, with a folder or in --out_dir. A path such as / has no name.
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
-    return candidates
-
-
-def weight_folder(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path | None:
-    """The folder of a model that --from_weight names; None for a .pth, for a name in --out_dir, and for none.
-
-    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
-    one of a model by what it holds, and a bare name means a .pth first.
-    """
-    # Unlike Path.is_dir, this one has no errors of its own for texts that are no path.
-    if from_weight == "none" or from_weight.endswith(".pth") or not os.path.isdir(from_weight):
-        return None
-    folder = Path(from_weight)
-    is_bare_name = folder.name == from_weight
-    candidates = weight_candidates(from_weight, out_dir, hidden_size, use_moe)
-    if is_bare_name and any(path.is_file() for path in candidates):
-        return None
-    for pattern in FILES_OF_MODELS:
-        if any(folder.glob(pattern)):
-            return folder
-    return None
+    # Unlike those of Path, os.path's questions have no errors of their own for texts that are no path.
+    found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
+    is_bare_name = path.name == from_weight
+    if not (found and is_bare_name) and os.path.isdir(path):
+        for pattern in FILES_OF_MODELS:
+            if any(path.glob(pattern)):
+                return path
+    return found or candidates[0]
 
 
 def shape_in(path: Path) -> dict[str, object]:
@@ -131,13 +122,11 @@ class ModelSettings(Settings):
 
     # None: not given. Then it is the value of DEFAULT_MODEL, or that of the folder which --from_weight names.
     generation: str | None = setting(
-        None, choices=("minimind2", "minimind3"), help=f"whose architecture (default: {DEFAULT_GENERATION})"
+        None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
     )
-    hidden_size: int | None = setting(None, check=positive(int), help=f"width (default: {DEFAULT_WIDTH})", first=True)
-    num_hidden_layers: int | None = setting(
-        None, check=positive(int), help=f"blocks (default: {DEFAULT_LAYERS})", first=True
-    )
-    num_attention_heads: int | None = setting(None, check=positive(int), help=f"query heads (default: {DEFAULT_HEADS})")
+    hidden_size: int | None = setting(None, check=positive(int), help="width (default: 512)", first=True)
+    num_hidden_layers: int | None = setting(None, check=positive(int), help="blocks (default: 8)", first=True)
+    num_attention_heads: int | None = setting(None, check=positive(int), help="query heads (default: 8)")
     num_key_value_heads: int | None = setting(
         None, check=positive(int), help="key and value heads (default: the generation's)"
     )
@@ -267,54 +256,39 @@ class PretrainSettings(
         """The path of a run's files without their endings. hidden_size, use_moe: of its model, which a folder may tell."""
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
 
+    def weight(self) -> Path | None:
+        """What --from_weight means, see find_weight; it may not be there."""
+        width, use_moe = self.hidden_size or DEFAULT_MODEL["hidden_size"], bool(self.use_moe)
+        return find_weight(self.from_weight, self.out_dir, width, use_moe)
+
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
-        return weight_folder(
-            self.from_weight, self.out_dir, self.hidden_size or DEFAULT_WIDTH, use_moe=bool(self.use_moe)
-        )
+        weight = self.weight()
+        return weight if weight is not None and weight.suffix != ".pth" else None
 
     def check(self) -> None:
-        if self.batch_size == AUTO_ROWS and self.shard != NONE:
-            raise ValueError(
-                "--shard: --batch_size auto tries what fits a rank that has the whole model: give a number"
-            )
-        if self.batch_size == AUTO_ROWS and self.rows_per_update:
-            raise ValueError(
-                "--rows_per_update: --batch_size auto divides the updates of --accumulation_steps: give a number"
-            )
-        if self.has_budget and self.shard != NONE:
-            raise ValueError(
-                "--shard: a budget is planned for ranks that have the whole model each: drop one of the two"
-            )
-        if self.has_budget and self.rows_per_update:
-            raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
+        chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
+        if chosen and self.shard != NONE:
+            raise ValueError(f"--shard: {chosen} is tried on ranks that have the whole model each: drop one of the two")
+        if chosen and self.rows_per_update:
+            raise ValueError(f"--rows_per_update: {chosen} chooses the micro-batches of an update: drop one of the two")
 
     def fill_in(self) -> None:
         """What is not given and the weights of --from_weight tell. The shape of those in a folder is read later.
 
         Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
         """
-        folder = self.weight_folder()
-        weight = self._weight() if folder is None else folder
-        if weight is not None:
+        weight = self.weight()
+        if weight is not None and os.path.exists(weight):
             self._follow_special_tokens(weight)
-        if folder is not None:
+        if self.weight_folder() is not None:
             return
-        beside = None if weight is None else weight.with_suffix(".json")
-        shape = shape_in(beside) if beside is not None and beside.is_file() else {}
+        shape = {}
+        if weight is not None and os.path.isfile(weight) and weight.with_suffix(".json").is_file():
+            shape = shape_in(weight.with_suffix(".json"))
         for name, value in {**DEFAULT_MODEL, **shape}.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-
-    def _weight(self) -> Path | None:
-        """The .pth that --from_weight names, if it is there."""
-        if self.from_weight == "none":
-            return None
-        width = self.hidden_size or DEFAULT_WIDTH
-        paths = [Path(self.from_weight)]
-        if paths[0].suffix != ".pth":
-            paths = weight_candidates(self.from_weight, self.out_dir, width, use_moe=bool(self.use_moe))
-        return next((path for path in paths if path.is_file()), None)
 
     def _follow_special_tokens(self, weight: Path) -> None:
         """Errors: ValueError where the weights were trained with another --parse_special_tokens."""
