@@ -19,7 +19,6 @@ from trainer.machine.ranks import Ranks
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 TotalsT = TypeVar("TotalsT", bound=tuple[Any, ...])
-PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
 Replay = Callable[[], None]
 
 

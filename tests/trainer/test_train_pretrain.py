@@ -103,13 +103,6 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys):
     assert all(f"warning: --{name} {value}" in out for name, value in ignored.items())
 
 
-def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
-    """Every target is trained in every epoch, tail included. Reference: the corpus counted here."""
-    run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
-    targets = int((run.job.assembler.store.offsets[1:] - run.job.assembler.store.offsets[:-1] - 1).sum())
-    assert run.progress.tokens == 2 * targets
-
-
 # ---------------------------------------------------------------------------------------- the same run, cut up
 
 

@@ -90,16 +90,6 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
     return found or candidates[0]
 
 
-def shape_in(path: Path) -> dict[str, object]:
-    """{flag of the model group: its value} in the .json beside a weight. Errors: ValueError for a file that cannot be read.
-
-    What has another type than the flag is passed over: the weight's loader says what is wrong with it.
-    """
-    fields = read_object(path)
-    kinds = {name: type(value) for name, value in DEFAULT_MODEL.items()} | {"num_key_value_heads": int}
-    return {name: fields[name] for name in MODEL_FLAGS if type(fields.get(name)) is kinds[name]}
-
-
 @dataclass(kw_only=True)
 class PretrainOutput(OutputSettings):
     """output"""
@@ -279,25 +269,23 @@ class PretrainSettings(
         Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
         """
         weight = self.weight()
-        if weight is not None and os.path.exists(weight):
-            self._follow_special_tokens(weight)
-        if self.weight_folder() is not None:
-            return
-        shape = {}
-        if weight is not None and os.path.isfile(weight) and weight.with_suffix(".json").is_file():
-            shape = shape_in(weight.with_suffix(".json"))
-        for name, value in {**DEFAULT_MODEL, **shape}.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-
-    def _follow_special_tokens(self, weight: Path) -> None:
-        """Errors: ValueError where the weights were trained with another --parse_special_tokens."""
-        recorded = parses_special_tokens(weight)
-        if recorded is None:
-            return
-        if self.parse_special_tokens not in (None, recorded):
+        recorded = parses_special_tokens(weight) if weight is not None and os.path.exists(weight) else None
+        if recorded is not None and self.parse_special_tokens not in (None, recorded):
             raise ValueError(
                 f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
                 f"{int(recorded)}: leave the flag out"
             )
-        self.parse_special_tokens = recorded
+        if recorded is not None:
+            self.parse_special_tokens = recorded
+        if self.weight_folder() is not None:
+            return
+        shape = dict(DEFAULT_MODEL)
+        if weight is not None and os.path.isfile(weight) and weight.with_suffix(".json").is_file():
+            fields = read_object(weight.with_suffix(".json"))
+            for name in MODEL_FLAGS:
+                # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+                if type(fields.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
+                    shape[name] = fields[name]
+        for name, value in shape.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
