@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+
+from common.start import STARTED
 
 POLL_S = 0.2
 # linux/prctl.h.
@@ -76,30 +77,16 @@ def environment(name: str, value: str) -> Iterator[None]:
 
 # --------------------------------------------------------------------------- how long the command has been running
 
-# In place of the start of the process, where the system does not tell that, or where the process was something else for
-# longer than this: a shell script that ends with `exec python` hands its process on, with the age of it.
-_IMPORTED = time.monotonic()
-MOST_S_TO_IMPORT = 60.0
-# When the command was called, where that was not the start of the process.
-_called: float | None = None
+# When the command began
+_began = STARTED
 
 
 def count_from_here() -> None:
     """From here on `seconds_since_start` counts: another program, such as a notebook, calls the command as a function."""
-    global _called
-    _called = time.monotonic()
+    global _began
+    _began = time.monotonic()
 
 
 def seconds_since_start() -> float:
     """How long the command has been running."""
-    if _called is not None:
-        return time.monotonic() - _called
-    since_import = time.monotonic() - _IMPORTED
-    try:
-        # The 22nd field, in ticks since the machine was started. The second one is a name that may hold anything.
-        behind_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(behind_name[19]) / os.sysconf("SC_CLK_TCK")
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, ValueError, IndexError, AttributeError):
-        return since_import
-    return age if age - since_import < MOST_S_TO_IMPORT else since_import
+    return time.monotonic() - _began

@@ -3,11 +3,14 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+# A script imports this file first: the imports that follow take seconds.
+STARTED = time.monotonic()
 
 
 def begin(ends_at_ctrl_c: bool = True) -> None:

@@ -4,7 +4,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Unpack, cast
+from typing import Unpack
 
 import numpy as np
 
@@ -122,18 +122,20 @@ class Corpus:
         self.notices += [line for line in map(notice_of, stores) if line]
         # the documents to train; None: all of the store
         self.documents: Ints | None = None
-        # those of the store that --val_fraction keeps from training; None: it is not given
-        self.kept_back: Ints | None = None
-        # those to evaluate, and the store that they are in; None: there are none
+        # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
         self.val_shared: np.ndarray | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
-            self._evaluate_others(open_or_build(paths, encoder, **store_options), name_of(paths), allow_val_overlap)
+            val_store = open_or_build(paths, encoder, **store_options)
+            self.max_token_id = max(self.max_token_id, val_store.max_token_id)
+            self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
+            self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
-            self._hold_out(val_fraction)
+            self.documents, held_out = split_by_hash(self.store, val_fraction)
+            self._evaluate(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
@@ -147,42 +149,26 @@ class Corpus:
         # (epoch, its plan): the plan that was asked for last, which is asked for several times.
         self._last_plan: tuple[int, RowPlan] | None = None
 
-    def _evaluate_others(self, val_store: TokenStore, name: str, allow_overlap: bool) -> None:
-        """Documents of their own. name: of what --val_path names."""
-        self.val_store, self.val_documents = val_store, all_documents(val_store)
-        self.max_token_id = max(self.max_token_id, val_store.max_token_id)
-        if not self._has_targets(val_store, self.val_documents):
-            raise DataError(
-                f"--val_path {name}: {self.nothing_to_evaluate}, so its loss would tell nothing; name other documents"
-            )
-        # The loss of what is trained too does not tell what the model makes of new text.
+    def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
+        """Take these documents for the validation. Errors: DataError where nothing of them is predicted."""
+        self.val_store, self.val_documents = store, documents
+        if not self._has_targets(store, documents):
+            raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {remedy}")
+
+    def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
+        """The loss of what is trained too does not tell what the model makes of new text."""
         is_shared = np.isin(val_store.doc_hash, self.store.doc_hash[:])
         shared, total = int(is_shared.sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
-                f"--val_path {name}: all {counted(total, 'document')} of it are in the training data too, so its loss "
-                "would tell nothing about new text; name other documents, hold some out with --val_fraction, or pass "
-                "--allow_val_overlap 1"
+                f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing "
+                "about new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
             )
         if shared:
             self.val_shared = is_shared
             self.notices.append(
                 f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
                 "training data too, to the letter; the validation loss is too low by what the model remembers of them"
-            )
-
-    def _hold_out(self, val_fraction: float) -> None:
-        """Documents of the data itself."""
-        self.documents, self.kept_back = split_by_hash(self.store, val_fraction)
-        self.val_store, self.val_documents = self.store, self.kept_back
-        if not len(self.val_documents):
-            raise DataError(
-                f"--val_fraction {val_fraction} holds out none of {counted(len(self.store), 'document')}: raise it"
-            )
-        if not self._has_targets(self.store, self.val_documents):
-            raise DataError(
-                f"what --val_fraction {val_fraction} holds out: {self.nothing_to_evaluate}, so its loss would tell nothing; "
-                "raise it"
             )
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
@@ -255,16 +241,20 @@ class Corpus:
 
     def mixture_report(self, epoch: int) -> list[str]:
         """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
-        if self.mixture is None:
+        plan, mixture = self.plan(epoch), self.mixture
+        if mixture is None or not isinstance(plan, MixedPlan):
             return []
         of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        for path, source, curve in zip(self.sources, self.sources_of_epoch(epoch), self.mixture.curves, strict=True):
-            share, asked = cast(float, source["share"]), float(curve.area(1.0))
+        given = plan.source_targets(plan.n_rows)
+        for path, tokens, there, asked, curve in zip(
+            self.sources, given, mixture.targets, mixture.shares, mixture.curves, strict=True
+        ):
+            share = tokens / max(sum(given), 1)
             course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
-                f"{path}: {share:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
-                f"{counted(cast(int, source['tokens']), 'token')}, {source['passes']:.2f} passes"
+                f"{path}: {share:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), {counted(tokens, 'token')}, "
+                f"{tokens / there:.2f} passes"
             )
             if abs(share - asked) > SHARE_IS_MISSED:
                 lines.append(
@@ -299,12 +289,6 @@ class Corpus:
             )
         return sources
 
-    def parts(self) -> list[tuple[float, int]]:
-        """[(share of the trained tokens of the run, tokens that may be trained in a pass)] of each source with a share."""
-        if self.mixture is None:
-            return []
-        return list(zip(self.mixture.shares, self.mixture.targets, strict=True))
-
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
         if self.mixture is None:
@@ -319,7 +303,7 @@ class Corpus:
 
     def bytes_per_token(self, added: int) -> float:
         """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
-        n_bytes = self.store.total_text_bytes
+        n_bytes = sum(int(store.text_bytes.sum(dtype=np.int64)) for store in self.stores)
         of_text = len(self.store.tokens) - added * len(self.store)
         return n_bytes / max(of_text, 1)
 

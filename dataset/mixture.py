@@ -84,14 +84,12 @@ class SourceRows:
         self.rows_before = [0]
         # targets of all these rows
         self.laid_out = 0
-        self.has_all = False
 
     def lay_out(self, targets: float) -> None:
         """Go on until the rows have so many targets, and one row more, or all passes are laid out."""
-        while not self.has_all and self.laid_out <= targets + self.T:
+        while self.laid_out <= targets + self.T:
             plan = self.plan(len(self.rows_before) - 1)
             if plan is None or not plan.n_rows:
-                self.has_all = True
                 return
             ends = self.laid_out + np.cumsum(plan.targets, dtype=np.int64)
             self.targets = np.append(self.targets, plan.targets)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
 
+from common.errors import UserError
 from common.files import read_object
-from common.packages import loader_reason
+from common.packages import loader_reason, refuse_foreign_attention
 from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 
@@ -147,6 +148,42 @@ def refuse_layers(theirs: Mapping[str, object]) -> None:
             refuse_layers(value)
         elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
             raise ValueError(f"{name[:60]} is more than {MOST_LAYERS:,}, which no model has")
+
+
+def load_config(what: str, folder: Path) -> Any:
+    """The config of a folder of save_pretrained, whatever its architecture. `what` names it in errors: UserError."""
+    try:
+        refuse_layers(read_object(folder / CONFIG))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Each loader raises its own kinds.
+        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+    refuse_foreign_attention(config, what)
+    return config
+
+
+def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any) -> tuple[Any, dict[str, list[str]]]:
+    """(the network of such a folder in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
+
+    What is missing or has another shape is random. kind: a class of transformers. config: of load_config, perhaps changed.
+    Errors: UserError.
+    """
+    try:
+        network, faults = kind.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:
+        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+    # Each of these comes with its two shapes.
+    faults["mismatched_keys"] = [key for key, *_ in faults["mismatched_keys"]]
+    return network, {what: sorted(keys) for what, keys in faults.items()}
 
 
 def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:

@@ -148,8 +148,9 @@ def export_parser() -> Parser:
     """The flags of export_hf.py."""
     p = Parser(prog="export_hf.py", description="Hand a model on to other programs, and bring it back.")
     p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
-    p.add_argument("--out_dir", help="folder to write the export to")
-    p.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
+    written = p.add_mutually_exclusive_group(required=True)
+    written.add_argument("--out_dir", help="folder to write the export to")
+    written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
     export_flags(p, "of the export; auto: the smallest that is exact")
     return p
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
     PretrainedConfig,
@@ -17,14 +16,13 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import read_object
 from common.flags import LARGEST
-from common.packages import loader_reason, refuse_foreign_attention
 from common.paths import ROOT, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
 from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
-from model.hf_format import CONFIG, load_folder, read_config, refuse_layers
+from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
 from scripts.arguments import DTYPE_NAMES
@@ -49,36 +47,38 @@ def load(
     with user_errors():
         place = pick_device(device)
         model = load_model(weight)
-        folder = tokenizer_folder(weight, tokenizer_path)
-        tokenizer = load_tokenizer(folder)
-        check_vocabulary(weight, tokenizer, tokenizer_path)
+        tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(weight))))
-        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(folder))
+        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(tokenizer_folder(weight, tokenizer_path)))
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
 
-def check_vocabulary(weight: str | Path, tokenizer: PreTrainedTokenizerBase, tokenizer_path: str | None) -> None:
-    """Whether the tokenizer is the one that the .json beside a weight speaks of.
+def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to a weight.
 
-    Errors: UserError where the user named none and it is another. One that the user named may have been extended: a
-    line says so, as it does where the .json speaks of none.
+    Errors: UserError where the user named none and the .json beside the weight speaks of another. One that the user named
+    may have been extended: a line says so, as it does where the .json speaks of none.
     """
-    recorded = vocabulary_of(Path(weight))
-    if recorded is None and not tokenizer_path and Path(weight).suffix == ".pth":
-        announce(unnamed_vocabulary(Path(weight)), to_stderr=True)
-    if not tokenizer_path and Path(weight).is_dir() and not has_tokenizer(Path(weight)):
-        announce(
-            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path",
-            to_stderr=True,
+    path = Path(weight)
+    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
+    recorded = vocabulary_of(path)
+    notice = ""
+    if recorded not in (None, vocabulary_digest(tokenizer)):
+        if not tokenizer_path:
+            raise UserError(
+                f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
+            )
+        notice = f"warning: {weight} was trained with another tokenizer than {tokenizer_path}"
+    elif recorded is None and not tokenizer_path and path.suffix == ".pth":
+        notice = unnamed_vocabulary(path)
+    elif not tokenizer_path and path.is_dir() and not has_tokenizer(path):
+        notice = (
+            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path"
         )
-    if recorded is None or recorded == vocabulary_digest(tokenizer):
-        return
-    if not tokenizer_path:
-        raise UserError(
-            f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
-        )
-    announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
+    if notice:
+        announce(notice, to_stderr=True)
+    return tokenizer
 
 
 def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Path) -> None:
@@ -106,37 +106,18 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     settings = path / "generation_config.json"
     with user_errors():
         said = read_object(settings) if settings.exists() else {}
-    try:
-        refuse_layers(read_object(path / CONFIG))
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        refuse_foreign_attention(config, str(path))
-        kinds = config.architectures or []
-        if kinds and not any(
-            "CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds
-        ):
-            # Such as an ELECTRA, which transformers would load all the same.
-            raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-        # A pair, as `output_loading_info` asks for; the library's types do not know of it.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            output_loading_info=True,
-            # In the place of the folder's file: how a text is sampled, our flags say.
-            generation_config=GenerationConfig(),
-            trust_remote_code=False,
-        )
-    except UserError:
-        raise
-    # Each loader of transformers raises errors of its own kinds, and all of them say the same here: it does not load.
-    except Exception as error:
-        raise UserError(f"{path}: no model can be loaded from there ({loader_reason(error)})") from error
+    config = load_config(str(path), path)
+    kinds = config.architectures or []
+    if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
+        # Such as an ELECTRA, which transformers would load all the same.
+        raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
+    # In the place of the folder's file: how a text is sampled, our flags say.
+    options = {"generation_config": GenerationConfig()}
     model: PreTrainedModel
-    model, faults = loaded
+    model, faults = load_network(str(path), path, AutoModelForCausalLM, config, **options)
     # transformers fills what is missing with random numbers, says so in a log line, and goes on.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        keys = sorted(map(str, faults[what]))
+        keys = sorted(faults[what])
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
     ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
@@ -179,7 +160,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
 def check_is_there(weight: Path) -> None:
     """Errors: UserError that names the weights that are there instead."""
     if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out', like=weight.stem)}")
+        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
     if weight.is_dir() and not (weight / "config.json").exists():
         # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
         raise UserError(

@@ -11,11 +11,9 @@ Prints a table and writes {out}.json. Multiple choice, last words and public tas
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -41,6 +39,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
+from common.paths import ROOT
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
@@ -243,9 +242,7 @@ def start_ids(encoder: DocumentEncoder, text: str) -> list[int]:
 
     Errors: UserError for a tokenizer with neither.
     """
-    (ids,) = encoder.encode([text])
-    if encoder.eos_id is not None:
-        ids = ids[:-1]
+    ids = encoder.prompt_ids(text)
     if encoder.bos_id is not None:
         return ids
     if encoder.eos_id is None:

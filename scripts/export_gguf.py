@@ -9,11 +9,9 @@ llama.cpp computes a dense minimind2 as its `llama`, minimind3 as `qwen3` and `q
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -32,11 +30,11 @@ from common.files import atomic_file
 from common.packages import optional_package
 from common.paths import utf8_folder
 from common.wording import announce
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import starts_with_bos
 from dataset.tokenizing.vocabulary import check_ids_fit, check_size
 from scripts.arguments import export_gguf_parser
-from scripts.common import as_minimind, check_vocabulary, drop_untrained_thoughts, load_model, tokenizer_folder
+from scripts.common import as_minimind, drop_untrained_thoughts, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact
 from trainer.machine.command_line import run_cli
 
@@ -70,13 +68,12 @@ def export(
 
     model = as_minimind(load_model(weight), Path(weight))
     config = model.config
-    folder = tokenizer_folder(weight, tokenizer_path)
-    tokenizer = load_tokenizer(folder)
-    check_vocabulary(weight, tokenizer, tokenizer_path)
+    tokenizer = tokenizer_of(weight, tokenizer_path)
     drop_untrained_thoughts(tokenizer, weight)
+    folder = str(tokenizer_folder(weight, tokenizer_path))
     ids = DocumentEncoder(tokenizer).vocab_size
-    check_size(ids, config.vocab_size, str(folder))
-    check_ids_fit(ids, config.vocab_size, str(folder))
+    check_size(ids, config.vocab_size, folder)
+    check_ids_fit(ids, config.vocab_size, folder)
 
     architecture = gguf.MODEL_ARCH_NAMES[gguf_format.architecture_of(config)]
     tensors = gguf_format.to_gguf(model.state_dict(), config)
@@ -99,7 +96,7 @@ def export(
         # Each document of our training began with BOS, whatever the tokenizer does by itself. How others trained a model in a
         # folder, only its tokenizer tells.
         begins_with_bos = starts_with_bos(tokenizer) if Path(weight).is_dir() else True
-        rule = gguf_format.write_tokenizer(writer, tokenizer, config.vocab_size, str(folder), begins_with_bos)
+        rule = gguf_format.write_tokenizer(writer, tokenizer, config.vocab_size, folder, begins_with_bos)
         for name, tensor in tensors.items():
             stored_type = of_matrices if name in matrices else gguf.GGMLQuantizationType.F32
             values = cast(tensor, getattr(torch, dtype) if name in matrices else torch.float32, name).float()

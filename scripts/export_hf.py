@@ -12,11 +12,9 @@ compared before the weights are rounded to half precision.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -26,7 +24,6 @@ if __name__ == "__main__":
     export_parser().parse_args()
 
 import contextlib
-import copy
 import gc
 import json
 import os
@@ -52,10 +49,10 @@ from scripts.arguments import export_parser
 from scripts.common import (
     DTYPES,
     as_minimind,
-    check_vocabulary,
     drop_untrained_thoughts,
     load_model,
     tokenizer_folder,
+    tokenizer_of,
     vocabulary_size,
 )
 from trainer.machine.command_line import run_cli
@@ -74,10 +71,6 @@ TOLERANCE = 1e-5
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_parser().parse_args(argv)
-    if args.out_dir is not None and args.to_pth is not None:
-        raise UserError("--out_dir and --to_pth exclude each other: an export, or the way back")
-    if args.out_dir is None and args.to_pth is None:
-        raise UserError("name what to write: --out_dir FOLDER for an export, or --to_pth FILE for the way back")
     if args.to_pth and args.dtype != "auto":
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
     with user_errors():
@@ -103,8 +96,7 @@ def export(
     model = load_model(weight)
     if not isinstance(model, MiniMindForCausalLM):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
-    tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    check_vocabulary(weight, tokenizer, tokenizer_path)
+    tokenizer = tokenizer_of(weight, tokenizer_path)
     drop_untrained_thoughts(tokenizer, weight)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)
@@ -131,38 +123,20 @@ def export(
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
         # The files that were just written are looked at, so that an error of writing is found as well.
-        difference, said = check_export(unfinished, model, out_dtype, DocumentEncoder(tokenizer), dtype)
+        reloaded = load_model(unfinished)
+        model.load_state_dict({name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()})
+        difference, positions = compare(model, reloaded, DocumentEncoder(tokenizer))
+        said = verdict(
+            difference, positions, f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
+        )
         write_model_card(unfinished, model, weight, config, said, out_dir.name)
-        # The reloaded model is gone, but for cycles that hold its weights: in float32 they are the file itself, mapped,
-        # and Windows renames no folder of a mapped file.
+        # In float32 the reloaded weights are the file itself, mapped, and Windows renames no folder of a mapped file. Cycles hold them.
+        del reloaded
         gc.collect()
     dtype_name = str(out_dtype).removeprefix("torch.")
     assert config.architectures
     announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
     return difference
-
-
-def check_export(
-    folder: Path, model: MiniMindForCausalLM, out_dtype: torch.dtype, encoder: DocumentEncoder, dtype: str
-) -> tuple[float, str]:
-    """Load what was written and compare it with the source; (largest difference of a logit, what to say of it).
-
-    dtype: as the user asked for it; out_dtype: what came of "auto".
-
-    Errors: ValueError where they do not compute the same.
-    """
-    reloaded = load_model(folder)
-    rounded = model
-    if dtype != "auto":
-        rounded = copy.deepcopy(model)
-        rounded.load_state_dict({name: tensor.to(out_dtype).float() for name, tensor in model.state_dict().items()})
-    difference, positions = compare(rounded, reloaded, encoder)
-    what = f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
-    said = verdict(difference, positions, what)
-    if dtype != "auto":
-        by_rounding, _ = compare(model, reloaded, encoder)
-        said += f"; {dtype} itself moves the source's logits by {by_rounding:.1e}"
-    return difference, said
 
 
 def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
@@ -204,10 +178,7 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, parses_special_tokens(folder))
     # As they are in the file: those that half precision does not hold stay in fp32.
     written = torch.load(path, weights_only=True)
-    rounding = 0.0
-    for name, tensor in model.state_dict().items():
-        change = (tensor - written[name].float()).abs()
-        rounding = max(rounding, float(change.max()))
+    rounding = max(float((tensor - written[name].float()).abs().max()) for name, tensor in model.state_dict().items())
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
     announce(f"{path}: {model.config.generation}\n{said}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
@@ -229,23 +200,10 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     return out.contiguous()
 
 
-# What transformers writes besides the architecture; of classifiers, of encoders, or of this machine.
-NOT_OF_THIS_KIND = (
-    "_name_or_path",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "chunk_size_feed_forward",
-    "is_encoder_decoder",
-)
-
-
 def write_config(config: PretrainedConfig, path: Path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
     # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
-    for name in NOT_OF_THIS_KIND:
-        fields.pop(name, None)
     rope = fields["rope_parameters"]
     fields["rope_theta"] = rope["rope_theta"]
     fields["torch_dtype"] = fields["dtype"]

@@ -10,11 +10,9 @@ The text goes to stdout as it comes, the speed to stderr. Prompts can also be pi
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -25,6 +23,7 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
+import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +153,15 @@ def room(model: PreTrainedModel, sampling: Sampling) -> int:
     return left
 
 
+def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
+    """Errors: UserError for a prompt that the model cannot continue."""
+    most = room(model, sampling)
+    if len(ids) > most:
+        raise UserError(f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit with max_new_tokens")
+    if not ids:
+        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
+
+
 # Turns of a conversation -> their ids, up to where the model answers
 TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 
@@ -189,18 +197,17 @@ def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) 
     """
     system = [message for message in messages[:1] if message["role"] == "system"]
     turns = messages[len(system) :]
-    tried: dict[int, list[int]] = {}
 
-    def fits(exchanges: int) -> bool:
+    @functools.cache
+    def ids_without(exchanges: int) -> list[int]:
         # A question and its answer each
-        tried[exchanges] = encode([*system, *turns[2 * exchanges :]])
-        return len(tried[exchanges]) <= length
+        return encode([*system, *turns[2 * exchanges :]])
 
-    # The last question has no answer yet.
+    if len(ids_without(0)) <= length:
+        return ids_without(0)
+    # By halving: a foreign template is rendered by a process, which takes a second each time. The last question has no answer yet.
     most = (len(turns) - 1) // 2
-    # By halving: a foreign template is rendered by a process, which takes a second each time.
-    dropped = 0 if fits(0) else bisect_left(range(most), True, lo=min(1, most), key=fits)
-    return tried[dropped] if dropped in tried else encode([*system, *turns[2 * dropped :]])
+    return ids_without(bisect_left(range(most), True, key=lambda exchanges: len(ids_without(exchanges)) <= length))
 
 
 def reply(
@@ -215,12 +222,7 @@ def reply(
 
     is_typed: a person has typed the prompt; then Ctrl-C cuts the text short, once it has begun.
     """
-    if len(ids) > room(model, sampling):
-        raise UserError(
-            f"a prompt of {counted(len(ids), 'token')} is too long: {room(model, sampling)} fit with --max_new_tokens"
-        )
-    if not ids:
-        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
+    check_prompt(model, ids, sampling)
     stream = TextStream(tokenizer)
     print_text(echo)
     start = time.perf_counter()

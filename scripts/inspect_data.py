@@ -78,10 +78,9 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder, language_of
-from dataset.reading.conversations import said_in
 from dataset.reading.settings import OFF
 from dataset.store.deduplicate import open_sources, stored_texts
-from dataset.store.format import Ints
+from dataset.store.format import ConcatStore, Ints
 from dataset.store.token_store import files_of, first_writable, places_of
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
@@ -152,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class DataLook:
     """The data of a command line.
 
-    Two things number documents. What is looked at is all that the files hold, copies included: `stores`, numbered through
-    all of them. What is trained is `corpus`, whose store --deduplicate leaves the copies out of.
+    Two things number documents. What is looked at is all that the files hold, copies included: `store`. What is trained is
+    `corpus`, whose store --deduplicate leaves the copies out of.
     """
 
     def __init__(self, settings: InspectSettings) -> None:
@@ -173,22 +172,21 @@ class DataLook:
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # What is looked at has its copies, whatever is trained.
-        self.stores = open_sources(
-            self.groups,
-            self.encoder,
-            cache_dir=self.run.cache_dir,
-            text_field=self.run.text_field,
-            skip_bad_lines=self.run.skip_bad_lines,
-            text_suffixes=self.run.text_suffixes,
+        self.store = ConcatStore(
+            open_sources(
+                self.groups,
+                self.encoder,
+                cache_dir=self.run.cache_dir,
+                text_field=self.run.text_field,
+                skip_bad_lines=self.run.skip_bad_lines,
+                text_suffixes=self.run.text_suffixes,
+            )
         )
-        # Documents before each store
-        self.bounds = np.cumsum([0] + [len(store) for store in self.stores])
-        self.doc_hash = np.concatenate([store.doc_hash for store in self.stores])
-        self.lengths = np.concatenate([np.diff(store.offsets) for store in self.stores])
-        self.text_bytes = np.concatenate([store.text_bytes for store in self.stores])
+        self.lengths = np.diff(self.store.offsets[:])
+        self.text_bytes = np.array(self.store.text_bytes[:])
         # Where each document stands: its source; which path and line that is, is known once its text was read.
         self.names = [" ".join(paths) for paths in self.groups]
-        self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.bounds))
+        self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))
         self.place_of: dict[int, str] = {}
         self.languages: Counter[str] = Counter()
         # {kind: lines with examples}
@@ -197,7 +195,7 @@ class DataLook:
 
     def sections(self) -> list[Section]:
         """Everything, which reads all texts once."""
-        copies = exact_copies(self.doc_hash)
+        copies = exact_copies(self.store.doc_hash)
         if not self.settings.texts:
             return [self._sources(), self._lengths(), self._copies(copies)]
         paths = self.groups[0]
@@ -225,8 +223,8 @@ class DataLook:
         self.names = [path for paths in self.groups for path in paths]
         n_sources = 0
         # A bar where somebody watches
-        with tqdm(total=len(self.doc_hash), desc="texts", disable=not sys.stderr.isatty()) as bar:
-            for i, store in enumerate(self.stores):
+        with tqdm(total=len(self.store), desc="texts", disable=not sys.stderr.isatty()) as bar:
+            for i, store in enumerate(self.store.stores):
                 source_of_file: list[int] = []
                 files = []
                 for path in self.groups[i]:
@@ -234,23 +232,22 @@ class DataLook:
                     source_of_file += [n_sources] * len(of_path)
                     files += of_path
                     n_sources += 1
-                for stored in stored_texts(store, files, self.encoder, self.run.text_field):
-                    number = int(self.bounds[i]) + stored.number
-                    self.source_of[number] = source_of_file[stored.file]
-                    self.place_of[number] = f"{shown_path(files[stored.file])}:{stored.line}"
-                    text = said_in(stored.text) if self.is_chat else stored.text
+                texts = stored_texts(store, files, self.encoder, self.run.text_field)
+                for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
+                    self.source_of[number] = source_of_file[file]
+                    self.place_of[number] = f"{shown_path(files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
                         # The store has the bytes of the whole line.
                         self.text_bytes[number] = len(body.encode("utf-8", "replace"))
                     self.languages[language_of(body)] += 1
-                    for oddity in finder.oddities_of(body, int(self.lengths[number])):
-                        self.odd_counts[oddity.kind] += 1
-                        examples = self.oddities.setdefault(oddity.kind, [])
+                    for kind, at in finder.oddities_of(body, int(self.lengths[number])):
+                        self.odd_counts[kind] += 1
+                        examples = self.oddities.setdefault(kind, [])
                         if len(examples) < 2 * self.settings.examples:
                             # With some of what stands before
-                            excerpt = body[max(oddity.at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
-                            said = f"{oddity.kind}; {int(self.lengths[number]):,} tokens"
+                            excerpt = body[max(at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
+                            said = f"{kind}; {int(self.lengths[number]):,} tokens"
                             examples += example(self.place(number), said, excerpt)
                     yield number, text
                     bar.update()
@@ -266,8 +263,7 @@ class DataLook:
         answers = None
         if isinstance(self.encoder, ChatEncoder):
             most = self.settings.max_seq_len - 1
-            of_stores = [self.encoder.answers.count(store, np.arange(len(store)), most) for store in self.stores]
-            answers = np.concatenate(of_stores)
+            answers = self.encoder.answers.count(self.store, np.arange(len(self.store)), most)
         rows = []
         for name, mine in self._documents_of_sources():
             lengths = self.lengths[mine]
@@ -317,23 +313,23 @@ class DataLook:
                 said = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
                 if kind == "nearly":
                     said += f" (similarity {copies.similarity[copy]:.2f})"
-                i = int(np.searchsorted(self.bounds, original, side="right")) - 1
-                tokens = self.stores[i].document(original - int(self.bounds[i]))[:EXCERPT_TOKENS]
+                begin, end = self.store.offsets[original : original + 2]
+                tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
                 below += example(self.place(original), said, text)
         return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, below=below)
 
     def place(self, number: int) -> str:
         """file:line of a document, numbered among all sources; its number where the texts were not read."""
-        i = int(np.searchsorted(self.bounds, number, side="right")) - 1
-        return self.place_of.get(number) or f"document {number - self.bounds[i]:,} of {' '.join(self.groups[i])}"
+        i = int(np.searchsorted(self.store.bounds, number, side="right")) - 1
+        return self.place_of.get(number) or f"document {number - self.store.bounds[i]:,} of {' '.join(self.groups[i])}"
 
     def place_in_corpus(self, document: int) -> str:
         """The same of a document by its number in the corpus."""
         if self.settings.deduplicate == OFF:
             return self.place(document)
         # Of equal texts the first one is left.
-        return self.place(int(np.flatnonzero(self.doc_hash == self.corpus.store.doc_hash[document])[0]))
+        return self.place(int(np.flatnonzero(self.store.doc_hash[:] == self.corpus.store.doc_hash[document])[0]))
 
     def row(self, number: int) -> tuple[str, list[Piece]]:
         """(title, pieces) of row `number` of the first epoch, as the model gets it."""

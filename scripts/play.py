@@ -9,11 +9,9 @@ It prints the address to open. Nobody but this machine can reach it, unless --ho
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()
@@ -47,31 +45,28 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
+from common.paths import ROOT
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load
-from scripts.generate import Sampling, TextStream, chat_ids, generate, room, turns_encoder, utf8
+from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.charts import CHARTS, smooth, thin
 from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
-# Bounds of a request. A prompt is computed in one go, in which nobody can stop it.
 MOST_BODY_BYTES = 1 << 20
-MOST_CHARACTERS = 100_000
-MOST_PROMPT_TOKENS = 4096
 MOST_NEW_TOKENS = 1024
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
 MOST_RUNS = 100
-# What a page gets of a run: points of a curve, samples, characters of a name and of a sample
+# What a page gets of a run: points of a curve, samples, characters of a text
 BUCKETS = 150
 MOST_SAMPLES = 8
-MOST_NAME = 200
-MOST_SAMPLE = 4_000
+MOST_CHARACTERS = 4_000
 
 # A page of anybody else may neither show nor read what this server answers.
 HEADERS = {
@@ -106,21 +101,18 @@ def open_server(args: argparse.Namespace) -> "Server":
     folders = folders * len(weights) if len(folders) == 1 else folders
     if len(folders) != len(weights):
         raise UserError(f"--tokenizer_path: one for all or one for each --weight is wanted, not {len(folders)}")
-    # The whole path where two have the same name
-    names = [Path(weight).absolute().name.removesuffix(".pth") for weight in weights]
-    names = names if len(set(names)) == len(names) else weights
     models = []
-    for weight, folder, name in zip(weights, folders, names, strict=True):
-        models.append(PlayedModel(for_page(name), *load(weight, folder, args.device, args.dtype)))
+    for weight, folder in zip(weights, folders, strict=True):
+        models.append(PlayedModel(for_page(weight), *load(weight, folder, args.device, args.dtype)))
     try:
         return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
     except (OSError, UnicodeError) as error:
         raise UserError(f"--host {args.host} --port {args.port}: {error}") from error
 
 
-def for_page(text: str, most: int = MOST_NAME) -> str:
+def for_page(text: str) -> str:
     """A text of a file as the page shows it: of bounded length, without what a browser would obey."""
-    return printable(text[:most]).encode(errors="backslashreplace").decode()
+    return printable(text[:MOST_CHARACTERS]).encode(errors="backslashreplace").decode()
 
 
 # --------------------------------------------------------------------------------------------------- the models
@@ -149,17 +141,13 @@ class PlayedModel:
         """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
         with self.computing:
             sampling: Sampling = request["sampling"]
-            most = min(room(self.model, sampling), MOST_PROMPT_TOKENS)
             if "text" in request:
                 ids = self.encoder.prompt_ids(request["text"])
-            elif self.chat is not None:
-                ids = chat_ids(self.chat, request["messages"], most)
             else:
-                raise UserError("the tokenizer of this model has no chat template, so it cannot chat")
-            if len(ids) > most:
-                raise UserError(f"the text has {len(ids):,} tokens, and {most:,} fit; make it shorter")
-            if not ids:
-                raise UserError("this model begins no text by itself: write something first")
+                # The page lets nobody chat with another one.
+                assert self.chat is not None, "a model without a chat template"
+                ids = chat_ids(self.chat, request["messages"], room(self.model, sampling))
+            check_prompt(self.model, ids, sampling)
             stream = PieceStream(self.tokenizer, tell)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
@@ -275,7 +263,7 @@ class LiveRun(RunRecords):
                 charts.append({"title": chart.title, "logarithmic": chart.logarithmic, "curves": curves})
         samples = []
         for sample in reversed(self.samples):
-            text = for_page(sample["text"].removeprefix(sample["prompt"]), MOST_SAMPLE)
+            text = for_page(sample["text"].removeprefix(sample["prompt"]))
             samples.append([sample["update"], for_page(sample["prompt"]), text])
         return {**self.summary(), "charts": charts, "samples": samples}
 
@@ -297,8 +285,7 @@ class RunFolder:
         """A line for each run, the latest first."""
         with self._lock:
             self._look()
-            found = [run for run in self._runs.values() if run.columns]
-            return [run.summary() for run in sorted(found, key=lambda run: run.changed_at, reverse=True)]
+            return [run.summary() for run in self._runs.values() if run.columns]
 
     def content(self, run_id: str) -> dict[str, Any] | None:
         """The curves of a run that `summaries` has named; None for any other."""
@@ -306,7 +293,7 @@ class RunFolder:
             return next((run.content() for run in self._runs.values() if run.id == run_id), None)
 
     def _look(self) -> None:
-        """Find the metrics files, and read what was added to them."""
+        """Find the metrics files, the latest first, and read what was added to them."""
         found = []
         for depth in ("*", "*/*"):
             for path in self.folder.glob(depth + METRICS_SUFFIX):
@@ -338,7 +325,7 @@ def parse_request(body: bytes, n_models: int) -> dict[str, Any]:
     try:
         fields = json.loads(body)
         request: dict[str, Any] = {
-            "model": range(n_models)[positive(int)(str(fields["model"] + 1)) - 1],
+            "model": range(n_models).index(fields["model"]),
             "seed": seed(str(fields["seed"])),
             "sampling": Sampling(
                 max_new_tokens=positive(int, MOST_NEW_TOKENS)(str(fields["max_new_tokens"])),
@@ -405,11 +392,12 @@ class Server(ThreadingHTTPServer):
         for tag in ("script", "style"):
             (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", self.page.decode(), re.DOTALL)
             digests[tag] = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        self.policy = (
+        policy = (
             f"default-src 'none'; script-src 'sha256-{digests['script']}'; style-src 'sha256-{digests['style']}'; "
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
             "require-trusted-types-for 'script'; trusted-types 'none'"
         )
+        self.headers = {**HEADERS, "Content-Security-Policy": policy}
         super().__init__((host, port), Handler)
 
     @property
@@ -437,15 +425,14 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_own():
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
         elif self.path == "/":
-            self._begin("text/html")
-            self.wfile.write(self.server.page)
+            self._begin("text/html", self.server.page)
         elif self.path == "/api/models":
             models = []
             for model in self.server.models:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
                 models.append({"name": model.name, "parameters": parameters, "can_chat": model.chat is not None})
-            bounds = {"characters": MOST_CHARACTERS, "new_tokens": MOST_NEW_TOKENS}
-            self._answer({"models": models, "bounds": bounds, "folder": for_page(str(runs.folder))})
+            folder = for_page(str(runs.folder))
+            self._answer({"models": models, "most_new_tokens": MOST_NEW_TOKENS, "folder": folder})
         elif self.path == "/api/runs":
             self._answer(runs.summaries())
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
@@ -499,20 +486,19 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def _answer(self, value: object) -> None:
-        self._begin("application/json")
-        self.wfile.write(json.dumps(value, allow_nan=False).encode())
+        self._begin("application/json", json.dumps(value, allow_nan=False).encode())
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        self._begin("text/plain", status)
-        self.wfile.write(reason.encode(errors="replace"))
+        self._begin("text/plain", reason.encode(errors="replace"), status)
 
-    def _begin(self, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+    def _begin(self, kind: str, content: bytes = b"", status: HTTPStatus = HTTPStatus.OK) -> None:
+        """The head of an answer, and all of its content or the beginning."""
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Security-Policy", self.server.policy)
-        for name, value in HEADERS.items():
+        for name, value in self.server.headers.items():
             self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(content)
 
 
 if __name__ == "__main__":

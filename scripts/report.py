@@ -10,11 +10,9 @@ run when it ends.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-# Run by path: nothing in scripts/ may shadow a dependency.
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in scripts/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin()

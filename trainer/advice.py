@@ -14,7 +14,6 @@ from common.paths import ROOT
 from common.settings import Settings, default_of
 from common.wording import counted
 from trainer.budget import laws
-from trainer.machine.measure import gigabytes, plain_advice
 from trainer.machine.ranks import Ranks
 from trainer.machine.settings import NONE
 from trainer.pretrain.settings import PretrainSettings
@@ -99,7 +98,6 @@ class SizeOfRun:
     """What decides which settings suit a pretraining run.
 
     tokens, update_tokens: that the run and an update train. micro_batches: of a rank in the whole run. T: positions of a row.
-    memory, free: bytes that a micro-batch needs, about, and that are free; None: not known.
     """
 
     parameters: int
@@ -110,8 +108,6 @@ class SizeOfRun:
     ranks: Ranks
     device_type: str
     has_validation: bool = True
-    memory: float = 0.0
-    free: float | None = None
 
 
 def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
@@ -138,12 +134,6 @@ def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]
     if settings.warmup_iters >= run.micro_batches:
         length = counted(run.micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if run.free is not None and run.memory > run.free:
-        shorter = plain_advice(settings, "a smaller --max_seq_len or model")
-        lines.append(
-            f"warning: such micro-batches need about {gigabytes(run.memory)}, and {gigabytes(run.free)} are free on "
-            f"{run.device_type}: if memory runs out, {shorter}"
-        )
     if run.tokens < WORTH_A_NOTICE:
         return lines
     is_small = 0 < settings.batch_size * run.T < ENOUGH_POSITIONS and settings.accumulation_steps > 1

@@ -103,8 +103,7 @@ class RunSettings(Protocol):
 @dataclass(frozen=True)
 class Surroundings:
     """The process that a run lives in. command: the one that started it, for the report. notices: lines on the processes,
-    to be said before the first update. available_memory: bytes that could be had on the device before a plan of --budget was
-    measured in this process; None without such a plan, or where the system does not tell.
+    to be said before the first update.
     """
 
     ranks: Ranks
@@ -112,7 +111,6 @@ class Surroundings:
     signals: StopSignals
     command: str = ""
     notices: Sequence[str] = ()
-    available_memory: int | None = None
 
 
 @dataclass

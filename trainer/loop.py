@@ -147,7 +147,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
     def run(self) -> int:
         """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code.
 
-        Errors: OutOfMemory, in one line, where an allocation failed on this rank.
+        Errors: UserError, in one line, where an allocation failed on this rank.
         """
 
         def advice_on_memory() -> str:

@@ -101,13 +101,9 @@ def sample(
     as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
     """
     # The types of transformers know no model that is defined elsewhere.
-    model = cast(Any, as_saved)
-    device = torch.device("cpu")
-    precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if as_saved is None:
-        model = cast(Any, engine.model)
-        device = engine.device
-        precision = engine.autocast()
+    model = cast(Any, as_saved or engine.model)
+    device = torch.device("cpu") if as_saved else engine.device
+    precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext() if as_saved else engine.autocast()
     positions = model.config.max_position_embeddings
 
     def new_tokens(length: int) -> int:

@@ -39,6 +39,8 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 BPE, WORDPIECE = "bpe", "wordpiece"
+# In a class __doc__ would be its own.
+DESCRIPTION = __doc__ or ""
 
 
 @dataclass(kw_only=True)
@@ -118,7 +120,7 @@ class TokenizerSettings(VocabularySettings, SampleSettings):
     """All settings of train_tokenizer.py; --help shows the groups from the last to the first."""
 
     prog: ClassVar[str] = "train_tokenizer.py"
-    description: ClassVar[str] = __doc__ or ""
+    description: ClassVar[str] = DESCRIPTION
 
 
 def main(argv: Sequence[str] | None = None) -> int:

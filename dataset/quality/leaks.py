@@ -54,8 +54,8 @@ def leak_notices(corpus: Corpus) -> list[str]:
     store = corpus.store
     offsets = np.asarray(store.offsets[:])
     is_held_out = np.zeros(len(store), bool)
-    if corpus.kept_back is not None:
-        is_held_out[corpus.kept_back] = True
+    if corpus.val_store is store:
+        is_held_out[corpus.val_documents] = True
     # Some chunks of the tokens of all sources, evenly spread.
     n_tokens = len(store.tokens)
     n_chunks = math.ceil(n_tokens / CHUNK)

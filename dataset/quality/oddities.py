@@ -4,8 +4,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 # Control characters other than tab, line feed and carriage return, and the sign for what could not be decoded.
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
@@ -47,14 +46,6 @@ SPECIAL_TOKENS = "special tokens spelt out"
 VERY_LONG = "very long"
 
 
-@dataclass(frozen=True)
-class Oddity:
-    """A kind of fault, and where in the text it shows."""
-
-    kind: str
-    at: int = 0
-
-
 class OddityFinder:
     """Finds what is odd. special_tokens: as a text may spell them. row_tokens: of a row of training."""
 
@@ -64,9 +55,8 @@ class OddityFinder:
         self.special = re.compile("|".join(spelt) or r"[^\s\S]")
         self.long_from = LONG_ROWS * row_tokens
 
-    def oddities_of(self, body: str, tokens: int) -> list[Oddity]:
-        """body: the text without BOS and EOS. tokens: of the document."""
-        found = []
+    def oddities_of(self, body: str, tokens: int) -> Iterator[tuple[str, int]]:
+        """(kind, where in the text it shows). body: the text without BOS and EOS. tokens: of the document."""
         for kind, pattern in (
             (CONTROL_CHARACTERS, CONTROL),
             (UNBROKEN_RUN, UNBROKEN),
@@ -74,29 +64,28 @@ class OddityFinder:
         ):
             match = pattern.search(body)
             if match is not None:
-                found.append(Oddity(kind, match.start()))
+                yield kind, match.start()
         # Tags and entities begin with one of these, which most texts do not have.
         if "<" in body or "&" in body:
             first = MARKUP.search(body)
             length = sum(len(match.group()) for match in MARKUP.finditer(body))
             if first is not None and length >= MARKUP_SHARE * len(body):
-                found.append(Oddity(MOSTLY_MARKUP, first.start()))
+                yield MOSTLY_MARKUP, first.start()
         lines = [line for line in body.split("\n") if line.strip()]
         line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
         # The beginning of a text may say the same again and again without lines, too.
         beginning = body[:COMPRESSED_BYTES]
         raw = beginning.encode("utf-8", "surrogatepass")
         if count and count >= REPEATED_SHARE * len(lines):
-            found.append(Oddity(REPEATED_LINE, body.index(line)))
+            yield REPEATED_LINE, body.index(line)
         elif len(raw) >= COMPRESSED_FROM and len(zlib.compress(raw, 1)) < COMPRESSED_SHARE * len(raw):
-            found.append(Oddity(REPEATS_ITSELF))
+            yield REPEATS_ITSELF, 0
         characters = "".join(beginning.split())
         n_letters = sum(map(str.isalpha, characters))
         if len(characters) >= LETTERS_FROM and n_letters < LETTERS_SHARE * len(characters):
-            found.append(Oddity(FEW_LETTERS))
+            yield FEW_LETTERS, 0
         if tokens >= self.long_from:
-            found.append(Oddity(VERY_LONG))
-        return found
+            yield VERY_LONG, 0
 
 
 def language_of(text: str) -> str:

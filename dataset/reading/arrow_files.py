@@ -39,6 +39,11 @@ class TableReader:
         self.kind = path.suffix.lower()
         self.arrow = optional_package("pyarrow", f"to read {self.kind}")
         self.done = 0.0
+        # The type of bytes that a column of texts or bytes can be viewed as
+        self.bytes_type: dict[ArrowType, ArrowType] = {}
+        for text, raw in (("string", "binary"), ("large_string", "large_binary"), ("string_view", "binary_view")):
+            for name in (text, raw):
+                self.bytes_type[getattr(self.arrow, name)()] = getattr(self.arrow, raw)()
         # Whether a stream has ended without its end mark; known once all of it is read.
         self.cut_off = False
 
@@ -66,9 +71,8 @@ class TableReader:
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
         parquet = optional_package("pyarrow.parquet", "to read .parquet")
-        # Opened twice: the second opening names the column, and one that is not there would be a KeyError of pyarrow.
-        with parquet.ParquetFile(self.path) as file:
-            self._check_schema(file.schema_arrow)
+        # Before the file is opened with the column's name, of which one that is not there would be a KeyError of pyarrow.
+        self._check_schema(parquet.read_schema(self.path))
         # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
         options = {"read_dictionary": [self.text_field], "buffer_size": 1 << 20}
         with parquet.ParquetFile(self.path, **options) as file:
@@ -112,26 +116,13 @@ class TableReader:
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""
         check_column(self.text_field, schema.names, str(self.path))
-        types = self.arrow.types
         kind = schema.field(self.text_field).type
-        of_values = kind.value_type if types.is_dictionary(kind) else kind
-        if of_values != self.arrow.null() and self._bytes_type(of_values) is None:
+        of_values = kind.value_type if self.arrow.types.is_dictionary(kind) else kind
+        if of_values != self.arrow.null() and of_values not in self.bytes_type:
             raise DataError(
                 f"{self.path}: column {self.text_field!r} is of type {str(kind)[:80]}, not text "
                 "(--text_field names another one)"
             )
-
-    def _bytes_type(self, kind: ArrowType) -> ArrowType | None:
-        """The type of bytes that a type of texts or bytes can be viewed as; None for other types."""
-        arrow = self.arrow
-        for text, raw in (
-            (arrow.string(), arrow.binary()),
-            (arrow.large_string(), arrow.large_binary()),
-            (arrow.string_view(), arrow.binary_view()),
-        ):
-            if kind in (text, raw):
-                return raw
-        return None
 
     # Two things make a text column dangerous. A dictionary of one long text and a million indices stands for a million
     # times the memory of the file, so a text is made for one row at a time and never for a whole column. And pyarrow
@@ -143,7 +134,7 @@ class TableReader:
         is_dictionary = self.arrow.types.is_dictionary(column.type)
         values = column.dictionary if is_dictionary else column
         if values.type != self.arrow.null():
-            values = values.view(self._bytes_type(values.type))
+            values = values.view(self.bytes_type[values.type])
         values.validate(full=True)
         if not is_dictionary:
             for i in range(len(values)):

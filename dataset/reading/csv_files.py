@@ -7,33 +7,8 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.faults import BadLine, Item, check_column, item_of, text_of
+from dataset.reading.faults import BadLine, Item, check_column, items_of, text_of
 from dataset.reading.streams import BOM, LineReader, Stream
-
-
-def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Item]:
-    """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
-
-    Errors: DataError for a file without a header that has the column.
-    """
-    names: list[str] = []
-    for line, row in _rows(stream, delimiter):
-        if not names and isinstance(row, tuple):
-            raise DataError(f"{path}:{line}: {row[1]}")
-        if isinstance(row, tuple):
-            yield line, row
-        elif not names:
-            names = row
-            check_column(text_field, names, f"{path}:{line}")
-        elif len(row) != len(names):
-            # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
-            yield line, ("wrong number of fields", f"{len(row)} fields where the header has {len(names)}")
-        else:
-            # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
-            raw = row[names.index(text_field)].encode("utf-8", "surrogateescape")
-            item = item_of(line, raw, text_of)
-            if item is not None:
-                yield item
 
 
 # Who pulls whom: `next` asks the csv module for a row, and the module asks `lines_of_row` for as many lines as the row
@@ -45,13 +20,17 @@ def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iter
 #    counts what one row has taken, and `lines_of_row` raises BadLine in the middle of the module's own loop.
 # 3. How to go on after a fault. A generator that has raised is finished, and the module keeps half a row. Both are made
 #    anew; the LineReader stays, so the next row begins after the last line that was read.
-def _rows(stream: Stream, delimiter: str) -> Iterator[tuple[int, list[str] | tuple[str, str]]]:
-    """(line where it begins, fields or (kind, reason) of a fault) of each row that is not blank."""
+def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Item]:
+    """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
+
+    Errors: DataError for a file without a header that has the column.
+    """
     lines = LineReader(stream, most=faults.MAX_CSV_ROW_BYTES)
     # A field has fewer characters than bytes: the bound on a row is met first.
     csv.field_size_limit(faults.MAX_CSV_ROW_BYTES)
+    # of the header
+    names: list[str] = []
     row_bytes = 0
-    has_header = False
     ended = False
 
     def lines_of_row() -> Iterator[str]:
@@ -60,7 +39,7 @@ def _rows(stream: Stream, delimiter: str) -> Iterator[tuple[int, list[str] | tup
             row_bytes += len(line or b"")
             if line is None or row_bytes > faults.MAX_CSV_ROW_BYTES:
                 raise BadLine(*faults.too_long("row", faults.MAX_CSV_ROW_BYTES))
-            if not has_header:
+            if not names:
                 # Before the module sees it: a quote is one only at the very beginning of a field.
                 line = line.removeprefix(BOM)
             # A column that is not the text's may hold any bytes: only the text is checked, once its row is known.
@@ -73,22 +52,32 @@ def _rows(stream: Stream, delimiter: str) -> Iterator[tuple[int, list[str] | tup
         reader = reader or csv.reader(lines_of_row(), delimiter=delimiter, strict=True)
         row_bytes = 0
         first_line = lines.number + 1
+        row: list[str] | None = None
+        fault: tuple[str, str] | None = None
         try:
             row = next(reader, None)
         except BadLine as bad:
-            reader = None
-            yield first_line, bad.args
+            fault = bad.args
         except csv.Error as error:
-            reader = None
             fault = ("not CSV", f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled")
             if ended:
                 # The module asked for one more line and there was none: it stood within quotes.
                 fault = ("cut line", "the file ends within a quoted field")
+        if fault is not None:
+            if not names:
+                raise DataError(f"{path}:{first_line}: {fault[1]}")
+            reader = None
             yield first_line, fault
+        elif not row:
+            # The module gives a blank line as an empty row; a long run of them is passed by the buffer.
+            lines.skip_blank_lines()
+        elif not names:
+            names = row
+            check_column(text_field, names, f"{path}:{first_line}")
+        elif len(row) != len(names):
+            # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
+            yield first_line, ("wrong number of fields", f"{len(row)} fields where the header has {len(names)}")
         else:
-            if row:
-                has_header = True
-                yield first_line, row
-            else:
-                # The module gives a blank line as an empty row; a long run of them is passed by the buffer.
-                lines.skip_blank_lines()
+            # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
+            raw = row[names.index(text_field)].encode("utf-8", "surrogateescape")
+            yield from items_of(first_line, raw, text_of)

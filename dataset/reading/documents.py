@@ -18,7 +18,7 @@ from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import TableReader
 from dataset.reading.csv_files import read_csv
-from dataset.reading.faults import BadLines, Fault, Item, item_of, pass_over, refuse_utf16, text_of
+from dataset.reading.faults import BadLines, Fault, Item, items_of, pass_over, refuse_utf16, text_of
 from dataset.reading.file_kinds import UNCOMPRESSED, find_files, kind_of
 from dataset.reading.json_files import read_json, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, compression_of, open_stream
@@ -51,9 +51,9 @@ class Block:
     """Some documents of a file, small enough to be held and handed to another process, which reads the lines."""
 
     path: Path
-    # whole lines of a .jsonl, or the text of a file
+    # whole lines of a .jsonl
     raw: bytes = b""
-    # documents and faults that are read already: those behind `raw`, of files without lines all. Lines count from the first of `raw`.
+    # documents and faults that are read already: those behind `raw`, of other files all. Lines count from the first of `raw`.
     items: list[Item] = field(default_factory=list)
     # of the file, before the block
     lines_before: int = 0
@@ -62,12 +62,9 @@ class Block:
 
     def documents(self, text_field: str) -> Iterator[Item]:
         """Yields (line from 1 in the block, text or (kind, reason) of a fault); not blank lines and empty texts."""
-        is_text = kind_of(self.path).is_text
-        convert = _text_of_file if is_text else partial(text_of_line, text_field=text_field)
-        for number, line in enumerate([self.raw] if is_text else io.BytesIO(self.raw), 1):
-            item = item_of(number, line, convert)
-            if item is not None:
-                yield item
+        convert = partial(text_of_line, text_field=text_field)
+        for number, line in enumerate(io.BytesIO(self.raw), 1):
+            yield from items_of(number, line, convert)
         yield from self.items
 
 
@@ -85,14 +82,12 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
         refuse_utf16(stream.peek(64)[:64], path)
         if kind.suffix == ".jsonl":
             yield from _line_blocks(path, stream, file, block_bytes)
-        elif kind.is_text and not split_text:
-            raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
-            is_too_long = len(raw) > faults.MAX_DOCUMENT_BYTES
-            fault: list[Item] = [(1, faults.too_long("text file"))] if is_too_long else []
-            yield Block(path, b"" if is_too_long else raw, fault, source_bytes=size)
+            return
+        if not kind.is_text:
+            items = TABLE_READERS[kind.suffix](stream, str(path), text_field)
         else:
-            items = _paragraphs(stream) if kind.is_text else TABLE_READERS[kind.suffix](stream, str(path), text_field)
-            yield from _item_blocks(path, items, file.tell, block_bytes)
+            items = _paragraphs(stream) if split_text else _whole_text(stream)
+        yield from _item_blocks(path, items, file.tell, block_bytes)
 
 
 # The formats of file_kinds.TABLES: (decompressed stream, path for error lines, text field) -> its Items, one after the
@@ -102,6 +97,15 @@ TABLE_READERS: dict[str, Callable[[Stream, str, str], Iterator[Item]]] = {
     ".csv": partial(read_csv, delimiter=","),
     ".tsv": partial(read_csv, delimiter="\t"),
 }
+
+
+def _whole_text(stream: Stream) -> Iterator[Item]:
+    """The text of a file, or its fault."""
+    raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
+    if len(raw) > faults.MAX_DOCUMENT_BYTES:
+        yield 1, faults.too_long("text file")
+    else:
+        yield from items_of(1, raw, _text_of_file)
 
 
 def _paragraphs(stream: Stream) -> Iterator[Item]:
@@ -118,15 +122,14 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
                 text.clear()
             else:
                 text += cast(bytes, line)
+            continue
+        if is_too_long:
+            yield first, faults.too_long("text between blank lines")
         elif first:
-            item = item_of(first, bytes(text), _text_of_file)
-            if is_too_long:
-                item = (first, faults.too_long("text between blank lines"))
-            if item is not None:
-                yield item
-            text.clear()
-            first = 0
-            is_too_long = False
+            yield from items_of(first, bytes(text), _text_of_file)
+        text.clear()
+        first = 0
+        is_too_long = False
 
 
 def _text_of_file(raw: bytes) -> str:

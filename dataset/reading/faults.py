@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,15 @@ class BadLine(Exception):
     """What a reader raises on a line that is no document. Arguments: kind, reason."""
 
 
-def item_of(line: int, raw: bytes, convert: Callable[[bytes], str | None]) -> Item | None:
-    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; None for an empty text."""
+def items_of(line: int, raw: bytes, convert: Callable[[bytes], str | None]) -> Iterator[Item]:
+    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; nothing for an empty text."""
     try:
         text = convert(raw)
     except BadLine as bad:
-        return line, bad.args
-    return (line, text) if text else None
+        yield line, bad.args
+    else:
+        if text:
+            yield line, text
 
 
 def too_long(what: str, most: int | None = None) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from functools import partial
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.conversations import CONVERSATION, text_of_conversation
-from dataset.reading.faults import BadLine, Item, item_of, not_utf8
+from dataset.reading.faults import BadLine, Item, items_of, not_utf8
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
@@ -181,9 +181,7 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
                     break
                 data = data[at:] + more
                 at = 0
-            item = item_of(line, data[at:end_of], partial(text_of_line, text_field=text_field))
-            if item is not None:
-                yield item
+            yield from items_of(line, data[at:end_of], partial(text_of_line, text_field=text_field))
             line += data.count(b"\n", at, end_of)
             at = end_of
             before = before and "value"

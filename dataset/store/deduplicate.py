@@ -11,9 +11,10 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -53,8 +54,63 @@ def open_sources(
     whole = [open_or_build(paths, encoder, **options) for paths in groups]
     if deduplicate == OFF:
         return whole
-    sources = Sources(whole, groups, encoder, deduplicate, options)
-    return [sources.open(i) for i in range(len(whole))]
+    shown = options.get("progress", True)
+    cache_dir = options.get("cache_dir")
+    files = [files_of(paths, options.get("text_suffixes"), cache_dir) for paths in groups]
+    places = [places_of(paths[0], of_group[0], cache_dir) for paths, of_group in zip(groups, files, strict=True)]
+
+    @cache
+    def copies() -> Copies:
+        """Of the documents of all sources, numbered through. Looked for once, and where a store is made alone."""
+        exact = exact_copies(np.concatenate([store.doc_hash[:] for store in whole]))
+        if deduplicate == EXACT:
+            return exact
+        begin = time.monotonic()
+        if shown:
+            announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
+        texts = chain.from_iterable(
+            (text for _, _, text in stored_texts(store, of_group, encoder, options.get("text_field", "text")))
+            for store, of_group in zip(whole, files, strict=True)
+        )
+        found = near_copies(enumerate(texts), exact, first_writable(places[0]))
+        if shown:
+            announce(f"found {counted(found.near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
+        return found
+
+    stores = []
+    end = 0
+    for i, store in enumerate(whole):
+        # A source loses what those before it have, so it depends on them too.
+        keys = [earlier.fingerprint for earlier in whole[: i + 1]]
+        version = version_of_near() if deduplicate == NEAR else []
+        key = hashlib.sha256(json.dumps([VERSION, deduplicate, version, keys]).encode()).hexdigest()
+        name = f"{store.source_name}-{deduplicate}-{key[:16]}"
+        mine = slice(end, end + len(store))
+        end = mine.stop
+
+        def make(
+            folder: Path, store: TokenStore = store, file: Path = files[i][0], mine: slice = mine, key: str = key
+        ) -> TokenStore:
+            # Damage that went along into the new store would get a digest that holds.
+            DigestCheck([store]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
+            stays = copies().of[mine] == NONE
+            if not stays.any():
+                raise DataError(
+                    f"{file}: all {counted(len(store), 'document')} are copies of documents in the sources before it: leave it "
+                    "out, or name it first"
+                )
+            exact = int(copies().is_exact[mine].sum())
+            left_out = {"documents": len(store), EXACT: exact}
+            if deduplicate == NEAR:
+                left_out[NEAR] = int((~stays).sum()) - exact
+            with StoreWriter(folder) as writer:
+                writer.bad_lines = store.bad_lines
+                for block in _blocks(store, stays):
+                    writer.add(block)
+                return writer.commit({**store.meta, "key": key, "left_out": left_out})
+
+        stores.append(open_or_make(places[i], name, key, make, progress=shown))
+    return stores
 
 
 def check_library(method: str) -> None:
@@ -79,83 +135,6 @@ def notice_of(store: TokenStore) -> str | None:
     )
 
 
-class Sources:
-    """The sources of a run, and which of their documents are copies."""
-
-    def __init__(
-        self,
-        whole: Sequence[TokenStore],
-        groups: list[list[str]],
-        encoder: DocumentEncoder,
-        method: str,
-        options: StoreOptions,
-    ) -> None:
-        self.whole = whole
-        self.encoder = encoder
-        self.method = method
-        self.text_field = options.get("text_field", "text")
-        self.shown = options.get("progress", True)
-        cache_dir = options.get("cache_dir")
-        self.files = [files_of(paths, options.get("text_suffixes"), cache_dir) for paths in groups]
-        self.places = []
-        for paths, files in zip(groups, self.files, strict=True):
-            self.places.append(places_of(paths[0], files[0], cache_dir))
-        # Documents before each source.
-        self.bounds = np.cumsum([0] + [len(store) for store in whole])
-
-    def open(self, i: int) -> TokenStore:
-        """The store of source i without copies."""
-        # A source loses what those before it have, so it depends on them too.
-        keys = [store.fingerprint for store in self.whole[: i + 1]]
-        version = version_of_near() if self.method == NEAR else []
-        key = hashlib.sha256(json.dumps([VERSION, self.method, version, keys]).encode()).hexdigest()
-        name = f"{self.whole[i].source_name}-{self.method}-{key[:16]}"
-        return open_or_make(self.places[i], name, key, lambda folder: self._build(i, key, folder), progress=self.shown)
-
-    def _build(self, i: int, key: str, folder: Path) -> TokenStore:
-        whole = self.whole[i]
-        # Damage that went along into the new store would get a digest that holds.
-        DigestCheck([whole]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
-        copies = self.copies
-        mine = slice(self.bounds[i], self.bounds[i + 1])
-        stays = copies.of[mine] == NONE
-        if not stays.any():
-            raise DataError(
-                f"{self.files[i][0]}: all {counted(len(whole), 'document')} are copies of documents in the sources before it: "
-                "leave it out, or name it first"
-            )
-        exact = int(copies.is_exact[mine].sum())
-        left_out = {"documents": len(whole), EXACT: exact}
-        if self.method == NEAR:
-            left_out[NEAR] = int((~stays).sum()) - exact
-        with StoreWriter(folder) as writer:
-            writer.bad_lines = whole.bad_lines
-            for block in _blocks(whole, stays):
-                writer.add(block)
-            return writer.commit({**whole.meta, "key": key, "left_out": left_out})
-
-    @cached_property
-    def copies(self) -> Copies:
-        """Of the documents of all sources, numbered through."""
-        exact = exact_copies(np.concatenate([store.doc_hash[:] for store in self.whole]))
-        if self.method == EXACT:
-            return exact
-        begin = time.monotonic()
-        if self.shown:
-            announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
-        found = near_copies(self._texts(), exact, first_writable(self.places[0]))
-        if self.shown:
-            announce(f"found {counted(found.near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
-        return found
-
-    def _texts(self) -> Iterator[tuple[int, str]]:
-        """(number among all sources, text) of each document."""
-        for i, store in enumerate(self.whole):
-            for stored in stored_texts(store, self.files[i], self.encoder, self.text_field):
-                text = said_in(stored.text) if self.text_field == CONVERSATION else stored.text
-                yield int(self.bounds[i]) + stored.number, text
-
-
 def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
     """The documents that stay, in pieces of about BLOCK_TOKENS tokens. stays: bool [documents]."""
     lo = 0
@@ -176,22 +155,11 @@ def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
         lo = hi
 
 
-class StoredText(NamedTuple):
-    """The text of a document, and where it stands."""
-
-    # Of the document in its store.
-    number: int
-    # Of its file among those of the store.
-    file: int
-    # From 1; a row of a table likewise.
-    line: int
-    text: str
-
-
 def stored_texts(
     store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str
-) -> Iterator[StoredText]:
-    """The texts of all documents of a store, in their order. files: those that the store was made of.
+) -> Iterator[tuple[int, int, str]]:
+    """(number of its file, its line from 1 or row of a table, its text) of each document of a store, in their order. Of a
+    conversation the text is what is said. files: those that the store was made of.
 
     A text without a document is passed over: some are too long for the tokenizer, and of some it makes no token. They
     are told by the hashes that the store has of its texts.
@@ -202,7 +170,7 @@ def stored_texts(
         # What is wrong with a line was told when the store was made, or was to be skipped.
         for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
             if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
-                yield StoredText(number, file, line, text)
+                yield file, line, said_in(text) if text_field == CONVERSATION else text
                 number += 1
     if number != len(store):
         raise DataError(f"{files[0].parent}: the data has changed since it was tokenised; start again")

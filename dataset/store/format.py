@@ -74,11 +74,6 @@ class TokenStore:
         # A worker process maps the files itself.
         return TokenStore, (self.folder,)
 
-    @property
-    def total_text_bytes(self) -> int:
-        """UTF-8 bytes of all texts."""
-        return int(self.text_bytes.sum(dtype=np.int64))
-
     def _map(self, name: str, dtype: str, count: int) -> Ints:
         """The numbers of a file, in memory as far as they are read. Errors: DamagedStore."""
         path = self.folder / name
@@ -158,11 +153,6 @@ class ConcatStore:
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
-
-    @property
-    def total_text_bytes(self) -> int:
-        """UTF-8 bytes of all texts."""
-        return sum(store.total_text_bytes for store in self.stores)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A store knows how it gets to a worker process without its arrays.

@@ -28,54 +28,46 @@ WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 COVERED = 0.9995
 
 
-def load_wordpiece(
-    path: str | Path, lower_case: bool = True, named_by: str = "--vocab_path "
-) -> "PreTrainedTokenizerBase":
+def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    named_by: stands before the path in an error. Errors: ValueError where there is none, where a special token is missing,
-    where ids have gaps, or where the standard vocabulary's stand at other ids than usual (a file that was sorted, or begins
-    with another line).
+    Errors: ValueError where there is none, where a special token is missing, where ids have gaps, or where the standard
+    vocabulary's stand at other ids than usual (a file that was sorted, or begins with another line).
     """
     path = Path(path)
     tokenizer: PreTrainedTokenizerBase
-    if path.is_dir():
-        try:
-            tokenizer = load_tokenizer(path)
-        except ValueError as error:
-            raise ValueError(f"{named_by}{error}") from None
-    else:
-        tokenizer = wordpiece(_read_vocab_file(path, named_by), lower_case)
+    tokenizer = load_tokenizer(path) if path.is_dir() else wordpiece(_read_vocab_file(path), lower_case)
     highest = max(tokenizer.get_vocab().values())
     # Networks have an embedding for each id below the number of entries.
     if highest >= len(tokenizer):
         raise ValueError(
-            f"{named_by}{path}: the ids of this tokenizer have gaps (a line that stands there twice?): the highest of {len(tokenizer):,} is {highest:,}"
+            f"{path}: the ids of this tokenizer have gaps (a line that stands there twice?): the highest of {len(tokenizer):,} is "
+            f"{highest:,}"
         )
     for name, standard_id in STANDARD_IDS.items():
         token_id = getattr(tokenizer, f"{name}_token_id")
         if token_id is None:
-            raise ValueError(f"{named_by}{path}: this tokenizer has no {name} token, which ELECTRA needs")
+            raise ValueError(f"{path}: this tokenizer has no {name} token, which ELECTRA needs")
         if len(tokenizer) == STANDARD_SIZE and token_id != standard_id:
             raise ValueError(
-                f"{named_by}{path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
+                f"{path}: {name} is id {token_id}, in the standard vocabulary of this size it is "
                 f"{standard_id}: the lines of the file are not in their order"
             )
     return tokenizer
 
 
-def _read_vocab_file(path: Path, named_by: str) -> list[str]:
+def _read_vocab_file(path: Path) -> list[str]:
     """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
     if not path.is_file():
-        raise ValueError(f"{named_by}{path}: no such vocab.txt and no such tokenizer folder")
+        raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
-        raise ValueError(f"{named_by}{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
+        raise ValueError(f"{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
     for token in WORDPIECE_TOKENS:
         if token not in lines:
-            raise ValueError(f"{named_by}{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+            raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face: read from a folder, and fast on a CPU.
+"""Encoders of Hugging Face, fast on a CPU.
 
 torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
 Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
@@ -10,19 +10,13 @@ is slowest, and dropout is torch's own. On other devices attention and dropout a
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-
-from common.errors import UserError
-from common.files import read_object
-from common.packages import loader_reason, refuse_foreign_attention
-from model.hf_format import CONFIG, refuse_layers
 
 # The name under which transformers knows `attention`.
 QUICK_ON_CPU = "quick_on_cpu"
@@ -135,39 +129,3 @@ def compile_layers(network: Any) -> None:
     for name, module in network.named_modules():
         if re.search(r"\.layers?\.\d+$", name):
             module.compile()
-
-
-# ----------------------------------------------------------------------------------- folders of save_pretrained
-
-
-def load_config(what: str, folder: Path) -> Any:
-    """The config of a folder. `what` names it in errors: UserError."""
-    try:
-        refuse_layers(read_object(folder / CONFIG))
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
-    refuse_foreign_attention(config, what)
-    return config
-
-
-def load_network(what: str, folder: Path, kind: Any, config: Any) -> tuple[Any, set[str]]:
-    """(the network of a folder in fp32, names of its weights that are not in there or have another shape: they are random).
-
-    kind: an Auto class of transformers. config: of load_config, perhaps changed. Errors: UserError.
-    """
-    try:
-        network, faults = kind.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except Exception as error:
-        # Each loader raises its own kinds.
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    return network, {*faults["missing_keys"], *(key for key, *_ in faults["mismatched_keys"])}

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from common.errors import UserError
-from model.electra.encoders import compile_layers, load_config, load_network, quicken_attention, ready_mask
+from model.electra.encoders import compile_layers, quicken_attention, ready_mask
+from model.hf_format import load_config, load_network
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")
@@ -168,13 +169,9 @@ class ElectraPretrainer(torch.nn.Module):
         for name, kind in zip(NETWORKS, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
             place = f"{what}: {folder / name}"
             config = load_config(place, folder / name)
-            if config.model_type != "electra":
-                raise UserError(
-                    f"{place}: a {config.model_type} model, and an ELECTRA as train_electra.py leaves it is wanted"
-                )
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-            network, missing = load_network(place, folder / name, kind, config)
-            if missing:
+            network, faults = load_network(place, folder / name, kind, config)
+            if missing := faults["missing_keys"] + faults["mismatched_keys"]:
                 # A fine-tuned encoder has lost the head of its pretraining.
                 raise UserError(
                     f"{place}: {len(missing)} weights of an {kind.__name__} are not in there, {min(missing)}"

@@ -66,21 +66,20 @@ ANNEAL = [
 ]
 MIXTURES = [
     (["a:0.7..0.2", "b:0.3..0.8"], (12_000, 9_000)),
-    (["a:70..20", "b:30..80:x3"], (12_000, 3_000)),
     (["a:0.5..0.2", "b:0.3..0.3", "c:0.2..0.5:x2"], (9_000, 6_000, 4_000)),
     (ANNEAL, (15_000, 2_000)),
 ]
 
 
 @pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("arguments, counts", MIXTURES)
+@pytest.mark.parametrize("arguments, counts", [*MIXTURES, (["a:0.7", "b:0.3"], (12_000, 9_000))])
 def test_each_tenth_of_a_run_has_the_shares_of_the_schedule(arguments, counts, pack):
     """Shares are of trained tokens, also where the rows of a source are emptier than those of another."""
     lengths = random_lengths(1, counts)
     lengths[0] = [max(2, n // 3) for n in lengths[0]]
     for n_rows in (0, 60 * 64):
         planned = mixture(arguments, lengths, n_rows=n_rows, pack=pack)
-        assert worst_share(planned) < 0.01
+        assert worst_share(planned) < 0.01 and (planned.is_of_run or worst_share(planned, epoch=2) < 0.01)
         # And nowhere has a source got ahead by more than a row or so.
         for end in np.linspace(1, planned.plan(0).n_rows, 40).astype(int).tolist():
             progress = planned.plan(0).row_targets(0, end) / planned.plan(0).row_targets(0, planned.plan(0).n_rows)
@@ -246,18 +245,3 @@ def test_an_epoch_of_fixed_shares_draws_what_a_walk_round_each_source_meets(monk
             expected = naive_draw(order, [counts[number] for number in order], quota, epoch)
             first, end = fixed.store.bounds[i : i + 2]
             assert sorted(drawn[(drawn >= first) & (drawn < end)] - first) == expected
-
-
-@pytest.mark.parametrize("pack", [True, False])
-@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.05, 0.95)])
-def test_fixed_shares_hold_in_each_part_of_each_epoch(weights, pack):
-    """Short documents have a first token that none predicts: a share counts targets."""
-    lengths = [*random_lengths(8, (20_000,), 3, 6), *random_lengths(9, (600,), 200, 400)]
-    arguments = [f"a:{weights[0]}", f"b:{weights[1]}"]
-    for epoch in range(3):
-        planned = mixture(arguments, lengths, pack=pack)
-        assert worst_share(planned, epoch) < 0.01
-        first, again = planned.plan(epoch), mixture(arguments, lengths, pack=pack).plan(epoch)
-        assert all(
-            (one == other).all() for one, other in zip(first.recipe([0, 5])[:3], again.recipe([0, 5])[:3], strict=True)
-        )

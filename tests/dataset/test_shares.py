@@ -16,15 +16,12 @@ HALVES = "  - {path: a, share: 1}\n  - {path: b, share: 1}\n"
     "argument, path, shares, repeat",
     [
         ("a.jsonl", "a.jsonl", None, 1),
-        ("a.jsonl:0.7", "a.jsonl", [0.7], 1),
         ("a.jsonl:0.7..0.2", "a.jsonl", [0.7, 0.2], 1),
-        ("a.jsonl:0..1", "a.jsonl", [0, 1], 1),
         ("a.jsonl:1...5", "a.jsonl", [1, 0.5], 1),
         ("a.jsonl:0.3:x4", "a.jsonl", [0.3], 4),
         ("a.jsonl:0.3..0.8:x2.5", "a.jsonl", [0.3, 0.8], 2.5),
         (r"C:\texts\a.jsonl", r"C:\texts\a.jsonl", None, 1),
         (r"C:\texts\a.jsonl:0.7..0.2:x3", r"C:\texts\a.jsonl", [0.7, 0.2], 3),
-        ("../texts:0.5", "../texts", [0.5], 1),
         ("odd:name:7", "odd:name", [7], 1),
     ],
 )
@@ -41,9 +38,8 @@ def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, re
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
         (["/tmp:x4"], "--data_path /tmp:x4: 'x4' is no share; as in /tmp:0.7"),
         (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000 times, not 0"),
-        (["a:0..0", "b:1..1"], "the share is 0 from begin to end"),
-        (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, not -1"),
         (["a:0", "b:1"], "--data_path a:0: the share is 0 from begin to end"),
+        (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, not -1"),
     ],
 )
 def test_contradictions_on_the_command_line_are_one_line(arguments, why):
@@ -53,13 +49,11 @@ def test_contradictions_on_the_command_line_are_one_line(arguments, why):
 
 
 COURSES = [
-    [(0, 0.7), (1, 0.2)],
     [(0, 0.0), (1, 1.0)],
-    [(0, 1.0), (1, 0.0)],
     [(0.3, 0.5)],
     [(0, 0.8), (0.9, 0.8), (0.9, 0.2), (1, 0.2)],
     [(0.1, 0.0), (0.5, 0.0), (0.5, 1.0), (0.6, 0.0)],
-    [(0, 0.25), (0.25, 1.0), (1, 0.125)],
+    [(0, 0.25), (0.25, 1.0), (1, 0.0)],
 ]
 
 
@@ -100,28 +94,18 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
 @pytest.mark.parametrize(
     "text, why",
     [
-        ("", "a list `sources:` is wanted"),
         ("sources: []", "a list `sources:` is wanted"),
         (f"sources:\n{HALVES}epochs: 3", "a list `sources:` is wanted and nothing else"),
-        ("sources: [a.jsonl]", "source 1: path, share and perhaps repeat are wanted"),
-        (
-            "sources: [{path: a, share: 1, repeats: 2}]",
-            "source 1: path, share and perhaps repeat are wanted, and nothing else",
-        ),
+        ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: path, share and perhaps repeat are wanted"),
         ("sources: [{path: [], share: 1}]", "path is a path, or a list of paths"),
         ("sources: [{path: a, share: much}]", "share is a number, or points"),
         ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "a is the only source"),
-        ("sources: [{path: a, share: 1e300}]", "a share is a number from 0 to 1e"),
+        ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
         ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from begin to end"),
         ("sources: [{path: a, share: [0.7, 0.2]}]", "share is a number, or points"),
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of points rises from 0 to 1; 0.2 does not"),
-        ("sources: [{path: a, share: [[0, 1], [1.5, 1]]}]", "the progress of points rises from 0 to 1; 1.5 does not"),
         ("sources: !!python/object/apply:os.system [touch]", "source 1: path, share and perhaps repeat are wanted"),
         ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000 times, not 0.5"),
-        (
-            "sources: [{path: a, share: [[0, 1], [1, 0]]}, {path: b, share: 1}]",
-            "shares sum to 2 at the beginning and to 1 at 1",
-        ),
         (
             "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",
             "shares sum to 3 at the beginning and to 4 at 0.5",

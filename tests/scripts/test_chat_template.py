@@ -55,17 +55,10 @@ def test_the_default_one_of_several_writes_a_conversation(weight, folder, capsys
     assert played(place).chat
 
 
-@pytest.mark.parametrize("template", [None, "", named(tool_use=OTHER, rag=FOREIGN), [], 5, named(default=5), {"a": 1}])
+@pytest.mark.parametrize("template", [None, "", named(tool_use=OTHER, rag=FOREIGN), 5])
 def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, folder, template):
     place = folder(template)
     with pytest.raises(UserError, match="has no chat template, or several of which none is called default") as error:
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
     assert not played(place).chat
-
-
-@pytest.mark.slow
-def test_a_template_in_a_file_of_its_own_is_taken(weight, folder):
-    place = folder(None)
-    (place / "chat_template.jinja").write_text(FOREIGN)
-    assert chat(weight, place) == 0

@@ -129,33 +129,18 @@ def test_a_text_that_is_too_long_to_encode_is_a_bad_line(weight, tmp_path, capsy
 
 def test_an_export_gets_the_same_scores(weight, tmp_path):
     """Reference: the .pth. The folder is a LlamaForCausalLM of transformers."""
-    generator = random.Random(3)
-    pairs = [{"sentence_good": sentence(generator), "sentence_bad": sentence(generator) + "."} for _ in range(12)]
-    data = jsonl(tmp_path / "pairs.jsonl", pairs)
     export_hf.export(weight, tmp_path / "hf")
     assert not isinstance(load_model(tmp_path / "hf"), MiniMindForCausalLM)
     rows = [Row([1, *range(first, first + 20)], 1) for first in (5, 300, 2000)]
-    scores = []
-    for source in (weight, tmp_path / "hf"):
-        scores.append(Scorer(load_model(source), torch.float32, 64).score(rows))
-        assert run("pairs", source, data, tmp_path / "r")[0]["counts"] == {"pairs": 12}
-    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    ours, theirs = (Scorer(load_model(source), torch.float32, 64).score(rows) for source in (weight, tmp_path / "hf"))
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def test_answers_are_counted(tmp_path, capsys):
-    chats = jsonl(
-        tmp_path / "chats.jsonl",
-        [{"messages": [turn("user", asked), turn("assistant", said)]} for asked, said in PAIRS],
-    )
-    train(
-        data_path=chats,
-        out_dir=tmp_path,
-        hidden_size=32,
-        learning_rate=1e-2,
-        epochs=60,
-        batch_size=2,
-        accumulation_steps=1,
-    )
+    conversations = [{"messages": [turn("user", asked), turn("assistant", said)]} for asked, said in PAIRS]
+    chats = jsonl(tmp_path / "chats.jsonl", conversations)
+    learning = {"learning_rate": 1e-2, "epochs": 60, "batch_size": 2, "accumulation_steps": 1}
+    train(data_path=chats, out_dir=tmp_path, hidden_size=32, **learning)
     weight = tmp_path / "full_sft_32.pth"
     result, values = run("answers", weight, chats, tmp_path / "r")
     assert (result["counts"], values) == ({"questions": 2}, {"accuracy": 1.0})
@@ -203,13 +188,7 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "task, flags",
-    [
-        ("perplexity", ("--questions", "3")),
-        ("pairs", ("--stride", "4")),
-    ],
-)
+@pytest.mark.parametrize("task, flags", [("perplexity", ("--questions", "3")), ("pairs", ("--stride", "4"))])
 def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):
     data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
     with pytest.raises(UserError, match=f"{flags[0]} has no effect on {task}"):

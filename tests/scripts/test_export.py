@@ -10,34 +10,31 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from common.errors import UserError
-from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.vocabulary import vocabulary_digest
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.model_minimind import MiniMindConfig
 from model.weight_record import vocabulary_of
 from scripts import export_hf
 from scripts.common import load_model
-from tests.helpers import ROOT, SHARED, needs_shared, tiny_model
+from tests.chats import turn
+from tests.helpers import ROOT, tiny_model
 from trainer.saving.weights import save_weights
 
 SIZE = {"vocab_size": 6400, "num_key_value_heads": 2, "hidden_size": 32}
+EXPERTS = {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2}
 KINDS = {
     "llama": {},
     "qwen3": {"generation": "minimind3", "head_dim": 12},
     "qwen3_yarn": {"generation": "minimind3", "inference_rope_scaling": True},
-    "qwen3_moe": {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2},
-    "qwen3_moe_unnormalised": {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2}
-    | {"norm_topk_prob": False},
+    "qwen3_moe": EXPERTS,
+    "qwen3_moe_unnormalised": {**EXPERTS, "norm_topk_prob": False},
     "qwen2_moe": {"use_moe": True},
     "qwen2_moe_top1": {"use_moe": True, "num_experts_per_tok": 1, "n_shared_experts": 2, "moe_intermediate_size": 40},
     "qwen2_moe_unshared": {"use_moe": True, "n_shared_experts": 0, "norm_topk_prob": False},
     "untied": {"tie_word_embeddings": False},
 }
-CLASSES = {"llama": "LlamaForCausalLM", "untied": "LlamaForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-CLASSES |= {
-    "qwen3_moe_unnormalised": "Qwen3MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_yarn": "Qwen3ForCausalLM",
-}
+CLASSES = {"llama": "LlamaForCausalLM", "untied": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES |= {"qwen3_yarn": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+CLASSES |= {"qwen3_moe_unnormalised": "Qwen3MoeForCausalLM"}
 
 
 def write(folder, name="pretrain_32", **fields):
@@ -107,24 +104,16 @@ def test_the_model_card_tells_of_the_run(tmp_path):
     from tests.trainer.reporting.test_html_report import START
 
     weight = write(tmp_path)
-    lines = [
-        {"update": 10, "tokens": 1234567, "loss": 3.25},
-        {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
-    ]
+    lines = [{"update": 10, "tokens": 1234567, "loss": 3.25}]
+    lines += [{"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5}]
     settings = {"data_path": [str(tmp_path / "a.jsonl:0.7")], "out_dir": str(tmp_path), "optimizer": "muon", "seed": 42}
     lines.insert(0, {**START, "tokens": 0, "settings": settings})
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
     (tmp_path / "pretrain_32.metrics.jsonl").write_text(text)
     export_hf.export(weight, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
-    for part in (
-        "library_name: transformers",
-        "| updates | 20 |",
-        "| tokens | 1,234,567 |",
-        "3.5000",
-        "| `--data_path` | `a.jsonl:0.7` |",
-        "bitwise",
-    ):
+    parts = ("library_name: transformers", "| updates | 20 |", "| tokens | 1,234,567 |", "3.5000", "bitwise")
+    for part in (*parts, "| `--data_path` | `a.jsonl:0.7` |"):
         assert part in card
     assert str(tmp_path) not in card
 
@@ -139,7 +128,7 @@ def test_a_wide_weight_chooses_the_dtype(tmp_path):
     export_hf.export(tmp_path / "source", tmp_path / "hf")
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.float32}
     export_hf.export(tmp_path / "source", tmp_path / "hf", dtype="bfloat16", overwrite=True)
-    assert "bfloat16 itself moves" in (tmp_path / "hf" / "README.md").read_text()
+    assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
 
 
 def test_a_wrong_export_is_not_written(tmp_path, monkeypatch):
@@ -158,14 +147,8 @@ def test_a_wrong_export_is_not_written(tmp_path, monkeypatch):
 
 def test_a_llama_with_parts_that_minimind_lacks_is_refused(tmp_path):
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=6400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        attention_bias=True,
-    )
+    size = {"vocab_size": 6400, "hidden_size": 32, "intermediate_size": 48}
+    config = LlamaConfig(**size, num_hidden_layers=1, num_attention_heads=4, attention_bias=True)
     model = LlamaForCausalLM(config)
     model.model.layers[0].self_attn.q_proj.bias.data.fill_(1)
     model.save_pretrained(tmp_path / "llama")
@@ -184,8 +167,8 @@ def test_nothing_is_overwritten_unasked(tmp_path):
     weight = write(tmp_path)
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "notes.txt").write_text("mine")
-    for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)], []):
-        with pytest.raises(UserError, match="is no earlier export|is there already|name what to write"):
+    for arguments in (["--out_dir", str(tmp_path / "hf")], ["--to_pth", str(weight)]):
+        with pytest.raises(UserError, match="is no earlier export|is there already"):
             export_hf.main(["--weight", str(weight), *arguments])
     # What the way back writes beside the weights
     (tmp_path / "notes.json").write_text("mine")
@@ -205,29 +188,8 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
 
 
-@needs_shared
-@pytest.mark.parametrize("golden", ["minimind2_dense", "minimind2_moe", "minimind3_dense", "minimind3_moe"])
-def test_exports_of_the_public_models_give_the_public_logits(golden, tmp_path, monkeypatch):
-    """Reference: the logits of the public implementations."""
-    reference = torch.load(SHARED / "golden" / f"{golden}.pt", weights_only=True)
-    generation = golden.partition("_")[0]
-    config = MiniMindConfig(**reference["config"], generation=generation)
-    model = MiniMindForCausalLM(config)
-    model.load_state_dict(reference["state_dict"])
-    save_weights(model.state_dict(), config.to_dict(), tmp_path / golden)
-    if config.vocab_size < 6400:  # the texts to compare on need ids that such a vocabulary has
-        monkeypatch.setattr(DocumentEncoder, "prompt_ids", lambda _, text: [ord(c) % config.vocab_size for c in text])
-    export_hf.export(tmp_path / f"{golden}.pth", tmp_path / "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(reference["input_ids"]).logits, reference["logits"], atol=1e-4, rtol=0)
-
-
 # README_zh.md has the commands of README.md (tests/test_readme.py), and tests/test_commands.py parses those of all documents.
-LONGER = [pytest.param(document, marks=pytest.mark.slow) for document in ("docs/scripts.md", "README_zh.md")]
-
-
-@pytest.mark.parametrize("document", ["README.md", *LONGER])
+@pytest.mark.parametrize("document", ["README.md", pytest.param("docs/scripts.md", marks=pytest.mark.slow)])
 def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     """Every `python scripts/...` line, in its order, on a tiny model and tiny data."""
     pytest.importorskip("gguf")
@@ -238,16 +200,10 @@ def test_the_commands_of_the_documents_run(tmp_path, monkeypatch, document):
     for name in ("pretrain_256", "pretrain_512", "a_512", "b_512", "full_sft_256"):
         metrics_file(tmp_path / "out" / f"{name}.metrics.jsonl")
         write(tmp_path / "out", name)
-    data = {
-        "valid": {"text": "the cat sat"},
-        "chats": {
-            "conversations": [{"role": "user", "content": "cat?"}, {"role": "assistant", "content": "the cat sat"}]
-        },
-        "web/pages": {"text": "the cat sat on the mat"},
-        "books": {"text": "on the mat the cat sat"},
-        "my": {"text": "the cat sat on the mat"},
-        "pairs": {"sentence_good": "the cat sat", "sentence_bad": "cat the sat"},
-    }
+    text = {"text": "the cat sat on the mat"}
+    data = dict.fromkeys(("valid", "web/pages", "books", "my"), text)
+    data["chats"] = {"conversations": [turn("user", "cat?"), turn("assistant", "the cat sat")]}
+    data["pairs"] = {"sentence_good": "the cat sat", "sentence_bad": "cat the sat"}
     (tmp_path / "web").mkdir()
     for name, record in data.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")

@@ -6,15 +6,11 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from model.electra.encoders import load_config
+from model.hf_format import load_config
 from scripts import generate
 from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
@@ -27,13 +23,9 @@ from trainer.saving.weights import save_weights
 def folder(tmp_path):
     """A Llama with the repository's tokenizer."""
     write_public(tmp_path / "llama", "llama", vocab_size=6400)
-    add_tokenizer(tmp_path / "llama")
-    return tmp_path / "llama"
-
-
-def add_tokenizer(folder):
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(ROOT / "model" / name, folder)
+        shutil.copy(ROOT / "model" / name, tmp_path / "llama")
+    return tmp_path / "llama"
 
 
 def refused(folder, message):
@@ -47,20 +39,15 @@ def refused(folder, message):
 
 
 def write(folder, kind):
-    """A tiny model in a folder."""
+    """A tiny model in a folder. The fields of a GPT-2 have names of their own."""
     if kind == "minimind":
         tiny_model().save_pretrained(folder)
     elif kind == "gpt2":
-        gpt2().save_pretrained(folder)
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
+        GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
     else:
         write_public(folder, kind)
-
-
-def gpt2(**changes):
-    """Its fields have names of their own."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
-    return GPT2LMHeadModel(GPT2Config(**{**sizes, **changes})).eval()
 
 
 @pytest.mark.parametrize("kind", ["llama_tied", "qwen3_moe", "minimind", "gpt2"])
@@ -81,15 +68,12 @@ def test_what_the_weights_hold_is_loaded(tmp_path, kind):
         assert torch.equal(model(ids).logits, theirs(ids).logits)
 
 
-@pytest.mark.parametrize("content", ["{", "3"])
-def test_a_config_that_is_none(tmp_path, content):
-    write(tmp_path, "llama")
-    (tmp_path / "config.json").write_text(content)
-    refused(tmp_path, "no model can be loaded from there")
-
-
-def test_a_config_of_more_layers_than_any_model_has_builds_nothing(tmp_path):
+def test_a_config_that_is_none_or_of_more_layers_than_any_model_has_builds_nothing(tmp_path):
     write(tmp_path, "gpt2")
+    whole = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text("{")
+    refused(tmp_path, "no config can be loaded from there")
+    (tmp_path / "config.json").write_text(whole)
     change_config(tmp_path, n_layer=50_000_000)
     refused(tmp_path, "n_layer is more than 2,000")
     with pytest.raises(UserError, match="n_layer is more than 2,000"):
@@ -109,10 +93,10 @@ def answer(folder, capsys, *flags):
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
-def test_generation_settings_that_are_none(folder, content):
-    (folder / "generation_config.json").write_text(content, encoding="latin-1")
-    refused(folder, "generation_config.json: (not JSON|not a JSON object)")
+def test_generation_settings_that_are_none(folder):
+    for content in ("{", "[]", "[" * 100_000):
+        (folder / "generation_config.json").write_text(content)
+        refused(folder, "generation_config.json: (not JSON|not a JSON object)")
 
 
 @pytest.mark.parametrize("place", ["generation_config.json", "config.json"])
@@ -137,20 +121,14 @@ def test_each_of_several_tokens_ends_a_text(folder, capsys, place):
     assert (outcome["reason"], outcome["tokens"]) == ("end", first + 1)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"top_k": [1], "cache_implementation": "nope"},
-        {"max_length": "a", "temperature": "hot"},
-        {"min_new_tokens": 500, "no_repeat_ngram_size": 1},
-    ],
-)
-def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys, fields):
+def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys):
     """Reference: the text without the file."""
     (folder / "generation_config.json").unlink(missing_ok=True)
     expected = answer(folder, capsys).out
-    write_settings(folder, **fields)
-    assert answer(folder, capsys).out == expected
+    odd = {"top_k": [1], "cache_implementation": "nope", "max_length": "a", "temperature": "hot"}
+    for fields in (odd, {"min_new_tokens": 500, "no_repeat_ngram_size": 1}):
+        write_settings(folder, **fields)
+        assert answer(folder, capsys).out == expected
 
 
 # ------------------------------------------------------------------------------ sizes where others write them

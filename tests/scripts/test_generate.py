@@ -15,6 +15,7 @@ import torch
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_hf, generate
+from tests.chats import turn
 from tests.helpers import ROOT, train, write_corpus
 
 
@@ -80,11 +81,7 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or "yes")
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
     run(weight, "--chat", capsys=capsys)
-    turns = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "yes"},
-        {"role": "user", "content": "two"},
-    ]
+    turns = [turn("user", "one"), turn("assistant", "yes"), turn("user", "two")]
     assert tokenizer.decode(seen[1]) == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     encode = generate.turns_encoder(tokenizer)
     assert generate.chat_ids(encode, turns, 20) == generate.chat_ids(encode, turns[2:], 20)  # the oldest go first
@@ -94,8 +91,8 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
 @pytest.mark.parametrize("length", [0, 11, 12, 40, 100, 311, 312, 10**6])
 def test_the_fewest_exchanges_are_dropped_and_the_system_message_stays(has_system, length):
     """Reference: to drop one after the other. A message has five ids here."""
-    system = [{"role": "system", "content": "s"}] if has_system else []
-    turns = [{"role": ("user", "assistant")[i % 2], "content": str(i)} for i in range(61)]
+    system = [turn("system", "s")] if has_system else []
+    turns = [turn(("user", "assistant")[i % 2], str(i)) for i in range(61)]
     tried = []
 
     def encode(messages):
@@ -155,21 +152,12 @@ def answers_at_the_prompt(monkeypatch, lines):
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--top_p", "1.5"),
-        ("--top_p", "0"),
-        ("--seed", str(2**64)),
-        ("--temperature", "-1"),
-        ("--temperature", "1e-300"),
-        ("--temperature", "nan"),
-        ("--repetition_penalty", "1e-300"),
-        ("--top_k", "1" + "0" * 30),
-        ("--tokenizer_path", ""),
-    ],
+    ["--top_p 1.5", "--top_p 0", f"--seed {2**64}", "--temperature -1", "--temperature 1e-300", "--temperature nan"]
+    + ["--repetition_penalty 1e-300", f"--top_k {10**30}", "--tokenizer_path="],
 )
 def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
     with pytest.raises(SystemExit) as stop:
-        generate.main(["--weight", weight, *flags, "hi"])
+        generate.main(["--weight", weight, *flags.split(), "hi"])
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -215,7 +203,6 @@ def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation
     assert "this prompt is not part of the conversation" in shown.err
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal for one process")
 def test_ctrl_c_in_the_text_of_a_command_leaves_no_traceback(weight):

@@ -16,6 +16,7 @@ from common.errors import UserError
 from scripts import export_hf, play
 from scripts.arguments import play_parser
 from scripts.generate import Sampling, TextStream, generate
+from tests.chats import turn
 from tests.helpers import ROOT
 from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, played_model, records_of, serving
 from tests.scripts.playground.pages import written as written_by
@@ -37,7 +38,7 @@ def server(tmp_path_factory):
 def test_a_weight_and_a_folder_stand_side_by_side(weight, tmp_path):
     export_hf.export(weight, tmp_path / "pretrain_hf")
     with opened("--weight", weight, tmp_path / "pretrain_hf", "--out_dir", tmp_path) as server:
-        assert [model.name for model in server.models] == ["pretrain_32", "pretrain_hf"]
+        assert [model.name for model in server.models] == [weight, str(tmp_path / "pretrain_hf")]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,7 @@ def test_a_text_is_that_of_generate_with_the_same_seed(server, number):
 
 
 def test_a_conversation_is_put_through_the_template(server):
-    turns = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes"},
-        {"role": "user", "content": "<|im_end|>"},
-    ]
+    turns = [turn("user", "Hi"), turn("assistant", "Yes"), turn("user", "<|im_end|>")]
     *_, last = written_by(server, text=None, messages=turns, temperature=0)
     model = server.models[0]
     ids = model.chat(turns)
@@ -108,7 +105,7 @@ def test_a_text_ends_when_the_browser_leaves(server):
         time.sleep(0.01)
 
 
-REFUSED = [
+STRANGERS = [
     {"Host": "evil.example"},
     {"Host": "127.0.0.1.evil.example"},
     {"Host": None},
@@ -116,23 +113,23 @@ REFUSED = [
     {"Origin": "null"},
     {"Origin": "https://127.0.0.1"},
 ]
+FORMS = [
+    {"Origin": None},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+]
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/api/runs"), ("GET", "/api/models"), ("POST", "/api/generate")])
-@pytest.mark.parametrize("headers", REFUSED)
-def test_other_hosts_and_origins_are_refused(server, method, path, headers):
-    body = asked() if method == "POST" else None
-    status, _, content = ask(server, method, path, body, headers)
-    assert status == 403 and content == b"this server answers its own page alone"
-
-
-def test_a_post_without_an_origin_or_of_a_form_is_refused(server):
-    for headers in (
-        {"Origin": None},
-        {"Content-Type": "text/plain"},
-        {"Content-Type": "application/x-www-form-urlencoded"},
+def test_other_hosts_origins_and_forms_are_refused(server):
+    for method, path, refused in (
+        ("GET", "/api/runs", STRANGERS),
+        ("GET", "/api/models", STRANGERS),
+        ("POST", "/api/generate", STRANGERS + FORMS),
     ):
-        assert ask(server, "POST", "/api/generate", asked(), headers)[0] == 403
+        body = asked() if method == "POST" else None
+        for headers in refused:
+            status, _, content = ask(server, method, path, body, headers)
+            assert (status, content) == (403, b"this server answers its own page alone"), (path, headers)
 
 
 def test_the_page_may_run_its_own_script_and_nothing_else(server):
@@ -147,21 +144,9 @@ def test_the_page_may_run_its_own_script_and_nothing_else(server):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"model": 2},
-        {"model": -1},
-        {"seed": -1},
-        {"temperature": 1e9},
-        {"top_p": 0},
-        {"max_new_tokens": 100_000},
-        {"max_new_tokens": "x"},
-        {"text": 3},
-        {"text": None},
-        {"text": None, "messages": []},
-        {"text": None, "messages": [{"role": "tool", "content": "x"}]},
-        {"text": None, "messages": [{"role": "assistant", "content": "x"}]},
-        {"text": "\ud800"},
-    ],
+    [{"model": 2}, {"model": -1}, {"seed": -1}, {"temperature": 1e9}, {"top_p": 0}, {"max_new_tokens": 100_000}]
+    + [{"text": 3}, {"text": None}, {"text": "\ud800"}]
+    + [{"text": None, "messages": turns} for turns in ([], [turn("tool", "x")], [turn("assistant", "x")])],
 )
 def test_what_is_out_of_range_is_one_line(server, fields):
     status, _, content = ask(server, "POST", "/api/generate", asked(**fields))
@@ -224,7 +209,7 @@ def test_it_runs_by_path_until_ctrl_c(weight, tmp_path):
         said = process.stdout.readline()
         assert said.startswith("open http://127.0.0.1:") and "Ctrl-C ends" in said, process.stderr.read()
         with urllib.request.urlopen(said.split()[1] + "api/models", timeout=60) as answer:
-            assert json.load(answer)["models"][0]["name"] == "pretrain_32"
+            assert json.load(answer)["models"][0]["name"] == weight
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read() == ""

@@ -1,4 +1,4 @@
-"""train_electra.py as a user runs it: what it prints, leaves and goes on with. References: scikit-learn, plain formulas,
+"""train_electra.py as a user runs it: what it prints, leaves and goes on with. References: plain formulas, the fields of files,
 an uninterrupted run."""
 
 import copy
@@ -7,12 +7,20 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForPreTraining, AutoTokenizer, ElectraForMaskedLM
+from transformers import (
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+)
 
 from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, command_line, trainers_that_fit
 from trainer import train_electra
+from trainer.electra.job import VAL_SEED
+from trainer.electra.settings import NETWORK_SIZES
 from trainer.engine import Engine
 from trainer.machine.command_line import run_cli
 from trainer.optim.build import without_bias_correction
@@ -23,6 +31,10 @@ SMALL = {
     "save_interval": 5, "num_workers": 0, "device": "cpu", "dtype": "float32", "use_compile": 0, "dist_timeout": 60,
     "report": 0,
 }  # fmt: skip
+# Where networks come from files, no flag says their sizes.
+NO_SIZES = dict.fromkeys(NETWORK_SIZES)
+# Leaves the networks as they were
+STILL = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
 
 
 def flags(**changes):
@@ -55,10 +67,10 @@ def equal(a, b):
 TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory", "started", "command", "settings")
 
 
-def log_lines(folder):
+def log_lines(folder, field="loss"):
     text = (folder / "electra_small" / "electra_small.metrics.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if "loss" in line]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines if field in line]
 
 
 # --------------------------------------------------------------------------------------------- whole runs
@@ -72,34 +84,26 @@ def test_what_a_run_leaves(data, tmp_path, capsys):
         "discriminator", "generator", "percent_25", "percent_50", "electra_small_resume", "electra_small.metrics.jsonl",
         "electra_small.report.html", "electra_small.loss.png", ".electra_small.lock", "electra_small.settings.yaml",
     }  # fmt: skip
+    own = run.engine.model.discriminator.state_dict()
     for place in (folder, folder / "percent_25", folder / "percent_50"):
         model = AutoModelForPreTraining.from_pretrained(place / "discriminator")
         generator = ElectraForMaskedLM.from_pretrained(place / "generator")
         assert AutoTokenizer.from_pretrained(place / "discriminator").mask_token_id == 4
         assert (place / "generator" / "vocab.txt").read_text() == data["vocab_path"].read_text()
-        ended = place == folder
-        assert (
-            torch.equal(
-                model.discriminator_predictions.dense.weight,
-                run.engine.model.discriminator.discriminator_predictions.dense.weight,
-            )
-            == ended
-        )
+        assert equal(model.state_dict(), own) == (place == folder)
         assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
     last = log_lines(tmp_path)[-1]
     assert last["update"] == 12 and {
         "loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_precision", "disc_recall", "disc_auc", "lr"
     } <= set(last)  # fmt: skip
     assert last["loss"] == pytest.approx(last["mlm_loss"] + 50 * last["disc_loss"])
-    page = (folder / "electra_small.report.html").read_text()
-    assert "Discriminator: precision, recall, AUC" in page and "generate.py" not in page
+    assert "Discriminator: precision, recall, AUC" in (folder / "electra_small.report.html").read_text()
     out = capsys.readouterr().out
     assert "examples of 24" in out and "discriminator:" in out and "Writing model" not in out
 
 
 def test_init_std_and_position_init(data, tmp_path):
-    still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
-    run = train(**data, **still, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
+    run = train(**data, **STILL, out_dir=tmp_path, init_std=0.1, position_init="sinusoidal")
     for network in (run.engine.model.generator, run.engine.model.discriminator):
         matrices = [p.flatten() for name, p in network.named_parameters() if ".layer." in name and p.dim() == 2]
         assert torch.cat(matrices).std().item() == pytest.approx(0.1, rel=0.1)
@@ -110,40 +114,25 @@ def test_init_std_and_position_init(data, tmp_path):
 def test_without_a_vocabulary_one_is_trained(data, tmp_path):
     # One of a run that has saved nothing is none of --from_resume 1.
     (tmp_path / "electra_small" / "vocabulary").mkdir(parents=True)
-    write_vocab(tmp_path / "electra_small" / "vocabulary" / "vocab.txt")
+    other = write_vocab(tmp_path / "electra_small" / "vocabulary" / "vocab.txt").read_text()
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=2, from_resume=1)
-    vocabulary = (tmp_path / "electra_small" / "vocabulary" / "vocab.txt").read_text().split("\n")
-    assert vocabulary[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and "cat" in vocabulary
-    assert vocabulary != write_vocab(tmp_path / "other.txt").read_text().split("\n")
+    vocabulary = (tmp_path / "electra_small" / "vocabulary" / "vocab.txt").read_text()
+    assert vocabulary.split("\n")[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and "\ncat\n" in vocabulary
+    assert vocabulary != other
     train(data_path=data["data_path"], out_dir=tmp_path, max_steps=4, from_resume=1)
 
 
 def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path, capsys):
-    """--model_path: both networks as they were left, tied, with other examples; sizes are the folder's."""
+    """--model_path: both networks as they were left, tied, with other examples; sizes and positions are the folder's."""
     first = train(**data, out_dir=tmp_path / "a")
-    place = {"model_path": tmp_path / "a" / "electra_small", "out_dir": tmp_path / "b", "max_seq_len": 40}
-    sizes = dict.fromkeys(
-        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
-    )
-    second = train(**{**data, **sizes, **place}, max_steps=1, warmup_steps=0, learning_rate=1e-12)
-    assert all(
-        torch.allclose(p, q, atol=1e-6)
-        for p, q in zip(first.engine.model.parameters(), second.engine.model.parameters(), strict=True)
-    )
-    assert "has no effect" not in capsys.readouterr().out
-    still = {"max_steps": 1, "warmup_steps": 0, "learning_rate": 1e-12}
-    third = train(**{**data, **sizes, **place}, **still, init_std=0.1, position_init="sinusoidal")
-    assert all(torch.allclose(p, q) for p, q in zip(second.engine.parameters, third.engine.parameters, strict=True))
+    place = {"model_path": tmp_path / "a" / "electra_small", "out_dir": tmp_path / "b", **NO_SIZES}
+    second = train(**{**data, **place, **STILL}, max_seq_len=40, init_std=0.1, position_init="sinusoidal")
+    pairs = zip(first.engine.parameters, second.engine.parameters, strict=True)
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in pairs)
     out = capsys.readouterr().out
     assert "--init_std 0.1 has no effect" in out and "--position_init sinusoidal has no effect" in out
-    with pytest.raises(SystemExit):
-        train(**{**data, **place})
     with pytest.raises(UserError, match="generator: no config can be loaded"):
-        train(**{**data, **sizes, **place, "model_path": tmp_path})
-    config = tmp_path / "a" / "electra_small" / "generator" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "evil/attention"}))
-    with pytest.raises(UserError, match="^--model_path .*/generator: its config asks for the attention of evil"):
-        train(**{**data, **sizes, **place})
+        train(**{**data, **place, "model_path": tmp_path})
 
 
 class Stopped(Exception):
@@ -177,9 +166,9 @@ def test_a_killed_run_goes_on_bitwise(data, tmp_path, after, batch_size, dtype):
     assert (whole.progress.epoch > 0) == (batch_size > 4)
     assert equal(weights(whole), weights(resumed))
     assert log_lines(tmp_path / "whole") == log_lines(tmp_path / "cut")
-    ends = [torch.load(f / "electra_small/electra_small_resume/update_00000012.pt", weights_only=True)["engine"]["optimizer"]["state"]
-            for f in (tmp_path / "whole", tmp_path / "cut")]  # fmt: skip
-    assert all(equal(ends[0][i], ends[1][i]) for i in ends[0])
+    last = "electra_small/electra_small_resume/update_00000012.pt"
+    ends = [torch.load(tmp_path / run / last, weights_only=True)["engine"]["optimizer"] for run in ("whole", "cut")]
+    assert all(equal(ends[0]["state"][i], ends[1]["state"][i]) for i in ends[0]["state"])
 
 
 def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys):
@@ -188,29 +177,148 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
     assert "already done its 8 updates: nothing to do (a higher --max_steps goes on)" in capsys.readouterr().out
-    with pytest.raises(UserError, match="mask_share"):
-        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, mask_share=0.2)
-    with pytest.raises(UserError, match="another architecture: .*hidden_dropout_prob"):
-        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, dropout=0.2)
-    with pytest.raises(UserError, match="another architecture: .*position_init"):
-        train(**data, out_dir=tmp_path, max_steps=9, from_resume=1, position_init="sinusoidal")
-    data_flags = r"\(--data_path, --text_field, --skip_bad_lines, --deduplicate\)"
-    with pytest.raises(UserError, match=f"another data {data_flags}: .*; use the same one, or start without"):
-        train(**{**data, "data_path": other_data(tmp_path / "other.jsonl")}, out_dir=tmp_path, from_resume=1)
-    with pytest.raises(UserError, match=r"another tokenizer \(--vocab_path or --model_path\): "):
-        vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
-        train(**{**data, "vocab_path": vocabulary}, out_dir=tmp_path, from_resume=1)
+    other = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)[0]
+    vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
+    for changes, words in (
+        ({"mask_share": 0.2}, "mask_share"),
+        ({"dropout": 0.2}, "another architecture: .*hidden_dropout_prob"),
+        ({"position_init": "sinusoidal"}, "another architecture: .*position_init"),
+        (
+            {"data_path": other},
+            r"another data \(--data_path, .*--deduplicate\): .*; use the same one, or start without",
+        ),
+        ({"vocab_path": vocabulary}, r"another tokenizer \(--vocab_path or --model_path\): "),
+    ):
+        with pytest.raises(UserError, match=words):
+            train(**{**data, "out_dir": tmp_path, "max_steps": 9, "from_resume": 1, **changes})
 
 
-def other_data(path):
-    """A corpus with words that those of `data` do not have."""
-    write_lines(path, n_documents=3, seed=9)
-    with open(path, "a") as file:
-        file.write(json.dumps({"text": "zebra quux " * 30}) + "\n")
-    return path
+# ------------------------------------------------------------------------------------------------ options
 
 
-# ------------------------------------------------------------------------------------------- one update
+def test_all_intervals_count_updates(data, tmp_path):
+    """However many micro-batches an update has. Reference: the same run with one micro-batch an update."""
+    found = []
+    for parts in (1, 2):
+        out = tmp_path / str(parts)
+        options = {"accumulation_steps": parts, "batch_size": 8 // parts, "log_interval": 3, "save_interval": 5}
+        train(**data, out_dir=out, **options, keep_checkpoints=9, save_steps=5, save_percents="50")
+        folder = out / "electra_small"
+        places = [*folder.glob("electra_small_resume/*.pt"), *folder.glob("checkpoint-*"), *folder.glob("percent_*")]
+        found.append(([line["update"] for line in log_lines(out)], sorted(path.name for path in places)))
+    saved = [f"update_{update:08d}.pt" for update in (5, 6, 10, 12)]
+    assert found == 2 * [([1, 4, 7, 10, 12], ["checkpoint-10", "checkpoint-5", "percent_50", *saved])]
+    at_5, at_6 = (
+        ElectraForPreTraining.from_pretrained(folder / name / "discriminator").state_dict()
+        for name in ("checkpoint-5", "percent_50")
+    )
+    assert not equal(at_5, at_6) and (folder / "checkpoint-10" / "generator" / "vocab.txt").is_file()
+    # A fresh run moves them away with the rest.
+    train(**data, out_dir=out, max_steps=1)
+    assert not list(folder.glob("checkpoint-*"))
+
+
+def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp_path, capsys):
+    """References: for the weights a run without it, for the last look a forward pass, token by token."""
+    run = train(**data, out_dir=tmp_path / "a", example_interval=5, accumulation_steps=2)
+    assert capsys.readouterr().out.count("--- sample from ") == 3
+    assert equal(weights(run), weights(train(**data, out_dir=tmp_path / "b", accumulation_steps=2)))
+    shown = log_lines(tmp_path / "a", "text")
+    assert [line["update"] for line in shown] == [5, 10, 12]
+    job = run.job
+    batch = job.assembler[job.plan(0).recipe(range(1))]
+    torch.manual_seed(VAL_SEED)
+    found = job.model.eval()(*batch)
+    length = int(batch.lengths[0])
+    ids, corrupted = (row[0, :length].tolist() for row in (batch.ids, found.corrupted))
+    first, second, head, *rows, last = shown[-1]["text"].splitlines()
+    assert first == shown[-1]["prompt"] == job.tokenizer.decode(ids) and second == job.tokenizer.decode(corrupted)
+    assert head.split() == ["position", "original", "generator", "label", "prediction", "probability"]
+    by_place = {int(row.split()[0]): row.split()[1:] for row in rows}
+    tokens, written = map(job.tokenizer.convert_ids_to_tokens, (ids, corrupted))
+    masked = batch.positions[0, batch.labels[0] >= 0].tolist()
+    names, right = ["original", "replaced"], 0
+    for place, probability in enumerate(found.disc_logits[0, :length].sigmoid().tolist()):
+        is_replaced, is_called = bool(found.replaced[0, place]), probability >= 0.5
+        right += is_replaced == is_called
+        wanted = [tokens[place], *([written[place]] if place in masked else [])]
+        wanted += [names[is_replaced], names[is_called], f"{probability:.2f}"]
+        assert by_place.get(place) == (wanted if place in masked or is_called else None)
+    n_replaced = int(found.replaced[0, :length].sum())
+    assert last == f"{n_replaced} of {length} tokens are replaced; the discriminator is right on {right}"
+
+
+def test_a_seed_that_is_none_is_random_and_goes_on(data, tmp_path):
+    """As published: --seed None. The number stands in the settings of the run, and a resume takes it from there."""
+    drawn = train(**data, out_dir=tmp_path, seed="None", max_steps=2).job.settings.seed
+    assert f"seed: {drawn}\n" in (tmp_path / "electra_small" / "electra_small.settings.yaml").read_text()
+    assert train(**data, out_dir=tmp_path, seed="None", max_steps=4, from_resume=1).job.settings.seed == drawn
+    assert train(**data, out_dir=tmp_path / "b", seed="None", max_steps=1).job.settings.seed != drawn
+    assert train(**data, out_dir=tmp_path, seed=drawn, max_steps=5, from_resume=1).progress.update == 5
+    with pytest.raises(UserError, match="seed"):
+        train(**data, out_dir=tmp_path, seed=(drawn + 1) % 2**32, max_steps=6, from_resume=1)
+
+
+# ---------------------------------------------------------------------------------------- networks of JSON files
+
+DISCRIMINATOR = {
+    "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "hidden_dropout_prob": 0.25, "initializer_range": 0.2,
+}  # fmt: skip
+GENERATOR = {**DISCRIMINATOR, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+def files(folder, generator=GENERATOR, discriminator=DISCRIMINATOR):
+    """The two flags, and none of the sizes."""
+    paths = {}
+    for name, fields in (("generator_config", generator), ("discriminator_config", discriminator)):
+        paths[name] = folder / f"{name}.json"
+        paths[name].write_text(fields if isinstance(fields, str) else json.dumps(fields))
+    return {**NO_SIZES, **paths}
+
+
+def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch):
+    """Also where a --config file names them with a tilde, which no shell writes out then."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = files(tmp_path) | {"generator_config": "~/generator_config.json"}
+    run = train(**data, out_dir=tmp_path, max_steps=1, **named, init_std=0.05)
+    for network, wanted in ((run.job.model.generator, GENERATOR), (run.job.model.discriminator, DISCRIMINATOR)):
+        assert {name: getattr(network.config, name) for name in wanted} == wanted
+        assert network.config.vocab_size == len(run.job.tokenizer)
+    assert run.job.model.generator.electra.embeddings is run.job.model.discriminator.electra.embeddings
+    assert "--init_std 0.05 has no effect: the networks come from files" in capsys.readouterr().out
+
+
+def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
+    """All fields that decide on the networks."""
+    own = {**DISCRIMINATOR, "hidden_act": "relu", "layer_norm_eps": 1e-5, "classifier_dropout": 0.1}
+    # Of the published small network, beside these
+    fields = {**ElectraConfig(**own).to_dict(), "position_embedding_type": "absolute", "vocab_size": 50}
+    run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path, fields, fields))
+    config = run.job.model.discriminator.config
+    assert {name: getattr(config, name) for name in own} == own
+    changed = files(tmp_path, fields, {**fields, "hidden_act": "gelu"})
+    with pytest.raises(UserError, match="another architecture"):
+        train(**data, out_dir=tmp_path, max_steps=2, from_resume=1, **changed)
+
+
+@pytest.mark.parametrize(
+    "generator, wanted",
+    [
+        ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
+        ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 heads"),
+        ({**GENERATOR, "vocab_size": 6}, "vocab_size is 6"),
+        ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
+        ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_faulty_file_is_named_in_one_line(data, tmp_path, generator, wanted):
+    with pytest.raises(UserError, match=wanted) as error:
+        train(**data, out_dir=tmp_path, **files(tmp_path, generator=generator))
+    assert "--generator_config" in str(error.value) and "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------------- one update, and errors
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -229,23 +337,17 @@ def test_adam_without_bias_correction(fused):
     assert torch.allclose(p.double(), by_hand, atol=1e-6)
 
 
-# -------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     "changes, words",
     [
         ({"vocab_path": "none.txt"}, "--vocab_path none.txt: no such vocab.txt"),
         ({"data_path": "none.jsonl"}, "none.jsonl: no such file"),
         ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
-        ({"num_attention_heads": 6}, "--num_attention_heads 6 is no multiple of --generator_divisor 4"),
         ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),
         ({"max_seq_len": 4}, "--max_seq_len: 4 must be at least 5"),
-        ({"mask_share": 1.5}, "--mask_share: 1.5"),
         ({"save_percents": "0,50"}, "--save_percents: 0,50"),
-        ({"lr_schedule": "cubic"}, "--lr_schedule"),
-        ({"size": "huge"}, "--size"),
-        ({"device": "cuda:7"}, "--device cuda:7"),
+        ({"model_path": "out"}, "--model_path decides the networks: drop --num_hidden_layers"),
+        ({"generator_config": "a.json"}, "--generator_config needs the other one too"),
     ],
 )
 def test_a_user_error_is_one_line(data, tmp_path, changes, words, monkeypatch, capsys):

@@ -15,14 +15,13 @@ from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification
 
-from dataset.glue.glue_dataset import Batch
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
 from tests.helpers import new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, flags, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import forward, init_model, metrics_of
+from trainer.glue.job import init_model, metrics_of
 from trainer.glue.settings import GlueSettings
 
 
@@ -55,20 +54,6 @@ def test_metrics_are_their_formulas():
     assert math.isnan(constant["pearson"]) and math.isnan(constant["spearman"])
 
 
-def test_padding_changes_no_logit(place):
-    """Reference: Hugging Face's own forward of each row alone, without padding and mask."""
-    args = flags(place)
-    model = init_model(args, TASKS["rte"], place / "tiny", len(WORDS))[0].eval()
-    lengths, T = (3, 8, 5), 8
-    ids = torch.randint(5, len(WORDS), (3, T))
-    mask = (torch.arange(T) < torch.tensor(lengths)[:, None]).long()
-    types = torch.tensor([[0] * 2 + [1] * 6] * 3)
-    found = forward(model, Batch(ids, mask, types, None))
-    for row, n in enumerate(lengths):
-        alone = model(input_ids=ids[row : row + 1, :n], token_type_ids=types[row : row + 1, :n]).logits[0]
-        assert torch.allclose(found[row], alone, atol=1e-5)
-
-
 # --------------------------------------------------------------------------------------------------- runs
 
 
@@ -83,27 +68,26 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
     assert lines and all(re.search(r" updates/s:\d\S* tokens/s:\d", line) for line in lines)
     assert found.keys() == {"cola", "stsb", "mnli"}
     assert found["mnli"]["metrics"].keys() == {"accuracy", "accuracy-mm"}  # both splits
-    for name, of_task in found.items():
-        for metric, values in of_task["metrics"].items():
-            of_seeds = [of_task["seeds"][seed]["results"][metric] for seed in ("42", "43")]
-            if None not in of_seeds:
-                assert values["mean"] == pytest.approx(sum(of_seeds) / 2)
-                assert values["deviation"] == pytest.approx(abs(of_seeds[0] - of_seeds[1]) / math.sqrt(2))
-                assert f"| {name} | {metric} | {100 * values['mean']:.2f} |" in printed
-
-    def predictions(name):
-        lines = (
-            (tmp_path / name.split("/")[0] / "seed_43" / "predictions" / name.split("/")[1]).read_text().splitlines()
-        )
-        assert lines[0] == "index\tprediction"
-        return [line.split("\t")[1] for line in lines[1:] if line.split("\t")[0].isdecimal()]
+    for name, metric in (("cola", "matthews"), ("mnli", "accuracy-mm")):
+        one, two = (found[name]["seeds"][seed]["results"][metric] for seed in ("42", "43"))
+        values = found[name]["metrics"][metric]
+        assert values["mean"] == values["median"] == pytest.approx((one + two) / 2)
+        assert values["deviation"] == pytest.approx(abs(one - two) / math.sqrt(2))
+        assert f"| {name} | {metric} | {100 * values['mean']:.2f} |" in printed
 
     words = {"contradiction", "entailment", "neutral"}
-    assert len(predictions("mnli/MNLI-m.tsv")) == 4 and set(predictions("mnli/MNLI-m.tsv")) <= words
-    assert len(predictions("mnli/MNLI-mm.tsv")) == 3
-    assert len(predictions("mnli/AX.tsv")) == 2
-    assert len(predictions("cola/CoLA.tsv")) == 5 and set(predictions("cola/CoLA.tsv")) <= {"0", "1"}
-    assert all(0 <= float(value) <= 5 for value in predictions("stsb/STS-B.tsv"))
+    wanted = {
+        "mnli/MNLI-m": (4, words),
+        "mnli/MNLI-mm": (3, words),
+        "mnli/AX": (2, words),
+        "cola/CoLA": (5, {"0", "1"}),
+    }
+    for name, (n, known) in {**wanted, "stsb/STS-B": (5, None)}.items():
+        task, file = name.split("/")
+        head, *lines = (tmp_path / task / "seed_43" / "predictions" / f"{file}.tsv").read_text().splitlines()
+        numbers, values = zip(*(line.split("\t") for line in lines), strict=True)
+        assert head == "index\tprediction" and list(numbers) == [str(i) for i in range(n)]
+        assert set(values) <= known if known else all(0 <= float(value) <= 5 for value in values)
 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "mnli" / "seed_42" / "model")
     assert model.config.id2label == {0: "contradiction", 1: "entailment", 2: "neutral"}
@@ -167,12 +151,8 @@ def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     printed = capsys.readouterr().out
     assert "cola, seed 42: done before" in printed and "resumed from" in printed
     assert part == whole
-    for seed in (42, 43):
-        a, b = (
-            load_file(tmp_path / run / "cola" / f"seed_{seed}" / "model" / "model.safetensors")
-            for run in ("whole", "part")
-        )
-        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    for file in (f"cola/seed_{seed}/model/model.safetensors" for seed in (42, 43)):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "part" / file).read_bytes()
 
 
 def test_from_scratch_begins_the_positions_as_pretraining_did(place, tmp_path):
@@ -208,21 +188,13 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "neither a folder CoLA" in line(task="all", data_dir=tmp_path)
     assert "--task colla: not one of cola, sst2" in line(task="cola,colla")
     assert "neither a folder MRPC" in line(task="cola,mrpc")
-    assert "no such vocab.txt" in line(vocab_path=tmp_path / "nothing")
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
     assert "has no classification head for CoLA" in line(do_train=0)
     assert "random weights would be evaluated" in line(do_train=0, from_scratch=1)
-    assert "nothing is left to do" in line(do_train=0, do_eval=0)
     assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)
-    assert "--max_seq_len/--max_seq_length: 4 must be at least 5" in line(max_seq_len=4)
     (tmp_path / "CoLA").mkdir()
     (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t2\t\tThey.\n")
     assert "train.tsv:1: label '2' is not one of 0, 1" in line(data_dir=tmp_path)
-    (tmp_path / "CoLA" / "train.tsv").write_text("gj04\t1\t\tThey.\n")
-    assert "dev.tsv: cannot be read" in line(data_dir=tmp_path / "CoLA")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    assert "empty" in line(model_path=tmp_path / "empty")
     assert not (tmp_path / "out" / "cola" / "seed_42").exists()
 
 
@@ -318,29 +290,19 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
-    (out / "cola" / "seed_42" / "eval_results.json").write_text("{}")  # of an earlier version
-    assert "another epochs" in complaint(capsys, place, out, epochs=1, from_resume=1)
 
 
 def one_of_two(place, out):
     new_port("glue")
     torch.set_num_threads(1)
-    assert train_glue.main(arguments(place, out, epochs=1, batch_size=2)) == 0
-    return 0
+    assert train_glue.main(arguments(place, out, epochs=1, batch_size=2, dropout=0.0)) == 0
 
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_with_their_batches_together(place, tmp_path):
     """Without dropout the weights agree up to the order of sums; only the first rank writes."""
-    config = place / "tiny" / "config.json"
-    before = config.read_text()
-    fields = {**json.loads(before), "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config.write_text(json.dumps({**fields, "summary_last_dropout": 0.0, "classifier_dropout": 0.0}))
-    try:
-        run_ranks(one_of_two, place, tmp_path / "two")
-        one = fine_tune(place, tmp_path / "one", epochs=1, batch_size=4)
-    finally:
-        config.write_text(before)
+    run_ranks(one_of_two, place, tmp_path / "two")
+    one = fine_tune(place, tmp_path / "one", epochs=1, batch_size=4, dropout=0.0)
     assert json.loads((tmp_path / "two" / "eval_results.json").read_text())["cola"]["metrics"] == one["cola"]["metrics"]
     a, b = (load_file(tmp_path / run / "cola" / "seed_42" / "model" / "model.safetensors") for run in ("one", "two"))
     assert all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)

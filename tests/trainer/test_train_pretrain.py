@@ -103,6 +103,13 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys):
     assert all(f"warning: --{name} {value}" in out for name, value in ignored.items())
 
 
+def test_a_micro_batch_that_is_never_trained_is_the_tail(data, tmp_path):
+    """Every target is trained in every epoch, tail included. Reference: the corpus counted here."""
+    run = train(data_path=data, out_dir=tmp_path, epochs=2, batch_size=3, accumulation_steps=5)
+    targets = int((run.job.assembler.store.offsets[1:] - run.job.assembler.store.offsets[:-1] - 1).sum())
+    assert run.progress.tokens == 2 * targets
+
+
 # ---------------------------------------------------------------------------------------- the same run, cut up
 
 
@@ -152,7 +159,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")
     assert losses(by_name) == losses(by_path)
     for name in (tmp_path / "base_16", "base_16"):
-        assert find_weight(str(name), tmp_path, 16, use_moe=False) == tmp_path / "base_16.pth"
+        assert find_weight(str(name), tmp_path, hidden_size=16, use_moe=False) == tmp_path / "base_16.pth"
     with pytest.raises(UserError, match="there is neither a folder of a model with that name nor"):
         train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1

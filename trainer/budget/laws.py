@@ -282,11 +282,10 @@ WIKI_BYTES_PER_TOKEN = 3.16
 
 def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     """The sources of a mixture; without shares all text is one, of which a pass trains so many tokens."""
-    parts = corpus.parts()
-    if not parts:
+    mixture = corpus.mixture
+    if mixture is None:
         return (Part(1.0, tokens),)
-    named = zip(corpus.sources, parts, strict=True)
-    return tuple(Part(share, targets, name) for name, (share, targets) in named)
+    return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
 def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:

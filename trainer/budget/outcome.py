@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,6 @@ def shape_text(plan: Plan) -> str:
 
 def plan_lines(
     plan: Plan,
-    others: Mapping[str, Plan | None],
     costs: RunCosts,
     chosen: PretrainSettings,
     given: Collection[str],
@@ -158,8 +157,7 @@ def plan_lines(
 ) -> list[str]:
     """The plan for a person, and the command that repeats it.
 
-    others: {"half of it": the plan for that}. chosen: the settings with the plan. given: names of those that the user has said;
-    decided: of those that the plan has said.
+    chosen: the settings with the plan. given: names of those that the user has said; decided: of those that the plan has said.
     """
     T, cut = costs.data.T, plan.cut
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
@@ -178,12 +176,13 @@ def plan_lines(
         )
     error = loss_error(plan, costs, chosen, given)
     is_known = error is not None and not laws.is_repeated_too_often(plan.passes)
-    loss = "not known for such a run"
-    if error is not None:
+    if error is None:
+        loss = "not known for such a run"
+    elif not is_known:
+        loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
+    else:
         bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
-        if not is_known:
-            loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
     left = plan.other_seconds + plan.seconds
     total_seconds = seconds_since_start() + left
     rows = {
@@ -199,11 +198,6 @@ def plan_lines(
     if costs.seconds is not None:
         pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
         rows["ends at"] = time.strftime(pattern, time.localtime(time.time() + left))
-    for name, other in others.items():
-        if other is not None:
-            loss_is_known = error is not None and not laws.is_repeated_too_often(other.passes)
-            of_other = f": loss {other.loss:.3f}" if loss_is_known else ""
-            rows[f"{name} would give"] = f"{shape_text(other)}, {quantity(other.tokens)} tokens{of_other}"
     if is_known and beyond_measurement(plan):
         rows["note"] = "such a size or length was not measured: the expected loss is a guess by the same formula"
     width = max(map(len, rows))
@@ -329,20 +323,14 @@ def budget_flag(settings: PretrainSettings) -> str:
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
     """For a resume without a budget. Errors: UserError where the run was a planned one, which would end elsewhere, or where a run
     of the default width would begin beside it."""
-    # The width of a folder of weights is that folder's.
-    if settings.hidden_size is None:
+    # The flags that a plan prints say where the run ends, and need no clock. The width of a folder of weights is that folder's.
+    if said_ends(settings, given) or settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
-    other = "say the --hidden_size of another one"
-    if Checkpoints(f"{own}_resume").paths():
-        # The flags that a plan prints say where the run ends, and need no clock.
-        if said_ends(settings, given):
-            return
+    if "hidden_size" in given or Checkpoints(f"{own}_resume").paths():
         given = {*given, "hidden_size", "use_moe"}
-        other = "say where this one ends by --max_updates"
-    elif "hidden_size" in given:
-        return
     for path, before in kept_plans(settings, given):
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or {other}"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say where this "
+            "one ends by --max_updates"
         )

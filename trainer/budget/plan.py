@@ -31,10 +31,6 @@ FEWEST_UPDATES = 20
 ROUNDS = 4
 
 
-class NothingFits(UserError):
-    """No model can be trained."""
-
-
 @dataclass(frozen=True)
 class Demands:
     """What the planner must keep to. None: free.
@@ -85,7 +81,7 @@ class Plan:
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts) -> Plan:
     """The plan with the lowest expected loss, of those that are as deep as their tokens want.
 
-    Errors: NothingFits, which says what is too little.
+    Errors: UserError that says what is too little.
     """
     plans = []
     is_too_large = False
@@ -100,7 +96,7 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts
         else:
             plans.append(plan)
     if not plans:
-        raise nothing_fits(demands, costs, is_too_large)
+        raise UserError(what_is_too_little(demands, costs, is_too_large))
     # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
     # heart. Where all are larger, since the user has said a width, it is the smallest one.
     suitable = deep_as_their_tokens_want(plans)
@@ -113,19 +109,17 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def nothing_fits(demands: Demands, costs: RunCosts, is_too_large: bool) -> NothingFits:
-    """What there is too little of. is_too_large: it is memory."""
+def what_is_too_little(demands: Demands, costs: RunCosts, is_too_large: bool) -> str:
+    """The line where no model can be trained. is_too_large: for the memory."""
     if is_too_large:
-        return NothingFits(
-            "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
-        )
+        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
     data = costs.data
     rows = min(cut.rows for cut in cuts(demands, costs.machine))
     # A number of tokens is kept to, however often the text is read for it.
     if demands.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
         # As full rows: a text of one row tells nothing of how full the rows of more text would be.
         needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
-        return NothingFits(
+        return (
             f"the text is too small: it has {round(data.different):,} tokens to train, and a plan needs about {needed:,} "
             f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {data.T} in {data.most_passes} passes): give more text by "
             "--data_path, or train it without a budget, by --epochs"
@@ -133,7 +127,7 @@ def nothing_fits(demands: Demands, costs: RunCosts, is_too_large: bool) -> Nothi
     passed = ""
     if demands.seconds is not None:
         passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
-    return NothingFits(
+    return (
         f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
         "the batch or how often is evaluated"
     )

@@ -25,7 +25,7 @@ from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.plan import Demands, NothingFits, Plan, best_plan, plan_for, sizes
+from trainer.budget.plan import Demands, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
@@ -47,11 +47,6 @@ PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 NEAR = 1.7
 # Width of a short run's model, to know about how much is computed before the size is chosen
 TYPICAL_WIDTH = 128
-# Where the measurement of a plan finds no memory, though the plan has looked at what was free.
-ADVICE_ON_MEMORY = (
-    "a program beside this one may have taken it since the plan was made; try the same again, or limit the plan by "
-    "--hidden_size or --batch_size"
-)
 
 
 def plan_run(
@@ -124,13 +119,7 @@ def plan_run(
     chosen = dataclasses.replace(settings, **chosen_by_main)
 
     def tell() -> None:
-        others: dict[str, Plan | None] = {}
-        for name, factor in (("half of it", 0.5), ("twice as much", 2.0)):
-            try:
-                others[name] = best_plan(candidates, left_of(demands, factor), costs)
-            except NothingFits:
-                others[name] = None
-        for line in plan_lines(plan, others, costs, chosen, given, set(chosen_by_main)):
+        for line in plan_lines(plan, costs, chosen, given, set(chosen_by_main)):
             announce(line)
 
     on_main(ranks, tell)
@@ -227,7 +216,8 @@ def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: R
     measured: the one that was measured last. What was compiled for it, a block of its width, serves its own micro-batches only.
     So a plan of that width, with as many layers or others, keeps them where they are not far off.
     """
-    demands = left_of(demands)
+    if demands.seconds is not None:
+        demands = dataclasses.replace(demands, seconds=demands.seconds - seconds_since_start())
     plan = best_plan(candidates, demands, costs)
     if measured is None or plan.config.hidden_size != measured.config.hidden_size:
         return plan
@@ -235,12 +225,3 @@ def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: R
         return plan
     with_same_cut = plan_for(plan.config, demands, costs, measured.cut)
     return with_same_cut if with_same_cut is not None and demands.allows(with_same_cut.memory) else plan
-
-
-def left_of(demands: Demands, factor: float = 1.0) -> Demands:
-    """The demands with `factor` times the budget, without the time that has passed."""
-    amounts = {name: getattr(demands, name) for name in ("seconds", "tokens", "flops")}
-    scaled = {name: factor * amount for name, amount in amounts.items() if amount is not None}
-    if "seconds" in scaled:
-        scaled["seconds"] -= seconds_since_start()
-    return dataclasses.replace(demands, **scaled)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -238,9 +239,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     ) -> tuple[dict[str, float], int]:
         """({val_{figure}: value} of held-out examples, number of a stop signal that came meanwhile, or 0), the same on every world
         size."""
-        plan = self.val_plan
+        plan, size = self.val_plan, self.settings.eval_batch_size
         assert plan is not None
-        size = self.settings.eval_batch_size
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
@@ -268,32 +268,27 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         update.
         """
         batch = self.assembler[self.plan(0).recipe(range(1))].to(self.device)
-        with undisturbed(engine):
+        with undisturbed(engine), engine.autocast():
             # At every look the same draws, so that what changes is the networks.
             torch.manual_seed(VAL_SEED)
-            with engine.autocast():
-                found = self.model(*batch)
+            found = self.model(*batch)
         length = int(batch.lengths[0])
-        ids = batch.ids[0, :length].tolist()
-        corrupted = found.corrupted[0, :length].tolist()
-        replaced = found.replaced[0, :length].tolist()
+        ids, corrupted, replaced = (row[0, :length].tolist() for row in (batch.ids, found.corrupted, found.replaced))
         probabilities = found.disc_logits[0, :length].float().sigmoid().tolist()
         masked = batch.positions[0][batch.labels[0] != IGNORE].tolist()
+        original, written = map(self.tokenizer.convert_ids_to_tokens, (ids, corrupted))
         line = "{:<9} {:<16} {:<16} {:<9} {:<10} {}".format
         text = str(self.tokenizer.decode(ids))
         lines = [text, str(self.tokenizer.decode(corrupted))]
         lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
         names = ("original", "replaced")
-        right = 0
-        tokens = map(self.tokenizer.convert_ids_to_tokens, (ids, corrupted))
-        for place, (original, written, label, probability) in enumerate(
-            zip(*tokens, replaced, probabilities, strict=True)
-        ):
-            called = probability >= 0.5
-            right += called == label
-            if place in masked or called:
-                draw = written if place in masked else ""
-                lines.append(line(place, original, draw, names[label], names[called], f"{probability:.2f}"))
+        called = [probability >= 0.5 for probability in probabilities]
+        for i in range(length):
+            if i in masked or called[i]:
+                draw = written[i] if i in masked else ""
+                share = f"{probabilities[i]:.2f}"
+                lines.append(line(i, original[i], draw, names[replaced[i]], names[called[i]], share))
+        right = sum(map(operator.eq, called, replaced))
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 
@@ -328,48 +323,44 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     # ---------------------------------------------------------------------------------------- what is said of it
 
     def outlook(self, progress: Progress) -> Outlook:
-        settings = self.settings
+        settings, corpus = self.settings, self.corpus
         plan = self.plan(progress.epoch)
         generator, discriminator = (network.config for network in self.model.networks())
         # Matrix products alone: 2 per multiply-add forward, twice that backward. The generator's head works at the masked positions.
         in_layers = sum(p.numel() for name, p in self.model.named_parameters() if ".layer." in name)
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
-        # Of all ranks, padding included: it is computed too.
-        flops = settings.max_steps * rows_of_update(settings, self.ranks) * settings.max_seq_len * per_position
+        # Of this rank, padding included: it is computed too.
+        rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
+        flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # Networks from files have sizes of their own.
-        size = "" if settings.model_path or settings.discriminator_config else f" {settings.size}"
-        one_segment = float((self.examples.second == 0).mean())
+        of_files = bool(settings.model_path or settings.discriminator_config)
         lines = [
-            *self.corpus.notices,
-            *(line for bad_lines in self.corpus.bad_lines for line in bad_lines.report()),
-            f"model: ELECTRA{size}, {parameters / 1e6:.2f} M parameters, "
+            *corpus.notices,
+            *(line for bad_lines in corpus.bad_lines for line in bad_lines.report()),
+            f"model: ELECTRA{'' if of_files else f' {settings.size}'}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",
             f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
-            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full), {one_segment:.0%} of one segment",
+            f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full)",
         ]
         if self.val_plan is not None:
             lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
-        of_files = bool(settings.model_path or settings.discriminator_config)
-        cases = [
-            (name, of_files and is_changed(settings, name), "the networks come from files")
-            for name in ("init_std", "position_init")
-        ]
         notices = [self.precision_notice] if self.precision_notice else []
         if self.engine.shards is not None:
             notices.append(self.engine.shards.described)
-        notices += warnings_of(settings, cases) + common_warnings(settings, self.ranks)
-        of_rank = flops / self.ranks.world_size
-        notices += notes_on_precision(self.device, self.dtype, of_rank)
+        for name in ("init_std", "position_init"):
+            is_due = of_files and is_changed(settings, name)
+            notices += warnings_of(settings, [(name, is_due, "the networks come from files")])
+        notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), plan.T)
         width = discriminator.hidden_size
         compile_blocks(
-            self.model.compile_training, choice, self.device, notices.append, shape, of_rank, self.dtype, width=width
+            self.model.compile_training, choice, self.device, notices.append, shape, flops, self.dtype, width=width
         )
         fine_tune = (
             "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
@@ -385,7 +376,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             },
             n_documents=len(self.store),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
-            flops=of_rank,
+            flops=flops,
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
         )
@@ -404,11 +395,10 @@ def open_vocabulary(
     # The same data would give the same one again.
     kept = kept_of_run(stem, f"{OWN}/vocab.txt") if settings.from_resume else None
     if kept is not None:
-        return load_wordpiece(kept.parent, named_by="--from_resume 1: ")
+        return load_wordpiece(kept.parent)
     if settings.model_path:
         # The embeddings belong to its own vocabulary.
-        own = expanded(settings.model_path) / "discriminator"
-        return load_wordpiece(own, named_by="--model_path, whose vocabulary --vocab_path may name: ")
+        return load_wordpiece(expanded(settings.model_path) / "discriminator")
 
     def train_it() -> list[str]:
         announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")

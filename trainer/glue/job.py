@@ -25,8 +25,9 @@ from dataset.glue.glue_tasks import Task
 from dataset.store.format import Ints
 from dataset.tokenizing.tokenizer_files import save_tokenizer
 from dataset.tokenizing.vocabulary import check_size
-from model.electra.encoders import load_config, load_network, quicken_attention, ready_mask
+from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
+from model.hf_format import load_config, load_network
 from trainer.engine import Engine
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
@@ -306,7 +307,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     else:
         # Of another model's tokenizer nothing would be said; new embeddings fit any.
         check_size(vocab_size, config.vocab_size, what)
-        model, new = load_network(what, folder, AutoModelForSequenceClassification, config)
+        model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
+        new = {*faults["missing_keys"], *faults["mismatched_keys"]}
         # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
         encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
         if encoder:

@@ -254,13 +254,9 @@ class BatchSettings(Protocol):
     gradient_checkpointing: bool
 
 
-class OutOfMemory(UserError):
-    """An allocation failed, on the device or on the host."""
-
-
 @contextlib.contextmanager
 def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory, whose line ends with what `advise()` gives."""
+    """Turn a failed allocation into a UserError, whose line ends with what `advise()` gives."""
     try:
         yield
     except Exception as error:
@@ -268,7 +264,7 @@ def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[
         if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
             raise
         # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
-        raise OutOfMemory(f"no memory is left on {device}: {advise()}") from None
+        raise UserError(f"no memory is left on {device}: {advise()}") from None
 
 
 def gigabytes(n_bytes: float) -> str:

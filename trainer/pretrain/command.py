@@ -1,19 +1,17 @@
 """What train_pretrain.py and train_sft.py do between their flags and the loop: divide the process, plan a budget, train."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
-from trainer.budget.planner import ADVICE_ON_MEMORY, plan_run
+from trainer.budget.planner import plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
 from trainer.loop import Trainer
 from trainer.machine.cpu_ranks import Divisible, divide
-from trainer.machine.measure import available_memory, told_in_a_line
 from trainer.machine.ranks import on_main
 from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, why_whole
@@ -52,10 +50,7 @@ def train(
         if not settings.dry_run:
             # A plan takes a while: a folder that cannot be written is told before, as far as its name is known before the width.
             on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
-        # A plan leaves compiled code and a heap in this process, for which the run's own estimate has room.
-        surroundings = replace(surroundings, available_memory=available_memory(surroundings.device))
-        with told_in_a_line(surroundings.device, lambda: ADVICE_ON_MEMORY):
-            planned = plan_run(settings, given, surroundings, job_kind.kind)
+        planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
             return 0
         settings = planned

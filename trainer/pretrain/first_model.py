@@ -2,7 +2,6 @@
 others there are."""
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import vocabulary_of
-from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
@@ -59,7 +57,7 @@ def open_model(
 ) -> FirstModel:
     """Tokenizer and model of a run.
 
-    Errors: UserError, ValueError for what does not fit, UserError where memory is used up.
+    Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
     group_size = group_size_of(settings.shard, ranks)
@@ -93,17 +91,15 @@ def open_model(
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         refuse_too_large(config, device, ranks, group_size)
-        if settings.from_weight != "none":
-            weight = settings.weight()
-            assert weight is not None
+        weight = settings.weight()
+        if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
-    with told_in_a_line(device, lambda: "choose a smaller model, or free some memory"):
-        if group_size == 1:
-            model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
-        else:
-            # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
-            model = build_on_main(ranks, make)
+    if group_size == 1:
+        model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
+    else:
+        # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
+        model = build_on_main(ranks, make)
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
@@ -135,8 +131,7 @@ def init_model(
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
     from_weight = os.fspath(from_weight)
-    path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
-    if path is None:
+    if from_weight == "none":
         model = MiniMindForCausalLM(config)
         if init_scheme == "zero_out":
             # Every block begins as the identity.
@@ -144,6 +139,7 @@ def init_model(
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
         return model
+    path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
@@ -159,20 +155,19 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
     if from_weight.endswith(".safetensors"):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
-    instead = weights_instead(path.parent, out_dir, like=Path(from_weight).name)
+    instead = weights_instead(path.parent, out_dir)
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
         instead += "; a model of the Hugging Face hub is downloaded first, with hf download"
     return f"there is neither a folder of a model with that name nor {path}; {instead}"
 
 
-def weights_instead(*folders: Path, like: str = "") -> str:
-    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the likest name first."""
+def weights_instead(*folders: Path) -> str:
+    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the newest first."""
     for folder in folders:
         # MiniMind's own trainer keeps its checkpoints beside the weights.
         found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
         if found:
-            is_like = {path: bool(difflib.get_close_matches(like, [path.stem])) for path in found}
-            found.sort(key=lambda path: (is_like[path], path.stat().st_mtime), reverse=True)
+            found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
             named = [str(from_here(path)) for path in found[:MOST_NAMED]]
             if len(found) > MOST_NAMED:
                 named.append(f"and {len(found) - MOST_NAMED} more")

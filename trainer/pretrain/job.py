@@ -68,7 +68,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         dtype, precision_notice = pick_dtype(settings.dtype, device)
         if precision_notice:
             self.notices.append(precision_notice)
-        self.free_memory = free_memory(device, ranks, surroundings.available_memory)
+        free = free_memory(device, ranks)
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)
         with user_errors():
@@ -93,7 +93,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.asked = settings
             # From here on it is a number.
             settings, lines = settle_on_rows(
-                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, self.free_memory
+                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
             )
             self.notices += lines
         self.settings = settings
@@ -193,10 +193,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             asked=self.asked,
             epoch=progress.epoch,
             length=self.length,
-            dtype=self.engine.dtype,
             device_type=self.device.type,
             ranks=self.ranks,
-            free=self.free_memory,
             notices=self.notices,
             answers=self.kind.answers,
         )

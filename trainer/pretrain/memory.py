@@ -27,8 +27,9 @@ from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
-from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
+from trainer.machine.measure import available_memory, gigabytes, is_out_of_memory, plain_advice, total_memory
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
+from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import kept_of_run
@@ -119,10 +120,9 @@ def training_bytes(
     return sharing * parameters * STATE_BYTES + sharing * copies + passes + program
 
 
-def free_memory(device: torch.device, ranks: Ranks, at_start: int | None = None) -> float | None:
-    """Bytes that a rank can have, on the rank with the least; None: not known. at_start: what this rank could have when the
-    process began, None: now. A collective."""
-    own = available_memory(device) if at_start is None else at_start
+def free_memory(device: torch.device, ranks: Ranks) -> float | None:
+    """Bytes that a rank can have, on the rank with the least; None: not known. A collective."""
+    own = available_memory(device)
     if own is not None and device.type == "cpu":
         own //= ranks.local_world_size
     least = least_of_ranks(ranks, math.inf if own is None else float(own), device)
@@ -173,30 +173,44 @@ def settle_on_rows(
     ranks: Ranks,
     free: float | None,
 ) -> tuple[PretrainSettings, list[str]]:
-    """`settle` with the model and the data of a run. free: bytes of memory. A collective."""
+    """`settle` with the model and the data of a run, and a line where its micro-batches may need more memory than is free.
+
+    free: bytes, before the model was made. A collective.
+    """
     plan = corpus.plan(0)
+
+    def needed(rows: int) -> float:
+        return training_bytes(
+            model.config,
+            min(rows, plan.n_rows),
+            plan.T,
+            half=dtype.itemsize,
+            compiled=settings.use_compile != "0",
+            recomputes=settings.gradient_checkpointing,
+            device_type=device.type,
+            sharing=ranks.sharing,
+        )
 
     def fits(rows: int) -> bool:
         """Tried on a GPU, by the formula elsewhere. A collective."""
         if device.type != "cuda":
-            needed = training_bytes(
-                model.config,
-                rows,
-                plan.T,
-                half=dtype.itemsize,
-                compiled=settings.use_compile != "0",
-                recomputes=settings.gradient_checkpointing,
-                device_type=device.type,
-                sharing=ranks.sharing,
-            )
-            return free is None or needed <= SAFE_SHARE * free
+            return free is None or needed(rows) <= SAFE_SHARE * free
         first_rows = range(min(rows, plan.n_rows))
         batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
         moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
         own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
         return least_of_ranks(ranks, float(own), device) > 0
 
-    return settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
+    settled, lines = settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
+    # A plan has looked at the memory, and leaves compiled code and a heap in this process, for which its estimate had room.
+    is_open = not settled.has_budget and settled.shard == NONE
+    if is_open and free is not None and needed(settled.batch_size) > free:
+        shorter = plain_advice(settled, "a smaller --max_seq_len or model")
+        lines.append(
+            f"warning: such micro-batches need about {gigabytes(needed(settled.batch_size))}, and {gigabytes(free)} are free on "
+            f"{device.type}: if memory runs out, {shorter}"
+        )
+    return settled, lines
 
 
 def settle(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
@@ -21,7 +20,7 @@ from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
+from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
 from trainer.updates import rows_of_update, schedule_of
@@ -36,15 +35,13 @@ def pretraining_outlook(
     asked: PretrainSettings,
     epoch: int,
     length: Length,
-    dtype: torch.dtype,
     device_type: str,
     ranks: Ranks,
-    free: float | None,
     notices: Sequence[str],
     answers: bool,
 ) -> Outlook:
     """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
-    next. free: bytes of memory. notices: lines that are known already. answers: the run trains the answers of conversations.
+    next. notices: lines that are known already. answers: the run trains the answers of conversations.
     """
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
@@ -86,17 +83,6 @@ def pretraining_outlook(
         ranks=ranks,
         device_type=device_type,
         has_validation=bool(corpus.val_store),
-        memory=training_bytes(
-            config,
-            min(settings.batch_size, first.n_rows),
-            first.T,
-            half=dtype.itemsize,
-            compiled=settings.use_compile != "0",
-            recomputes=settings.gradient_checkpointing,
-            device_type=device_type,
-            sharing=ranks.sharing,
-        ),
-        free=free if settings.shard == "none" else None,
     )
     said = [*first_model.notices, *notices]
     # The chat template writes special tokens, and a message that spells one stays text.

@@ -64,29 +64,26 @@ def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
     return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
 
 
-def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path | None:
-    """The .pth or the folder of a model that --from_weight means, the likeliest .pth where nothing is there; None for "none".
+def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path:
+    """What --from_weight means: the folder of a Hugging Face model, or a .pth, which need not be there.
 
-    MiniMind's way: --from_weight pretrain means out/pretrain_512.pth. It may also be a path, with or without its ending, and
-    the folder of a Hugging Face model. Any folder may have the name of a weight, as trainer/pretrain has where a run is
-    started in trainer/. So a folder is one of a model by what it holds, and a bare name means a .pth first.
+    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
+    one of a model by what it holds, and a bare name means a .pth first.
     """
-    if from_weight == "none":
-        return None
     path = Path(from_weight)
     if path.suffix == ".pth":
         return path
+    # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
     # The name may also be whole but for its ending, with a folder or in --out_dir. A path such as / has no name.
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
-    # Unlike those of Path, os.path's questions have no errors of their own for texts that are no path.
+    # Unlike the methods of Path, those of os.path have no errors of their own for texts that are no path.
     found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
     is_bare_name = path.name == from_weight
-    if not (found and is_bare_name) and os.path.isdir(path):
-        for pattern in FILES_OF_MODELS:
-            if any(path.glob(pattern)):
-                return path
+    is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
+    if is_model and not (is_bare_name and found):
+        return path
     return found or candidates[0]
 
 
@@ -247,14 +244,16 @@ class PretrainSettings(
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
 
     def weight(self) -> Path | None:
-        """What --from_weight means, see find_weight; it may not be there."""
-        width, use_moe = self.hidden_size or DEFAULT_MODEL["hidden_size"], bool(self.use_moe)
-        return find_weight(self.from_weight, self.out_dir, width, use_moe)
+        """What --from_weight means: a folder or a .pth, see find_weight; None: fresh weights."""
+        if self.from_weight == "none":
+            return None
+        width = self.hidden_size or DEFAULT_MODEL["hidden_size"]
+        return find_weight(self.from_weight, self.out_dir, width, bool(self.use_moe))
 
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
         weight = self.weight()
-        return weight if weight is not None and weight.suffix != ".pth" else None
+        return None if weight is None or weight.suffix == ".pth" else weight
 
     def check(self) -> None:
         chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
@@ -269,23 +268,25 @@ class PretrainSettings(
         Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
         """
         weight = self.weight()
-        recorded = parses_special_tokens(weight) if weight is not None and os.path.exists(weight) else None
-        if recorded is not None and self.parse_special_tokens not in (None, recorded):
-            raise ValueError(
-                f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
-                f"{int(recorded)}: leave the flag out"
-            )
-        if recorded is not None:
-            self.parse_special_tokens = recorded
+        shape = dict(DEFAULT_MODEL)
+        if weight is not None and os.path.exists(weight):
+            recorded = parses_special_tokens(weight)
+            if recorded is not None and self.parse_special_tokens not in (None, recorded):
+                raise ValueError(
+                    f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
+                    f"{int(recorded)}: leave the flag out"
+                )
+            if recorded is not None:
+                self.parse_special_tokens = recorded
+            beside = weight.with_suffix(".json")
+            if weight.suffix == ".pth" and beside.is_file():
+                fields = read_object(beside)
+                for name in MODEL_FLAGS:
+                    # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+                    if type(fields.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
+                        shape[name] = fields[name]
         if self.weight_folder() is not None:
             return
-        shape = dict(DEFAULT_MODEL)
-        if weight is not None and os.path.isfile(weight) and weight.with_suffix(".json").is_file():
-            fields = read_object(weight.with_suffix(".json"))
-            for name in MODEL_FLAGS:
-                # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
-                if type(fields.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
-                    shape[name] = fields[name]
         for name, value in shape.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)

@@ -31,8 +31,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str | Path | None = None) -> None:
-    """Write the HTML page (and the loss curves as a picture) about the runs of `metrics_paths`.
+def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str | Path) -> None:
+    """Write the HTML page and the loss curves as a picture about the runs of `metrics_paths`.
 
     Errors: UserError for a file without metrics; OSError.
     """
@@ -40,10 +40,10 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
     names = distinct_names(runs)
     # The runs say so themselves; metrics may be of a job that does not.
     fingerprints = {run.noted("data").get("fingerprint") for run in runs} - {None}
-    write_page(
-        page,
-        "report.html",
-        Path(__file__).parent,
+    loader = FileSystemLoader(Path(__file__).parent)
+    # Texts are shown and never obeyed.
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
+    content = environment.get_template("report.html").render(
         runs=list(zip(names, runs, strict=True)),
         read_different_data=len(fingerprints) > 1,
         charts=draw_charts(runs, names),
@@ -55,10 +55,12 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         remarks=remarks,
         samples=samples,
     )
-    if png:
-        picture = loss_picture(runs, names)
-        with atomic_file(png) as file:
-            file.write(picture)
+    with atomic_file(page) as file:
+        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
+        file.write(content.encode(errors="backslashreplace"))
+    picture = loss_picture(runs, names)
+    with atomic_file(png) as file:
+        file.write(picture)
 
 
 def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
@@ -66,16 +68,6 @@ def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
     paths = [run.path.resolve().with_name(run.name) for run in runs]
     folder = os.path.commonpath([path.parent for path in paths])
     return [path.relative_to(folder).as_posix() for path in paths]
-
-
-def write_page(path: str | Path, template: str, folder: Path, **content: object) -> None:
-    """Write the page of a template that lies in `folder`: texts are shown and never obeyed. Errors: OSError."""
-    loader = FileSystemLoader([folder, Path(__file__).parent])
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
-    page = environment.get_template(template).render(content)
-    with atomic_file(path) as file:
-        # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
-        file.write(page.encode(errors="backslashreplace"))
 
 
 def for_browser(value: object) -> object:

@@ -9,7 +9,7 @@ from typing import Any, Generic
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from common.wording import counted
 from dataset.mixture import Move
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
@@ -56,7 +56,11 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         if self.saved_update == progress.update and not again:
             return
         self.saved_update = progress.update
-        self._wait_for_the_one_before()
+        problem = self._wait()
+        if problem:
+            self.reporter.say(
+                f"warning: the save before this one failed ({problem}); {self._what_is_left()}, training goes on"
+            )
         # All ranks take part in both.
         state = snapshot(self._state_dict(progress, seconds), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
@@ -96,39 +100,29 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "job": {"clock": clock.state_dict()} if clock else {},
         }
 
-    def _wait_for_the_one_before(self) -> None:
-        """Wait for the save that is under way, if any, and say how it failed.
+    def _wait(self) -> str:
+        """Wait for the save that is under way, if any. Returns how it failed, "": it did not.
 
         All ranks wait for that of rank 0, which may take longer than they wait for a message: they hear that it still works.
         """
 
         def wait() -> str:
-            """Returns what went wrong, "": nothing."""
             try:
-                self.checkpoints.wait()
-            except OSError as error:
-                return failure(error)
+                with user_errors():
+                    self.checkpoints.wait()
+            except UserError as error:
+                return str(error)
             return ""
 
-        problem = on_main(self.ranks, wait)
-        if problem:
-            self.reporter.say(
-                f"warning: the save before this one failed ({problem}); {self._what_is_left()}, training goes on"
-            )
+        return on_main(self.ranks, wait)
 
     def finish(self) -> None:
         """Wait for the last save; UserError if it failed, since nothing comes after it.
 
         All ranks wait for it: a launcher that sees one of them gone ends the others at once.
         """
-
-        def wait() -> None:
-            try:
-                self.checkpoints.wait()
-            except OSError as error:
-                raise UserError(f"the last save failed ({failure(error)}); {self._what_is_left()}") from error
-
-        on_main(self.ranks, wait)
+        problem = self._wait()
+        end_all(self.ranks, problem and f"the last save failed ({problem}); {self._what_is_left()}")
 
     def _what_is_left(self) -> str:
         """What a user has after a save that failed."""
@@ -263,8 +257,3 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             return
         for ending in ("pth", "json"):
             Path(f"{stem}.{ending}").unlink(missing_ok=True)
-
-
-def failure(error: OSError) -> str:
-    """Why a save failed, without the number that str() begins with."""
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -36,13 +36,20 @@ def write_lines(path, n_documents=30, seed=0):
     return path, documents
 
 
+def store_of(folder, texts):
+    """(tokenizer, encoder, store) of some documents."""
+    tokenizer = load_wordpiece(write_vocab(folder / "vocab.txt"))
+    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    encoder = LineEncoder(tokenizer)
+    return tokenizer, encoder, open_or_build(str(folder / "data.jsonl"), encoder, progress=False)
+
+
 @pytest.fixture
 def opened(tmp_path):
     """(tokenizer, encoder, store, documents)"""
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    path, documents = write_lines(tmp_path / "data.jsonl")
-    encoder = LineEncoder(tokenizer)
-    return tokenizer, encoder, open_or_build(str(path), encoder, progress=False), documents
+    _, documents = write_lines(tmp_path / "lines.jsonl")
+    texts = ["\n".join(map(" ".join, document)) for document in documents]
+    return *store_of(tmp_path, texts), documents
 
 
 # ------------------------------------------------------------------------------------------------ examples
@@ -105,12 +112,7 @@ def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
 
 def test_the_random_choices_have_their_shares(tmp_path):
     """One-segment examples, random targets and overflowing first segments, counted over 30,000 short lines."""
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    with open(tmp_path / "data.jsonl", "w") as file:
-        for _ in range(20):
-            file.write(json.dumps({"text": "\n".join(["the cat sat on a mat a"] * 1500)}) + "\n")
-    encoder = LineEncoder(tokenizer)
-    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
+    _, encoder, store = store_of(tmp_path, ["\n".join(["the cat sat on a mat a"] * 1500)] * 20)
     examples = Examples(store, 128, encoder.sep_id, seed=3)
     full = examples.lengths >= 127
     assert np.mean(~full) == pytest.approx(0.05, abs=0.02)
@@ -169,13 +171,8 @@ def test_an_epoch_has_another_order_and_other_masks(opened):
 
 def test_totals_are_what_the_batches_hold(tmp_path):
     """Of a text with many unknown words, which are not masked."""
-    tokenizer = load_wordpiece(write_vocab(tmp_path / "vocab.txt"))
-    with open(tmp_path / "data.jsonl", "w", encoding="utf-8") as file:
-        for i in range(50):
-            words = ["cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)]
-            file.write(json.dumps({"text": " ".join(words)}) + "\n")
-    encoder = LineEncoder(tokenizer)
-    store = open_or_build(str(tmp_path / "data.jsonl"), encoder, progress=False)
+    texts = [" ".join("cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)) for i in range(50)]
+    tokenizer, encoder, store = store_of(tmp_path, texts)
     plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id), 0.5, 1, 0)
     for lo, hi in ((0, 7), (7, plan.n_rows)):
         batch = ElectraAssembler(store, tokenizer, 16, 0.5, "electra", 1)[plan.recipe(range(lo, hi))]
@@ -205,37 +202,34 @@ def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
     """Many characters of equal frequency, trained in processes of their own; the commonest characters come first."""
     texts = ["".join(chr(0x4E00 + (7 * i + j) % 3000) for j in range(40)) + " the cat" for i in range(2000)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    found = []
-    for name in "ab":
-        command = ["--type", "wordpiece", "--vocab_size", 300, "--data_path", tmp_path / "data.jsonl"]
-        command += ["--out_dir", tmp_path / name]
-        ended = command_line(command, script=ROOT / "trainer" / "train_tokenizer.py", PYTHONHASHSEED=str(len(found)))
+    command = ["--type", "wordpiece", "--vocab_size", 300, "--data_path", tmp_path / "data.jsonl", "--out_dir"]
+    script = ROOT / "trainer" / "train_tokenizer.py"
+    for name in "01":
+        ended = command_line([*command, tmp_path / name], script=script, PYTHONHASHSEED=name)
         assert ended.returncode == 0, ended.stderr
-        found.append((tmp_path / name / "vocab.txt").read_text())
-    lines = found[0].splitlines()
-    assert found[0] == found[1] and len(lines) <= 300 and lines[:5] == SPECIALS and len(set(lines)) == len(lines)
-    pieces = [load_wordpiece(tmp_path / place).tokenize("the cat") for place in ("a", "a/vocab.txt")]
+    first, second = ((tmp_path / name / "vocab.txt").read_text() for name in "01")
+    lines = first.splitlines()
+    assert first == second and len(lines) <= 300 and lines[:5] == SPECIALS and len(set(lines)) == len(lines)
+    pieces = [load_wordpiece(tmp_path / place).tokenize("the cat") for place in ("0", "0/vocab.txt")]
     assert pieces[0] == pieces[1]
 
 
-def test_faults_of_a_vocabulary_are_told_with_what_named_it(tmp_path):
+def test_faults_of_a_vocabulary_are_told_with_its_path(tmp_path):
     save_wordpiece(load_wordpiece(write_vocab(tmp_path / "vocab.txt")), tmp_path / "gaps")
     path = tmp_path / "gaps" / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["vocab"]["cat"] = 40_000
     path.write_text(json.dumps(content))
-    faults = {
+    (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
+    for place, message in {
         tmp_path / "gaps": "ids of this tokenizer have gaps",
         tmp_path / "none.txt": "no such vocab.txt",
         path: r"no \[PAD\] in it",
-        write_vocab(tmp_path / "no_mask.txt", [*SPECIALS[:4], *WORDS]): r"no \[MASK\]",
         write_vocab(tmp_path / "twice.txt", [*SPECIALS, "the", "cat", "the"]): "a line that stands there twice",
         tmp_path / "latin.txt": "is in UTF-8, and this file is not",
-    }
-    (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
-    for place, message in faults.items():
-        with pytest.raises(ValueError, match=f"^--from_resume 1: {place}: .*{message}"):
-            load_wordpiece(place, named_by="--from_resume 1: ")
+    }.items():
+        with pytest.raises(ValueError, match=f"{place}: .*{message}"):
+            load_wordpiece(place)
 
 
 def test_case_and_the_mark_that_windows_writes(tmp_path):

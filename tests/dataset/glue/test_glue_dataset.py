@@ -16,6 +16,7 @@ from tests.helpers import SHARED, needs_shared
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", '"', "[", "]", "sep", *"abcdefghij"]
 RTE = "index\tsentence1\tsentence2\tlabel"
 OWN = Task("mine", ("title", "body"), "stars", ("bad", "good"), ("accuracy",))
+LONG = "a" * ((1 << 20) + 1)
 SCORE = Task("mine", ("text",), "label", (), ("pearson",), bounds=(-LARGEST_SCORE, LARGEST_SCORE))
 
 
@@ -113,17 +114,10 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
         ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
         ("sst2", "nowhere.tsv", None, "cannot be read"),
-        (OWN, "a.jsonl", '{"title": "a", "body": "b"}', ":1: 'stars' is not there"),
         (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: an object with the texts title, body"),
         (OWN, "a.jsonl", '{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: an object with the texts"),
-        (OWN, "a.jsonl", '\n["a"]', ":2: an object with the texts"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: an object with the texts"),
-        (
-            OWN,
-            "a.tsv",
-            f"title\tbody\tstars\n{'a' * ((1 << 20) + 1)}\tb\tbad\n",
-            ":2: a sentence of more than 1,048,576",
-        ),
+        (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
         # Of 1e39 float32 makes infinity, and of 1e20 its square in the loss.
         *((SCORE, "a.tsv", f"text\tlabel\na\t{word}\n", ":2: label") for word in ("nan", "1e39", "-1e20", "")),
     ],
@@ -182,16 +176,15 @@ def test_cache_depends_on_content_and_length_and_is_made_again_if_damaged(tmp_pa
 
     found, key = cached()
     (file,) = (tmp_path / ".glue_cache").iterdir()
-    assert found.lengths.tolist() == [6] and cached()[1] == key
+    made = file.stat().st_ino
+    assert found.lengths.tolist() == [6] and cached()[1] == key and file.stat().st_ino == made
     assert len({key, cached(max_seq_len=9)[1], cached(labelled=False)[1]}) == 3
     whole = file.read_bytes()
-    for damaged in (whole[:40], whole[:200] + b"xx" + whole[202:], b""):
-        file.write_bytes(damaged)
-        assert cached()[0].lengths.tolist() == [6]
-    stat = file.stat().st_mtime_ns, file.stat().st_ino
-    assert cached()[1] == key and (file.stat().st_mtime_ns, file.stat().st_ino) == stat
+    file.write_bytes(whole[:200] + b"xx" + whole[202:])
+    assert cached()[0].lengths.tolist() == [6]
+    made = file.stat().st_ino
     cached(overwrite=True)
-    assert file.stat().st_ino != stat[1]
+    assert file.stat().st_ino != made
     tsv(path, RTE, "0\ta b\tc d\tentailment")
     assert cached()[1] != key and cached()[0].lengths.tolist() == [7]
     cached(cache_dir=str(tmp_path / "there"))

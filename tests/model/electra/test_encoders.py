@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import ElectraConfig, ElectraForPreTraining
 
 from model.electra import encoders
-from model.electra.encoders import SHORT_ROWS, attention, dropped, quicken_attention, ready_mask, written_out
+from model.electra.encoders import SHORT_ROWS, attention, dropped, ready_mask, written_out
 
 
 def test_hashed_dropout_is_even_and_independent():
@@ -57,13 +56,3 @@ def test_dropout_of_attention_that_is_written_out():
     every_key = torch.ones(2, 1, 64, 64, dtype=torch.bool)
     found = written_out(query, key, torch.ones_like(query), every_key, 0.5, 0.4).float()
     assert found.std() > 0.05 and found.mean() == pytest.approx(1, abs=0.02)
-
-
-def test_a_config_that_asks_for_its_attention_can_be_saved_afterwards(tmp_path):
-    """transformers refuses to save one that asks for weights of attention which its implementation does not give."""
-    config = ElectraConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-                           attn_implementation="eager", output_attentions=True)  # fmt: skip
-    network = ElectraForPreTraining(config)
-    quicken_attention(network)
-    network.save_pretrained(tmp_path)
-    assert ElectraForPreTraining.from_pretrained(tmp_path).config._attn_implementation == "sdpa"

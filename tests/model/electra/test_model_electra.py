@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, ElectraConfig, ElectraForSequenceClassification
+from transformers import ElectraConfig, ElectraForSequenceClassification
 
-from common.errors import UserError
 from dataset.electra.electra_dataset import mask_count, mask_tokens
 from model.electra.model_electra import IGNORE, ElectraPretrainer, configs
 from tests.helpers import SHARED, needs_shared
-from tests.model.public import change_config
 from trainer.electra.settings import SIZES
 
 # Of a discriminator of two layers; the generator's are a quarter as wide.
@@ -115,39 +113,25 @@ def without_a_weight(folder):
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def of_another_kind(folder):
-    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    BertForMaskedLM(config).save_pretrained(folder / "generator")
-
-
 def of_another_width(folder):
-    configs_of_both = configs({**TINY, "embedding_size": 8}, 60)
-    ElectraPretrainer.from_configs(*configs_of_both).generator.save_pretrained(folder / "generator")
+    pair = configs({**TINY, "embedding_size": 8}, 60)
+    ElectraPretrainer.from_configs(*pair).generator.save_pretrained(folder / "generator")
 
 
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (
-            fine_tuned,
-            "discriminator: 4 weights of an ElectraForPreTraining are not in there, discriminator_predictions",
-        ),
+        (fine_tuned, "discriminator: 4 weights of an ElectraForPreTraining are not in there"),
         (without_a_weight, "generator: 1 weights of an ElectraForMaskedLM"),
-        (of_another_kind, "generator: a bert model, and an ELECTRA"),
         (of_another_width, "embedding_size is 8 in the generator and 16 in the discriminator"),
-        ({"attn_implementation": "evil/attention"}, "generator: its config asks for the attention of evil/attention"),
     ],
 )
 def test_a_folder_without_all_of_both_networks_is_refused_in_a_line(folder, spoil, message):
-    """transformers fills what is missing with random numbers, and builds and fetches what a config asks for."""
-    if isinstance(spoil, dict):
-        change_config(folder / "generator", **spoil)
-    else:
-        spoil(folder)
+    """transformers fills what is missing with random numbers."""
+    spoil(folder)
     with pytest.raises(ValueError, match=message) as caught:
         ElectraPretrainer.from_pretrained("--model_path", folder)
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, UserError) or spoil is of_another_width
 
 
 def test_the_losses_are_those_of_transformers_heads():
@@ -178,26 +162,24 @@ def test_the_losses_are_those_of_transformers_heads():
 
 @pytest.mark.slow
 def test_compiled_training_gives_the_losses_of_the_plain_one():
-    """Without dropout the same numbers; with it the same on average, and other shapes than the compiled one work."""
+    """Without dropout the same numbers, also of other shapes than the compiled one; with it the same on average."""
     example = batch(*random_examples(R=4))
     sampled = torch.randint(5, 60, example[2].shape)
-    a, b = tiny(), tiny()
-    b.compile_training((4, 24))
-    first, second = (model(*example, sampled=sampled) for model in (a, b))
-    assert second.mlm.item() == pytest.approx(first.mlm.item(), rel=1e-5)
-    assert second.disc.item() == pytest.approx(first.disc.item(), rel=1e-5)
-    first.disc.backward(), second.disc.backward()
-    gradients = zip(a.named_parameters(), b.named_parameters(), strict=True)
-    assert all(torch.allclose(p.grad, q.grad, atol=1e-5) for (_, p), (_, q) in gradients if p.grad is not None)
-    ragged = [x[:3] for x in example]
-    losses = [model(*ragged, sampled=sampled[:3]).disc.item() for model in (a, b)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for model in (a, b):
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.2
+    plain, compiled = tiny(), tiny()
+    compiled.compile_training((4, 24))
+    for rows in (4, 3):
+        part = [x[:rows] for x in example]
+        first, second = (model(*part, sampled=sampled[:rows]) for model in (plain, compiled))
+        assert second.mlm.item() == pytest.approx(first.mlm.item(), rel=1e-5)
+        assert second.disc.item() == pytest.approx(first.disc.item(), rel=1e-5)
+        first.disc.backward(), second.disc.backward()
+    gradients = zip(plain.parameters(), compiled.parameters(), strict=True)
+    assert all(torch.allclose(p.grad, q.grad, atol=1e-5) for p, q in gradients if p.grad is not None)
+    for module in (*plain.modules(), *compiled.modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.2
     torch._dynamo.reset()
-    means = [np.mean([model(*example, sampled=sampled).disc.item() for _ in range(40)]) for model in (a, b)]
+    means = [np.mean([model(*example, sampled=sampled).disc.item() for _ in range(40)]) for model in (plain, compiled)]
     assert means[1] == pytest.approx(means[0], rel=0.01)
 
 

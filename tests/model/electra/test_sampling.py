@@ -8,14 +8,6 @@ import torch
 from model.electra.model_electra import CHUNK, running_sums, sample
 
 
-@pytest.fixture
-def deterministic_algorithms():
-    """As --deterministic 1 has it."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("V", [1, 50, CHUNK, 2 * CHUNK + 90])
 def test_a_draw_is_the_place_in_the_cumulative_probabilities(V):
     """By the same uniform numbers; a place within rounding of a border may be either token's."""
@@ -67,23 +59,19 @@ def test_sampled_frequencies_are_the_softmax(how):
         assert ((counts - p).abs() < 5 * (p * (1 - p) / n).sqrt()).all()
 
 
-def test_deterministic_runs_draw_without_the_sums_that_a_gpu_refuses(monkeypatch, deterministic_algorithms):
-    """torch's own list of what raises then on CUDA has cumsum of floats. Reference: what is drawn with it."""
+def test_deterministic_runs_draw_without_the_sums_that_a_gpu_refuses(monkeypatch):
+    """torch's own list of what raises then on CUDA has cumsum of floats. References: its sums, and what is drawn with them."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(200, 1000, generator=generator) * 3
     numbers = torch.rand(50, 300, dtype=torch.float64) * 10.0 ** torch.randint(-12, 3, (50, 300), generator=generator)
 
     def drawn():
         torch.manual_seed(1)
-        return sample(logits)
+        return sample(logits), running_sums(numbers)
 
-    def refused(numbers, dim):
-        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.Tensor, "cumsum", refused)
-        ours, sums = drawn(), running_sums(numbers)
-    assert (sums.diff(dim=-1) >= 0).all()
-    torch.testing.assert_close(sums, numbers.cumsum(-1), rtol=1e-12, atol=0.0)
-    torch.use_deterministic_algorithms(False)
-    assert torch.equal(ours, drawn())
+    wanted, wanted_sums = drawn()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cumsum", None)
+    found, sums = drawn()
+    assert torch.equal(found, wanted) and (sums.diff(dim=-1) >= 0).all()
+    torch.testing.assert_close(sums, wanted_sums, rtol=1e-12, atol=0.0)

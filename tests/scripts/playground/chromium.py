@@ -3,12 +3,11 @@
 import contextlib
 import json
 import shutil
-import time
 
 import pytest
 
 # As root, and without the network that Chromium itself would use
-OPTIONS = (
+OPTIONS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -18,7 +17,7 @@ OPTIONS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-)
+]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -73,13 +72,4 @@ def requested(driver):
             found.append(message["params"]["request"]["url"])
         if message["method"] == "Network.webSocketCreated":
             found.append(message["params"]["url"])
-    return found
-
-
-def until(condition, seconds=60):
-    """What `condition()` gives as soon as it is true."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, "the page does not show it"
-        time.sleep(0.02)
     return found

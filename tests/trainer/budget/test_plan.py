@@ -6,10 +6,11 @@ from dataclasses import fields
 import pytest
 import torch
 
+from common.errors import UserError
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import Data, Machine
-from trainer.budget.plan import FEWEST_UPDATES, Demands, NothingFits, best_plan, cuts, plan_for, sizes
+from trainer.budget.plan import FEWEST_UPDATES, Demands, best_plan, cuts, plan_for, sizes
 from trainer.machine.ranks import Ranks
 
 
@@ -145,12 +146,12 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     # Who has said the number of micro-batches has left open how large they are.
     assert best(only, **room_for_9, accumulation_steps=1).cut == (8, 1, 1)
     for too_much in ({**room_for_9, "batch_size": 16}, {"memory": 1e6 * 128, "accumulation_steps": 1}):
-        with pytest.raises(NothingFits, match="the memory is too small"):
+        with pytest.raises(UserError, match="the memory is too small"):
             best(only, **too_much)
 
 
 def test_too_little_time_is_said():
-    with pytest.raises(NothingFits, match="the budget is too small"):
+    with pytest.raises(UserError, match="the budget is too small"):
         best(seconds=5.0)
 
 
@@ -168,7 +169,7 @@ def test_too_little_text_is_said(budget, changes):
     enough = math.ceil(FEWEST_UPDATES * rows * changes.get("T", 512) / laws.MOST_PASSES)
     assert best(**budget, **changes, tokens_of_pass=enough).updates >= FEWEST_UPDATES
     for different in (10, enough / 2):
-        with pytest.raises(NothingFits, match="the text is too small"):
+        with pytest.raises(UserError, match="the text is too small"):
             best(**budget, **changes, tokens_of_pass=different, memory=1e12)
 
 

@@ -57,7 +57,7 @@ def test_the_plan_is_shown_and_kept_to(text, tmp_path, capfd):
     """References: the flags that are printed, and a run with them, bit for bit."""
     run = planned(tmp_path / "a", text)
     printed = capfd.readouterr().out
-    for name in ("model", "tokens", "updates", "rates", "expected validation loss", "memory", "time", "half of it"):
+    for name in ("model", "tokens", "updates", "rates", "expected validation loss", "memory", "time"):
         assert f"\n  {name}" in printed
     assert "plan for 3 K tokens:" in printed
     assert run.progress.update == run.settings.max_updates
@@ -134,7 +134,7 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
-    for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
+    for said in ([], ["--hidden_size", "16"]):
         with pytest.raises(
             UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
         ):
@@ -201,7 +201,7 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
 def test_an_out_dir_that_cannot_be_written_is_told_before_the_plan(text, tmp_path, capfd):
     """A plan takes half a minute."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"--out_dir: .*file/out cannot be made"):
+    with pytest.raises(UserError, match=r"file/out: Not a directory"):
         planned(tmp_path / "file" / "out", text)
     assert "planning:" not in capfd.readouterr().out
 

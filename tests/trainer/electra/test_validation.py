@@ -14,7 +14,8 @@ from sklearn.metrics import roc_auc_score
 from common.errors import DataError, UserError
 from model.electra.model_electra import IGNORE, Losses
 from tests.dataset.electra.test_electra_dataset import write_lines
-from tests.trainer.test_train_electra import equal, train, weights
+from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
+from tests.trainer.test_train_electra import equal, log_lines, train, weights
 from trainer.electra.job import AUC_BINS, VAL_SEED, metrics, sums_of
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
@@ -23,21 +24,15 @@ FIGURES = {"val_loss", "val_mlm_loss", "val_disc_loss", "val_gen_acc", "val_disc
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    """Documents that are not trained."""
-    return write_lines(tmp_path_factory.mktemp("other") / "other.jsonl", n_documents=9, seed=7)[0]
-
-
-@pytest.fixture(scope="module")
-def run(data, other, tmp_path_factory):
-    """A run that was evaluated, with dropout."""
+def run(data, tmp_path_factory):  # noqa: F811
+    """A run that was evaluated on other documents, with dropout."""
     out = tmp_path_factory.mktemp("run")
+    other = write_lines(out / "other.jsonl", n_documents=9, seed=7)[0]
     trained = train(**data, out_dir=out, val_path=other, eval_interval=5, eval_batch_size=5, accumulation_steps=2)
-    lines = (out / "electra_small" / "electra_small.metrics.jsonl").read_text().splitlines()
-    return SimpleNamespace(trainer=trained, lines=[json.loads(line) for line in lines])
+    return SimpleNamespace(trainer=trained, other=other, evaluated=log_lines(out, "val_loss"))
 
 
-def test_the_figures_are_those_of_the_examples(run, other):
+def test_the_figures_are_those_of_the_examples(run):
     """Reference: every held-out token once; batch by batch, its tokens drawn by its number, sums of cross-entropies, and
     scikit-learn's AUC."""
     job = run.trainer.job
@@ -58,7 +53,7 @@ def test_the_figures_are_those_of_the_examples(run, other):
         logits += found.disc_logits[real].tolist()
         n_words += int((real & (batch.ids > 4)).sum())
     model.train()
-    assert n_words == sum(len(json.loads(line)["text"].split()) for line in other.read_text().splitlines())
+    assert n_words == sum(len(json.loads(line)["text"].split()) for line in run.other.read_text().splitlines())
     mlm, disc = sums["mlm"] / sums["masked"], sums["disc"] / len(replaced)
     values, stop_signal = job.evaluate(run.trainer.engine, StopSignals(), 12)
     assert stop_signal == 0 and set(values) == FIGURES
@@ -76,13 +71,11 @@ def test_the_figures_are_those_of_the_examples(run, other):
 
 
 @pytest.mark.slow
-def test_evaluations_come_by_updates_and_change_nothing(run, data, tmp_path):
+def test_evaluations_come_by_updates_and_change_nothing(run, data, tmp_path):  # noqa: F811
     """Reference: the same run without them, dropout and draws included."""
-    evaluated = [line for line in run.lines if "val_loss" in line]
-    assert [line["update"] for line in evaluated] == [5, 10, 12]
-    assert len({line["val_disc_auc"] for line in evaluated}) == 3
-    plain = train(**data, out_dir=tmp_path, accumulation_steps=2)
-    assert equal(weights(run.trainer), weights(plain))
+    assert [line["update"] for line in run.evaluated] == [5, 10, 12]
+    assert len({line["val_disc_auc"] for line in run.evaluated}) == 3
+    assert equal(weights(run.trainer), weights(train(**data, out_dir=tmp_path, accumulation_steps=2)))
 
 
 def test_figures_are_the_same_on_every_world_size(run, monkeypatch):
@@ -126,7 +119,7 @@ def test_the_auc_is_right_of_a_discriminator_that_doubts_little(dtype):
     assert counts.sum() == 6 and counts[0] == 3 and counts[-1] == 2 and counts[AUC_BINS // 2] == 1
 
 
-def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):
+def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):  # noqa: F811
     """--val_fraction. Reference: the documents of the examples of both sides."""
     split = train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=2)
     job = split.job

@@ -33,18 +33,17 @@ def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_
     assert train_sft.main([*plain, "--from_weight", str(there), "--max_updates", "1", "--save_weight", "new"]) == 0
 
 
-def test_the_wanted_kind_comes_first_then_the_newest(tmp_path, monkeypatch):
+def test_the_newest_weights_are_named(tmp_path, monkeypatch):
     """Checkpoints of MiniMind's own trainer, folders and other files are no weights."""
     monkeypatch.chdir(tmp_path)
     assert weights_instead(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
-    for name, seconds in (("full_sft_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
+    for name, seconds in (("a_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
         weight(tmp_path, name, seconds)
     weight(tmp_path, "pretrain_512_resume.pth", 99)
     weight(tmp_path, "pretrain_512.json", 99)
     (tmp_path / "folder.pth").mkdir()
-    said = "there are pretrain_64.pth, pretrain_256.pth, full_sft_256.pth, and 1 more"
-    for like in ("pretrain", "pretrian_256"):
-        assert weights_instead(tmp_path / "nowhere", tmp_path, like=like) == said
+    said = "there are a_256.pth, b.pth, pretrain_64.pth, and 1 more"
+    assert weights_instead(tmp_path / "nowhere", tmp_path) == said
 
 
 @pytest.mark.parametrize("script, arguments", [(generate, []), (export_hf, ["--out_dir", "out"])])

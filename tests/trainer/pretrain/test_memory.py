@@ -14,7 +14,7 @@ from tests.helpers import losses, tiny_model, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command
+from trainer.pretrain import command, job
 from trainer.pretrain.memory import fits_gpu, recorded_rows, settle, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
@@ -139,6 +139,16 @@ def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, ca
     assert losses(auto) == losses(explicit)
     for ours, reference in zip(auto.engine.parameters, explicit.engine.parameters, strict=True):
         assert torch.equal(ours, reference)
+
+
+def test_micro_batches_that_may_not_fit_are_told_with_smaller_ones(tmp_path, data, monkeypatch, capsys):
+    monkeypatch.setattr(job, "free_memory", lambda *_: 1e6)
+    train(data_path=data, out_dir=tmp_path, batch_size=2, accumulation_steps=3, max_updates=1)
+    said = capsys.readouterr().out
+    assert "warning: such micro-batches need about 0.1" in said
+    assert (
+        "0.00 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
+    )
 
 
 def test_a_trial_leaves_nothing_behind_and_hides_no_other_fault(monkeypatch):
