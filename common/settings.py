@@ -32,7 +32,6 @@ import yaml
 from common.errors import UserError
 from common.files import atomic_file, read_small
 from common.flags import SWITCH, Parser
-from common.paths import similar_file
 
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
 # Of what a file calls a setting, in an error line
@@ -256,6 +255,6 @@ def read_plain(path: Path, flag: str) -> object:
             return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)
     except OSError as error:
-        raise UserError(f"{flag} {path} cannot be read ({error.strerror}){similar_file(path)}") from None
+        raise UserError(f"{flag} {path} cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{flag} {path} is no {kind} ({error})") from None

@@ -20,8 +20,13 @@ from common.paths import ROOT, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import DEFAULT, unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    DEFAULT,
+    check_ids_fit,
+    has_tokenizer,
+    unnamed_vocabulary,
+    vocabulary_digest,
+)
 from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of

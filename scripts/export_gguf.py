@@ -31,8 +31,7 @@ from common.packages import optional_package
 from common.paths import utf8_folder
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import starts_with_bos
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size
+from dataset.tokenizing.tokenizer_files import check_ids_fit, check_size, starts_with_bos
 from scripts.arguments import export_gguf_parser
 from scripts.common import as_minimind, drop_untrained_thoughts, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact

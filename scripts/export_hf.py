@@ -40,8 +40,7 @@ from common.paths import utf8_folder
 from common.wording import announce, one_line
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import add_bos, save_tokenizer
-from dataset.tokenizing.vocabulary import has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import add_bos, has_tokenizer, save_tokenizer, vocabulary_digest
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of

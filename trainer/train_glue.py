@@ -49,7 +49,7 @@ from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, 
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.vocabulary import check_known
+from dataset.tokenizing.tokenizer_files import check_known
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import common_warnings, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted

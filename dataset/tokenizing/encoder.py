@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from common.packages import loader_reason
 from dataset.tokenizing.byte_level_bpe import LLAMA_BPE, bytes_of_characters
 from dataset.tokenizing.long_texts import LONGEST_WHOLE, PART_CHARACTERS, TooLongToEncode, can_be_cut, parts_of
-from dataset.tokenizing.tokenizer_files import leave_bos_to_the_caller
-from dataset.tokenizing.vocabulary import check_files
+from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

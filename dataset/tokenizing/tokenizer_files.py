@@ -1,13 +1,23 @@
-"""A tokenizer's files: what it adds to a text unasked, and a folder that transformers 4.48 to 5 read alike."""
+"""A tokenizer's files: what it adds to a text unasked, a folder that transformers 4.48 to 5 read alike, and whether the tokenizer is
+the one that a model or a text wants. Another one would train on [UNK] without a word.
+"""
 
+import hashlib
 import json
+from collections import Counter
+from collections.abc import Collection, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+import numpy as np
+from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
+from common.errors import DataError
 from common.paths import ROOT
+from common.wording import counted
+from dataset.store.format import Column, Documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,16 +27,28 @@ DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
 # What save_pretrained of transformers 5 notes about the machine and the call that loaded the tokenizer
 OF_THIS_MACHINE = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
+# Files that hold a whole tokenizer, of whatever class
+WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+# How many tokens of a text's beginning are looked at.
+SAMPLE = 100_000
+# Fewer tell nothing.
+FEWEST = 50
+# The share of them that may be unknown.
+MOST_UNKNOWN = 0.5
+# How many documents, and tokens of each, are searched for spelt special tokens; the share of documents that tells
+SPELLING_DOCUMENTS = 200
+SPELLING_TOKENS = 2000
+SPELLING_SHARE = 0.1
+# The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
+# number of embeddings up, for speed.
+LEAST_FILLED = 0.9
+# What helps where a tokenizer is not the model's, in the commands that have this flag.
+NAME_TOKENIZER = "name the model's own with --tokenizer_path"
 
 
 def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
     """Put BOS before each text, as a document begins in training; EOS comes from the model."""
     return TemplateProcessing(single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)])
-
-
-def plain_template() -> TemplateProcessing:
-    """Add nothing: what transformers 5 gives a tokenizer.json that has no post-processor."""
-    return TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
 def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | None) -> None:
@@ -37,20 +59,12 @@ def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | N
     """
     if bos is None or bos_id is None or backend.post_processor is None:
         return
-    # The library shows a post-processor only as a part of the whole tokenizer.json, so its JSON is compared with what
-    # `bos_template` becomes there.
-    processor = json.loads(backend.to_str())["post_processor"]
-    head = {"SpecialToken": {"id": bos, "type_id": 0}}
-    first = {"Sequence": {"id": "A", "type_id": 0}}
-    second = {"Sequence": {"id": "B", "type_id": 0}}
-    ours = {
-        "type": "TemplateProcessing",
-        "single": [head, first],
-        "pair": [head, first, head, second],
-        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
-    }
-    if processor == ours:
-        backend.post_processor = plain_template()
+    ours = Tokenizer(models.BPE())
+    ours.post_processor = bos_template(bos, bos_id)
+    # The library shows a post-processor only as a part of the whole tokenizer.json.
+    if json.loads(backend.to_str())["post_processor"] == json.loads(ours.to_str())["post_processor"]:
+        # What transformers 5 gives a tokenizer.json that has no post-processor
+        backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
 def add_bos(tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -102,3 +116,118 @@ def unnamed_vocabulary(weight: Path) -> str:
         f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is taken: name its own "
         "with --tokenizer_path"
     )
+
+
+def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """transformers makes a tokenizer of a config alone, whose few entries are the special tokens.
+
+    Errors: ValueError where the folder lacks the files that a tokenizer of this class reads its vocabulary from.
+    """
+    # Such as {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}.
+    files_of_class = type(tokenizer).vocab_files_names
+    # A tokenizer of bytes or characters needs none.
+    if not files_of_class:
+        return
+    for pattern in WHOLE_TOKENIZER:
+        if any(is_filled(path) for path in folder.glob(pattern)):
+            return
+    # Without a file that holds all, every one of the others has to be there.
+    wanted = [name for what, name in files_of_class.items() if what != "tokenizer_file"]
+    missing = [name for name in wanted if not is_filled(folder / name)]
+    if wanted and not missing:
+        return
+    lacks = " and ".join(missing) or "tokenizer.json"
+    raise ValueError(
+        f"{folder}: no vocabulary is in there (neither tokenizer.json nor {lacks}), and a tokenizer made without one "
+        "knows no word; copy the tokenizer's files into this folder"
+    )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there is a file of a tokenizer, of whatever kind. Where `folder` is none, there is not."""
+    candidates: list[Path] = []
+    for pattern in ("tokenizer_config.json", *WHOLE_TOKENIZER):
+        candidates.extend(folder.glob(pattern))
+    return any(is_filled(path) for path in candidates)
+
+
+def is_filled(path: Path) -> bool:
+    """Whether it is a file with something in it."""
+    return path.is_file() and path.stat().st_size > 0
+
+
+def check_known(tokens: Column, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
+    """tokens: the ids of a text; its beginning is looked at. others: ids that are no text, as those of separators.
+
+    Errors: DataError where most of them are `unk_id`, from which nothing can be learned. what: names the text.
+    """
+    if unk_id is None:
+        return
+    beginning = np.asarray(tokens[:SAMPLE])
+    separators = [token_id for token_id in others if token_id not in (None, unk_id)]
+    beginning = beginning[~np.isin(beginning, separators)]
+    if len(beginning) < FEWEST:
+        return
+    is_unknown = beginning == unk_id
+    share = float(is_unknown.mean())
+    if share > MOST_UNKNOWN:
+        raise DataError(
+            f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
+            "language or model, or its vocabulary is not whole"
+        )
+
+
+def note_on_spelt_tokens(
+    stores: Iterable[Documents], tokenizer: "PreTrainedTokenizerBase", by_weights: bool = False
+) -> list[str]:
+    """A line for the first of the stores whose documents spell special tokens as text, as far as the beginnings show.
+
+    A few that do may speak of such tokens; where many do, their authors mean them. by_weights: the weights of --from_weight
+    have decided that they are read as text.
+    """
+    why = ", as these weights were trained: a fresh model with" if by_weights else ":"
+    special = [token for token in tokenizer.all_special_tokens if token.strip()]
+    for store in stores:
+        n_documents = min(len(store), SPELLING_DOCUMENTS)
+        found: Counter[str] = Counter()
+        n_spelling = 0
+        for begin, end in pairwise(np.asarray(store.offsets[: n_documents + 1]).tolist()):
+            ids = np.asarray(store.tokens[begin : min(end, begin + SPELLING_TOKENS)])
+            # The tokens themselves are left out: BOS, EOS.
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+            spelt = [token for token in special if token in text]
+            found.update(spelt)
+            n_spelling += bool(spelt)
+        if n_spelling > SPELLING_SHARE * n_documents:
+            return [
+                f"note: {n_spelling} of the first {counted(n_documents, 'document')} spell {found.most_common(1)[0][0]} or other "
+                f"special tokens, which are read as plain text{why} --parse_special_tokens 1 "
+                "reads them as the tokens themselves"
+            ]
+    return []
+
+
+def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
+    """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
+    entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def check_size(entries: int, embeddings: int, what: str) -> None:
+    """Errors: ValueError where a model has embeddings for far more entries than the tokenizer has: another model's."""
+    if entries < LEAST_FILLED * embeddings:
+        raise ValueError(
+            f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the "
+            "tokenizer of another model"
+        )
+
+
+def check_ids_fit(ids: int, embeddings: int, what: str, advice: str = NAME_TOKENIZER) -> None:
+    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer. advice: what helps.
+
+    Errors: ValueError where the tokenizer has ids that the model has no embedding for. Fewer are fine.
+    """
+    if ids > embeddings:
+        raise ValueError(
+            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: {advice}"
+        )

@@ -23,8 +23,7 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.store.format import Ints
-from dataset.tokenizing.tokenizer_files import save_tokenizer
-from dataset.tokenizing.vocabulary import check_size
+from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network

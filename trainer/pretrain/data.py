@@ -13,7 +13,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.mixture import Move
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.vocabulary import check_known
+from dataset.tokenizing.tokenizer_files import check_known
 from trainer.budget.clock import Clock, clock_of_plan
 from trainer.job import UNLIMITED, Length, Progress
 from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready

@@ -15,8 +15,13 @@ import torch
 from common.errors import UserError
 from common.paths import ROOT, utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import unnamed_vocabulary
-from dataset.tokenizing.vocabulary import check_ids_fit, check_size, has_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    check_ids_fit,
+    check_size,
+    has_tokenizer,
+    unnamed_vocabulary,
+    vocabulary_digest,
+)
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM

@@ -13,7 +13,7 @@ from common.wording import counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.quality.leaks import leak_notices
 from dataset.store.format import Documents, Ints
-from dataset.tokenizing.vocabulary import note_on_spelt_tokens
+from dataset.tokenizing.tokenizer_files import note_on_spelt_tokens
 from model.config import parameter_count
 from trainer.advice import Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
 from trainer.budget import laws

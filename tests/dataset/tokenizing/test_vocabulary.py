@@ -8,9 +8,9 @@ import pytest
 from transformers import BertTokenizer, RobertaConfig
 
 from common.errors import DataError
-from dataset.tokenizing import vocabulary
+from dataset.tokenizing import tokenizer_files
 from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.vocabulary import check_known, check_size
+from dataset.tokenizing.tokenizer_files import check_known, check_size
 from tests.trainer.glue.glue_helpers import complaint, fine_tune, make_place, write_task
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
@@ -73,9 +73,9 @@ def test_what_counts_as_unknown():
     half = np.array([1, 7] * 50)
     check_known(half, 1, "x")
     check_known(half, 1, "x", others=(None, 1))
-    check_known(np.full(vocabulary.FEWEST - 1, 1), 1, "x")
+    check_known(np.full(tokenizer_files.FEWEST - 1, 1), 1, "x")
     check_known(np.full(1000, 1), None, "x")
-    late = np.concatenate([np.full(vocabulary.SAMPLE, 7), np.full(vocabulary.SAMPLE, 1)])
+    late = np.concatenate([np.full(tokenizer_files.SAMPLE, 7), np.full(tokenizer_files.SAMPLE, 1)])
     check_known(late, 1, "x")
     with pytest.raises(DataError, match="^x: the tokenizer does not know 51% of the first 100 tokens"):
         check_known(np.array([1] * 51 + [7] * 49), 1, "x")

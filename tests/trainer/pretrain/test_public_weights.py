@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from common.errors import DataError, UserError
 from dataset.loader import Assembler
 from dataset.tokenizing.encoder import load_tokenizer
-from dataset.tokenizing.vocabulary import vocabulary_digest
+from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.config import DECLARATIONS
 from model.weight_record import vocabulary_of
 from scripts import evaluate, export_hf, generate
