@@ -166,8 +166,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         self.length, self.planned_end = length_of_run(
             settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
         )
-        if self.length.clock is not None:
-            self.extra_state = {"clock": self.length.clock}
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 
