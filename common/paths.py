@@ -1,25 +1,11 @@
 """Where the repository is, and paths that libraries take."""
 
-import difflib
 import os
 from pathlib import Path
 
 from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def similar_file(path: str | Path) -> str:
-    """The end of a line on a path that is not there: what lies beside it under nearly the same name, if anything does."""
-    path = Path(path)
-    if path.exists():
-        return ""
-    try:
-        names = {name.replace("-", "_"): name for name in os.listdir(path.parent)}
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name.replace("-", "_"), names, n=1)
-    return f"; did you mean {path.with_name(names[close[0]])}?" if close else ""
 
 
 def utf8_folder(flag: str, path: str | Path) -> Path:

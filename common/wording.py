@@ -1,6 +1,5 @@
 """Lines that a person reads: how numbers and foreign text are put into them, and how they are printed."""
 
-import json
 import os
 import sys
 from typing import TextIO
@@ -14,8 +13,6 @@ _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066,
 
 # Of what a compiler says, in a line of ours
 LONGEST_REASON = 200
-# Characters of a value out of a file
-LONGEST_VALUE = 60
 
 _VISIBLE: dict[int, str] = {}
 for _code in _C0_CONTROLS:
@@ -46,15 +43,6 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 def first_to_last(first: int, last: int) -> str:
     """Numbers that follow each other, as "0 to 1,200"; "3" where the first is the last."""
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
-
-
-def as_written(value: object) -> str:
-    """A value out of a JSON or YAML file as it stands there, and not as Python spells it; of a list or an object the kind."""
-    if isinstance(value, str):
-        return repr(value[:LONGEST_VALUE])
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return json.dumps(value)
 
 
 def reason_of(error: Exception) -> str:

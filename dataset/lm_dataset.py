@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
-from common.paths import similar_file
 from dataset.reading import faults
 from dataset.reading.faults import BadLine, Fault
 from dataset.reading.json_files import text_of_line
@@ -34,7 +33,7 @@ class PretrainDataset(Dataset):
         self.path = Path(data_path)
         self.max_length = max_length
         if not self.path.is_file():
-            raise DataError(f"{data_path}: no such file{similar_file(data_path)}")
+            raise DataError(f"{data_path}: no such file")
         if self.path.suffix not in (".jsonl", ".ndjson"):
             raise DataError(f"{data_path}: PretrainDataset reads plain .jsonl files; the trainers read other kinds too")
         self.encoder = DocumentEncoder(tokenizer)

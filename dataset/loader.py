@@ -345,9 +345,7 @@ class Loader(Generic[RecipeT, BatchT]):
             for lo, hi in schedule.slices(update, self.rank)
             if lo < hi
         )
-        made = (
-            self._from_processes(recipes, schedule.accumulation_steps) if self.num_workers else self._from_here(recipes)
-        )
+        made = self._made(recipes, schedule.accumulation_steps)
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
         ready: deque[tuple[int, list[BatchT | None]]] = deque()
@@ -368,25 +366,25 @@ class Loader(Generic[RecipeT, BatchT]):
         if self.failure is not None:
             raise self.failure
 
-    def _from_here(self, recipes: Iterator[RecipeT]) -> Iterator[BatchT]:
-        for recipe in recipes:
-            answer = self.batches[recipe]
+    def _made(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
+        """The batches in the order of the recipes. Errors: LoaderError after those that were made before it."""
+        here = (self.batches[recipe] for recipe in recipes)
+        for answer in self._from_processes(recipes, per_update) if self.num_workers else here:
             if isinstance(answer, LoaderError):
                 raise answer
-            yield answer.pin_memory() if self.pin_memory else answer.unpacked()
+            if isinstance(answer, PackedBatch):
+                # That of a process has been pinned already.
+                answer = answer.pin_memory() if self.pin_memory else answer.unpacked()
+            yield answer
 
-    def _from_processes(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
-        """The batches in the order of the recipes. Errors: LoaderError after those that were made before it."""
+    def _from_processes(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[Any]:
+        """The answers of the processes, which are started for the first ones. Errors: LoaderError where one is gone."""
         self._recipes = recipes
         try:
             answers = iter(self._processes) if self._processes is not None else self._started(per_update)
             while (answer := self._next(answers)) is not None:
-                if isinstance(answer, LoaderError):
-                    raise answer
-                yield answer.unpacked() if isinstance(answer, PackedBatch) else answer
+                yield answer
         except (OSError, RuntimeError) as error:
-            if isinstance(error, LoaderError):
-                raise
             raise self._explained(error) from error
 
     def _started(self, per_update: int) -> Iterator[Any]:

@@ -87,15 +87,17 @@ class SourceRows:
 
     def lay_out(self, targets: float) -> None:
         """Go on until the rows have so many targets, and one row more, or all passes are laid out."""
+        of_passes = [self.targets]
         while self.laid_out <= targets + self.T:
             plan = self.plan(len(self.rows_before) - 1)
             if plan is None or not plan.n_rows:
-                return
-            ends = self.laid_out + np.cumsum(plan.targets, dtype=np.int64)
-            self.targets = np.append(self.targets, plan.targets)
-            self.middles = np.append(self.middles, ends - plan.targets / 2)
-            self.rows_before.append(len(self.targets))
-            self.laid_out = int(ends[-1])
+                break
+            of_passes.append(plan.targets)
+            self.rows_before.append(self.rows_before[-1] + plan.n_rows)
+            self.laid_out += plan.row_targets(0, plan.n_rows)
+        if len(of_passes) > 1:
+            self.targets = np.concatenate(of_passes)
+            self.middles = np.cumsum(self.targets, dtype=np.int64) - self.targets / 2
 
 
 class MixedPlan(RowPlan):

@@ -5,19 +5,19 @@ backend serves micro-batches of one shape. Everything else stays with the plain 
 of another shape, since compiling for them takes longer than they do. On a CPU that is the last one of an epoch; on a GPU the
 trainer fills it up with empty rows. The results agree to rounding.
 
-Shape letters: B rows, T positions, S keys, H hidden, D head dimension, N query heads, G key/value heads.
+Shape letters: B rows, T positions, S keys (cached ones included), H hidden, D head dimension, N query heads, G key/value heads.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from transformers import Cache
 
-from model.attention import document_mask, scaled_dot_product_attention
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_attend, flex_mask, try_flex
+from model.fast.flex_attention import flex_attend, flex_mask, working_tile
 from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
 
@@ -26,6 +26,30 @@ ResultT = TypeVar("ResultT")
 Mask = Any
 # Of the row on which FlexAttention is tried where the shape of the micro-batches is not known yet.
 TRIAL_POSITIONS = 512
+
+
+def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
+    """document_ids [B, T] -> bool [B, 1, T, T], True where a position sees another one: an earlier one of its document.
+
+    Padding has the id -1 and sees earlier padding, so no row of the mask is empty.
+    """
+    T = document_ids.shape[1]
+    same = document_ids.unsqueeze(2) == document_ids.unsqueeze(1)
+    earlier = torch.ones(T, T, dtype=torch.bool, device=document_ids.device).tril()
+    return (same & earlier).unsqueeze(1)
+
+
+def scaled_dot_product_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float
+) -> torch.Tensor:
+    """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]; N/G query heads share one key/value head.
+
+    mask: bool (True: visible) or additive, [B, 1, T, S]; None: plain causal.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(groups, dim=1)  # [B, N, S, D]
+    v = v.repeat_interleave(groups, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
 
 
 class HasCompute(Protocol):
@@ -171,23 +195,21 @@ def compiled_backend(
     """
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
-    plain = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+    backend = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
     if config.dropout:
-        plain.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+        backend.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
     if config.dropout or device.type != "cuda":
-        return plain
-    trial = try_flex(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
-    if not trial.works:
-        plain.notice = (
-            "attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here "
-            f"({trial.reason})"
+        return backend
+    try:
+        tile, reason = working_tile(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
+    except RuntimeError as error:
+        backend.notice = (
+            f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
         )
-        return plain
+        return backend
     flex = CompiledFlexBackend(block_class, shape, on_gpu=True)
-    flex.tile = trial.tile
+    flex.tile = tile
     flex.notice = "attention: FlexAttention, which skips the blocks of other documents"
-    if trial.tile is not None:
-        flex.notice = (
-            f"attention: FlexAttention in tiles of {trial.tile} positions; its own do not work here ({trial.reason})"
-        )
+    if tile is not None:
+        flex.notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
     return flex

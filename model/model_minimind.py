@@ -26,7 +26,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from model.attention import visible_keys
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
 from model.feed_forward import FeedForward
@@ -357,10 +356,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
         attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
         logits_to_keep: an int (the last so many positions, 0: all) or an index tensor.
-        labels [B, T]: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
+        labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
         """
-        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
-            raise ValueError("labels need the logits of every position: leave logits_to_keep at 0")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -385,13 +382,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             segments = self.segments(B, T, document_ids, x.device)
 
         hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
-        if isinstance(logits_to_keep, int) and logits_to_keep:
-            hidden_to_keep = hidden[:, -logits_to_keep:]
-        elif isinstance(logits_to_keep, int):
-            hidden_to_keep = hidden
-        else:
-            hidden_to_keep = hidden[:, logits_to_keep]
-        logits = self.lm_head(hidden_to_keep)
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, positions])
         return MiniMindOutput(
             loss=None if labels is None else next_token_loss(logits, labels, num_items_in_batch),
             logits=logits,
@@ -407,6 +399,27 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "
                 "shorten the input or raise that config field"
             )
+
+
+def visible_keys(
+    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
+
+    Query i stands at position past + i and sees the keys up to there.
+    """
+    if padding is None and isinstance(past, int) and past == 0 and S == T:
+        return None
+    keys = torch.arange(S, device=device)
+    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
+    mask = (keys <= queries).unsqueeze(0)
+    if padding is not None:
+        # A mask of the text so far is shorter than a cache of fixed size.
+        missing = S - min(S, padding.shape[1])
+        is_text = F.pad(padding[:, :S].bool(), (0, missing))
+        # A padded query sees itself: softmax over a row without any key could give NaN.
+        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
+    return mask.unsqueeze(1)
 
 
 def next_token_loss(

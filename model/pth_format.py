@@ -29,7 +29,7 @@ MLP = "model.layers.0.mlp."
 TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
 # What DistributedDataParallel puts before all keys, and torch.compile before those of what it has compiled
 WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
-# Where checkpoints have the weights, those of other trainers too
+# Entries of a checkpoint that hold the weights, by the habit of one trainer or another
 NESTED = ("model", "state_dict", "model_state_dict")
 # What a file of torch.save begins with: a ZIP archive, or before torch 1.6 a pickle
 ZIP_MAGIC = b"PK\x03\x04"
@@ -126,10 +126,7 @@ def read_state_dict(path: Path, digests: Any = None) -> StateDict:
     entries = state if isinstance(state, dict) else {}
     for name in NESTED:
         if isinstance(entries.get(name), dict):
-            raise ValueError(
-                f"{path}: a checkpoint, with the weights in its entry {name!r}: save them by themselves, "
-                f"torch.save(torch.load(path)[{name!r}], ...)"
-            )
+            entries = entries[name]
     if not entries or not all(isinstance(key, str) for key in entries):
         raise ValueError(f"{path}: not a flat state dict (parameter name -> tensor)")
     weights = {WRAPPERS.sub("", key): tensor for key, tensor in entries.items() if not TABLES.search(key)}

@@ -236,7 +236,8 @@ class ElectraAssembler:
         style: str,
         seed: int,
     ) -> None:
-        """share and style: see `mask_tokens`."""
+        """share: of the positions of an example that are masked. style: "electra" writes [MASK] at 85 % of them and leaves the
+        rest, "bert" writes [MASK] at 80 %, any ordinary token at 10 %."""
         self.store = store
         self.T = max_seq_len
         self.share = share
@@ -253,10 +254,10 @@ class ElectraAssembler:
     def __getitem__(self, recipe: Recipe) -> Batch:
         R = len(recipe.example)
         T = self.T
-        K = self.K
+        n_random = T + 2 * self.K
         ids = np.full((R, T), self.pad_id, dtype=np.int64)
         types = np.zeros((R, T), dtype=np.int64)
-        random = np.empty((R, T + 2 * K), dtype=np.uint64)
+        random = np.empty((R, n_random), dtype=np.uint64)
         ids[:, 0] = self.cls_id
         for r in range(R):
             begin = recipe.begin[r]
@@ -274,16 +275,42 @@ class ElectraAssembler:
                 types[r, first + 2 : end + 1] = 1
             # A generator for each example and epoch: what is masked depends on nothing else.
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
-            random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(T + 2 * K)
+            random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(n_random)
         lengths = positions_taken(recipe.first, recipe.second).astype(np.int64)
+        return Batch(*map(torch.from_numpy, (ids, *self.mask(ids, lengths, random), types, lengths)))
+
+    def mask(self, ids: np.ndarray, lengths: Ints, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that stood
+        there [R, K]; places that are not used have position 0 and label IGNORE.
+
+        ids: int64 [R, T]; lengths: int64 [R]; random: uint64 [R, T + 2 K] of random bits. No special token is masked, and no
+        padding; of a row with fewer other tokens than `mask_count` all are.
+        """
+        R, T = ids.shape
+        K = self.K
         candidates = ~np.isin(ids, self.special_ids)
-        masked = mask_tokens(
-            ids, lengths, candidates, self.share, self.style, self.mask_id, self.ordinary_ids, random, K
-        )
-        return Batch(*map(torch.from_numpy, (ids, *masked, types, lengths)))
+        counts = np.minimum(mask_count(lengths, self.share), candidates.sum(1))
+        # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
+        # upper bit is cleared first, so that a candidate's key is always smaller.
+        keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
+        chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
+        is_used = np.arange(K) < counts[:, None]
+        # In rising order, with the places that are not used behind them.
+        positions = np.sort(np.where(is_used, chosen, T), axis=1)
+        positions[~is_used] = 0
+        rows = np.arange(R)[:, None]
+        tokens = ids[rows, positions]
+        labels = np.where(is_used, tokens, IGNORE)
 
-
-# ------------------------------------------------------------------------------------- choosing and masking tokens
+        unit = unit_interval(random[:, T : T + K])
+        if self.style == "electra":
+            written = np.where(unit < 0.85, self.mask_id, tokens)
+        else:
+            ordinary = self.ordinary_ids[random[:, T + K :] % np.uint64(len(self.ordinary_ids))]
+            written = np.where(unit < 0.8, self.mask_id, np.where(unit < 0.9, ordinary, tokens))
+        masked = ids.copy()
+        masked[np.broadcast_to(rows, is_used.shape)[is_used], positions[is_used]] = written[is_used]
+        return masked, positions, labels
 
 
 def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
@@ -295,55 +322,3 @@ def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
 def unit_interval(bits: np.ndarray) -> np.ndarray:
     """Random bits, uint64, as numbers in [0, 1), float64: the upper 53 bits, as many as a float64 holds."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-class Masked(NamedTuple):
-    """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that
-    stood there [R, K]; places that are not used have position 0 and label -100."""
-
-    ids: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
-
-
-def mask_tokens(
-    ids: np.ndarray,
-    lengths: np.ndarray,
-    candidates: np.ndarray,
-    share: float,
-    style: str,
-    mask_id: int,
-    ordinary_ids: np.ndarray,
-    random: np.ndarray,
-    K: int,
-) -> Masked:
-    """Choose and mask tokens; a Masked.
-
-    ids: int [R, T]; lengths: int [R]; candidates: bool [R, T], where a token may be masked (no special, no padding);
-    of a row with fewer of them than `mask_count` all are masked. style: "electra" writes [MASK] at 85 % of the masked
-    positions and leaves the rest, "bert" writes [MASK] at 80 %, one of `ordinary_ids` at 10 %. random: uint64
-    [R, T + 2 K] of random bits, so that the caller decides what they depend on.
-    """
-    R, T = ids.shape
-    counts = np.minimum(mask_count(lengths, share), candidates.sum(1))
-    # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
-    # upper bit is cleared first, so that a candidate's key is always smaller.
-    keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
-    chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
-    is_used = np.arange(K) < counts[:, None]
-    # In rising order, with the places that are not used behind them.
-    positions = np.sort(np.where(is_used, chosen, T), axis=1)
-    positions[~is_used] = 0
-    rows = np.arange(R)[:, None]
-    tokens = ids[rows, positions]
-    labels = np.where(is_used, tokens, IGNORE)
-
-    unit = unit_interval(random[:, T : T + K])
-    if style == "electra":
-        written = np.where(unit < 0.85, mask_id, tokens)
-    else:
-        ordinary = ordinary_ids[random[:, T + K : T + 2 * K] % np.uint64(len(ordinary_ids))]
-        written = np.where(unit < 0.8, mask_id, np.where(unit < 0.9, ordinary, tokens))
-    masked = ids.copy()
-    masked[np.broadcast_to(rows, is_used.shape)[is_used], positions[is_used]] = written[is_used]
-    return Masked(masked, positions, labels)

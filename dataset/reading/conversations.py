@@ -15,7 +15,6 @@ import json
 import re
 from typing import Any
 
-from common.wording import as_written
 from dataset.reading.faults import BadLine
 
 # What a reader is asked for where a document is a conversation, in the place of the field of a text. A line has one of both.
@@ -99,7 +98,7 @@ def _checked_message(message: Any, number: int) -> Record:
         raise BadLine("bad message", f"message {number} is no object with role and content")
     role = message.get("role")
     if role not in ROLES:
-        stands_there = f"the role {as_written(role)}" if "role" in message else "no role"
+        stands_there = f"the role {role!r:.60}" if "role" in message else "no role"
         hint = " (from and value are to be named role and content)" if "from" in message else ""
         raise BadLine(
             "unknown role", f"message {number} has {stands_there} where one of {', '.join(ROLES)} is wanted{hint}"
@@ -127,7 +126,7 @@ def _checked_message(message: Any, number: int) -> Record:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
     weight = message.get("weight", 1)
     if weight not in (0, 1, None):
-        raise BadLine("bad message", f"message {number}: its weight is {as_written(weight)} where 0 or 1 is wanted")
+        raise BadLine("bad message", f"message {number}: its weight is {weight!r:.60} where 0 or 1 is wanted")
     says_something = checked["content"].strip() or thoughts.strip() or calls
     if weight == 0 or not says_something:
         checked["weight"] = 0

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from common.errors import DataError
 from common.files import file_lock
 from common.packages import optional_package
-from common.paths import similar_file, user_cache
+from common.paths import user_cache
 from common.wording import announce
 from dataset.reading.streams import COMPRESSIONS
 
@@ -277,10 +277,9 @@ def _files_of(path: Path) -> list[Path]:
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            # A pattern is not the name of a file that was meant. ValueError: a NUL character, which is in the name of no file.
-            similar = "" if glob.has_magic(path.name) else similar_file(path)
+            # ValueError: a NUL character, which is in the name of no file.
             raise DataError(
-                f"{path}: no such file or folder, and no file matches it as a pattern{similar or f'; {READABLE}'}"
+                f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}"
             ) from None
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from None

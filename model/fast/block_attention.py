@@ -5,7 +5,7 @@ of a plain matrix product. Here each row is cut into a few blocks of queries. A 
 end, so about 3/8 of the scores are never computed. What is left are batched products, and the compiler fuses the
 softmax between them into one loop.
 
-The plain version that the tests compare with is `scaled_dot_product_attention` in model/attention.py.
+The plain version that the tests compare with is `scaled_dot_product_attention` in model/backend.py.
 
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads, R = N/G query heads that share
 one, W positions of a block, S keys that a block may see.

@@ -5,7 +5,7 @@ PyTorch's module is imported only where it is used: it loads the compiler, which
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ TILES = (None, 64, 32)
 
 
 def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
-    """document_ids [B, T] -> the BlockMask that says what `document_mask` in model/attention.py does.
+    """document_ids [B, T] -> the BlockMask that says what `document_mask` in model/backend.py does.
 
     The positions of a document must follow each other. torch's create_block_mask makes the same from all B x T x T pairs,
     which takes the host longer than the rest of a small micro-batch.
@@ -113,26 +113,21 @@ def flex_attend(
     return flex_attention(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=kernel_options)
 
 
-class Trial(NamedTuple):
-    """Whether FlexAttention works here, and with which of TILES."""
+def working_tile(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> tuple[int | None, str]:
+    """(the first of TILES with which FlexAttention works here, why torch's own choice of tiles does not: "" where it does).
 
-    works: bool
-    tile: int | None
-    # Why torch's own choice of tiles failed, in one line; "" where it did not.
-    reason: str
-
-
-def try_flex(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int) -> Trial:
-    """Try FlexAttention on one row of T positions with the model's heads, in the precision of the run."""
+    Tried on one row of T positions with the model's heads, in the precision of the run. Errors: RuntimeError, one line, where
+    none works.
+    """
     reason = ""
     for tile in TILES:
         try:
             _attend_once(config, device, dtype, T, tile)
-            return Trial(True, tile, reason)
+            return tile, reason
         except Exception as error:
-            # Whatever the compiler raises for a GPU or a head size that it does not know: training goes on without.
+            # Whatever the compiler raises for a GPU or a head size that it does not know.
             reason = reason or reason_of(error)
-    return Trial(False, None, reason)
+    raise RuntimeError(reason)
 
 
 def _attend_once(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int, tile: int | None) -> None:

@@ -5,10 +5,8 @@ from functools import partial
 
 import pytest
 
-from common.errors import DataError
 from common.settings import SettingsParser
 from dataset import tokenize_corpus
-from dataset.reading.file_kinds import find_files
 from trainer import train_tokenizer
 from trainer.electra.settings import ElectraSettings
 from trainer.glue.settings import GlueSettings
@@ -93,14 +91,3 @@ def test_an_empty_text_is_what_an_unset_variable_leaves_and_is_refused(command):
 )
 def test_a_flag_of_other_habits_or_with_a_slip_names_the_one_that_is_meant(command, typed, meant):
     assert f"unrecognized arguments: {typed} 8; did you mean {meant}? (" in refusal(command, typed, "8")
-
-
-def test_a_file_that_is_not_there_names_the_nearest(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_settings.yaml").write_text("epochs: 2", encoding="utf-8")
-    assert "did you mean my_settings.yaml?" in refusal("train_pretrain.py", "--config", "my-setings.yaml")
-    (tmp_path / "pretrain_hq.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match="no such file.*; did you mean pretrain_hq.jsonl\\?$"):
-        find_files("pretrain-hq.json")
-    with pytest.raises(DataError, match="no such file or folder.*jsonl"):
-        find_files("nothing_like_it")

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from model.attention import document_mask
-from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend
+from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend, document_mask
 from model.fast import experts as ways
 from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention

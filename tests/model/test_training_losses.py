@@ -210,8 +210,6 @@ def test_labels_give_a_loss_and_unknown_arguments_an_error():
     assert model(ids).loss is None and model(ids).aux_loss.dim() == 0
     with pytest.raises(TypeError):
         model(ids, label=labels)
-    with pytest.raises(ValueError, match="logits_to_keep"):
-        model(ids, labels=labels, logits_to_keep=1)
 
 
 def test_lengths_beyond_the_positions_get_a_message():

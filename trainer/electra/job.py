@@ -31,7 +31,7 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
-from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
+from trainer.advice import common_warnings, is_changed, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -362,8 +362,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         compile_blocks(
             self.model.compile_training, choice, self.device, notices.append, shape, flops, self.dtype, width=width
         )
-        fine_tune = (
-            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+        fine_tune = next_command(
+            "fine-tune the discriminator",
+            "trainer/train_glue.py",
+            *("--task", "all", "--data_dir", "glue_data", "--model_path", self.files.stem.parent / "discriminator"),
         )
         return Outlook(
             plan=plan,
@@ -378,7 +380,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops,
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
-            next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
+            next_commands=[fine_tune],
         )
 
 
@@ -492,23 +494,20 @@ def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
     """(what to log, positions) of the sums of `sums_of`. Precision and recall are those of finding replaced tokens."""
     mlm, disc, masked, correct = sums[:4]
     original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
-    n_original = float(original.sum())
-    n_replaced = float(replaced.sum())
+    n_original, n_replaced = float(original.sum()), float(replaced.sum())
     positions = n_original + n_replaced
     # All updates since the last line were skipped.
     if not positions:
         return {"loss": math.nan}, 0
     # A token counts as found where its probability is 0.5 or more.
-    hits = float(replaced[AUC_BINS // 2 :].sum())
-    false_alarms = float(original[AUC_BINS // 2 :].sum())
+    false_alarms, hits = (float(counts[AUC_BINS // 2 :].sum()) for counts in (original, replaced))
+    # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which share a bin,
+    # count half.
+    pairs = n_original * n_replaced
+    below = original.cumsum(0) - original / 2
+    auc = float((replaced * below).sum()) / pairs if pairs else math.nan
     mlm_loss = mlm / max(masked, 1)
     disc_loss = disc / positions
-    auc = math.nan
-    if n_original and n_replaced:
-        # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which
-        # share a bin, count half.
-        below = original.cumsum(0) - original / 2
-        auc = float((replaced * below).sum()) / (n_original * n_replaced)
     values = {
         "loss": LOSS_WEIGHTS[0] * mlm_loss + LOSS_WEIGHTS[1] * disc_loss,
         "mlm_loss": mlm_loss,

@@ -15,8 +15,11 @@ from trainer.reporting.settings import OutputSettings, log_interval, save_interv
 
 
 @dataclass(frozen=True)
-class NetworkSize:
-    """Of both networks, its fields named as the flags: the generator's width, heads and FFN are divided by the divisor."""
+class Size:
+    """A published configuration, its fields named as the flags: the networks, and how they are trained.
+
+    The generator's width, heads and FFN are divided by the divisor.
+    """
 
     num_hidden_layers: int
     hidden_size: int
@@ -24,12 +27,6 @@ class NetworkSize:
     intermediate_size: int
     embedding_size: int
     generator_divisor: int
-
-
-@dataclass(frozen=True)
-class Size(NetworkSize):
-    """A published configuration: the networks, and how they are trained."""
-
     max_steps: int
     batch_size: int
     max_seq_len: int
@@ -42,7 +39,8 @@ SIZES = {
     "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
     "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
 }
-NETWORK_SIZES = tuple(one.name for one in fields(NetworkSize))
+# Those of the networks
+NETWORK_SIZES = tuple(one.name for one in fields(Size))[:6]
 # Updates.
 WARM_UP = 10_000
 USUAL_SAVE_INTERVAL = 1000

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig, ElectraForSequenceClassification
 
-from dataset.electra.electra_dataset import mask_count, mask_tokens
+from dataset.electra.electra_dataset import ElectraAssembler
 from model.electra.model_electra import IGNORE, ElectraPretrainer, configs
 from tests.helpers import SHARED, needs_shared
 from trainer.electra.settings import SIZES
@@ -23,21 +23,35 @@ def tiny(seed=0, vocab_size=60, position_init="normal", **options):
     return ElectraPretrainer.from_configs(*pair, **options).train()
 
 
-def random_examples(R=5, T=24, vocab_size=60, share=0.15, style="electra", seed=0):
-    """(ids, lengths, Masked): rows CLS=2 ... SEP=3 and padding 0; ordinary ids from 5 up, [MASK] is 4."""
+class Tokens:
+    """In the place of a tokenizer: CLS is 2, SEP 3, padding 0, [MASK] 4, ordinary ids from 5 up."""
+
+    pad_token_id, cls_token_id, sep_token_id, mask_token_id = 0, 2, 3, 4
+    all_special_ids = (0, 1, 2, 3, 4)
+
+    def __len__(self):
+        return 60
+
+
+def masked_by(assembler, ids, lengths, seed):
+    """(its masked ids, positions, labels; the random bits)"""
+    random = np.random.Philox(seed).random_raw(len(ids) * (assembler.T + 2 * assembler.K)).reshape(len(ids), -1)
+    return *assembler.mask(ids, lengths, random), random
+
+
+def random_examples(R=5, T=24, seed=0):
+    """(ids, lengths, (masked ids, positions, labels)): rows CLS ... SEP and padding."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(3, T + 1, R)
     ids = np.zeros((R, T), dtype=np.int64)
     for r, n in enumerate(lengths):
-        ids[r, 0], ids[r, 1 : n - 1], ids[r, n - 1] = 2, generator.integers(5, vocab_size, n - 2), 3
-    K = int(mask_count(T, share))
-    random = np.random.Philox(seed).random_raw(R * (T + 2 * K)).reshape(R, -1)
-    return ids, lengths, mask_tokens(ids, lengths, ids >= 5, share, style, 4, np.arange(5, vocab_size), random, K)
+        ids[r, 0], ids[r, 1 : n - 1], ids[r, n - 1] = 2, generator.integers(5, 60, n - 2), 3
+    return ids, lengths, masked_by(ElectraAssembler(None, Tokens(), T, 0.15, "electra", 1), ids, lengths, seed)[:3]
 
 
 def batch(ids, lengths, masked):
     types = torch.zeros(ids.shape, dtype=torch.long)
-    arrays = map(torch.from_numpy, (ids, masked.ids, masked.positions, masked.labels))
+    arrays = map(torch.from_numpy, (ids, *masked))
     return (*arrays, types, torch.from_numpy(lengths))
 
 
@@ -140,10 +154,10 @@ def test_the_losses_are_those_of_transformers_heads():
     model = tiny()
     found = model(*batch(ids, lengths, masked))
     x, mask = torch.from_numpy(ids), torch.from_numpy(np.arange(24) < lengths[:, None]).long()
-    logits = model.generator(torch.from_numpy(masked.ids), attention_mask=mask).logits
+    logits = model.generator(torch.from_numpy(masked[0]), attention_mask=mask).logits
     expected, corrupted = 0.0, x.clone()
     for r in range(len(ids)):
-        for k, (p, label) in enumerate(zip(masked.positions[r], masked.labels[r], strict=True)):
+        for k, (p, label) in enumerate(zip(masked[1][r], masked[2][r], strict=True)):
             if label != IGNORE:
                 expected += torch.nn.functional.cross_entropy(logits[r, p], x[r, p]).item()
                 corrupted[r, p] = found.sampled[r, k]
@@ -187,34 +201,30 @@ def test_compiled_training_gives_the_losses_of_the_plain_one():
 
 
 @pytest.mark.parametrize("style", ["electra", "bert"])
-@pytest.mark.parametrize("K", [6, 9])
-def test_masking_is_that_of_a_plain_loop(style, K):
+def test_masking_is_that_of_a_plain_loop(style):
     """Reference: row by row, max(1, round(share · length)) of the candidates, whose random number is smallest; then a die for
     each, in their order."""
-    R = 300
-    T = 24
-    n_random = T + 2 * K
+    R, T = 300, 24
     generator = np.random.default_rng(5)
-    ids = generator.integers(0, 60, (R, T))
     lengths = generator.integers(3, T + 1, R)
-    candidates = (ids >= 5) & (np.arange(T) < lengths[:, None])
-    ordinary = np.arange(5, 60)
-    random = np.random.Philox(5).random_raw(R * n_random).reshape(R, n_random)
-    masked = mask_tokens(ids, lengths, candidates, 0.25, style, 4, ordinary, random, K)
+    # Special tokens stand among the others, and fill some rows nearly.
+    ids = generator.integers(0, 60, (R, T)) * (generator.random((R, T)) < generator.random((R, 1)))
+    ids[np.arange(T) >= lengths[:, None]] = 0
+    assembler = ElectraAssembler(None, Tokens(), T, 0.25, style, 1)
+    masked, positions, labels, random = masked_by(assembler, ids, lengths, 5)
     for row in range(R):
-        allowed = [place for place in range(T) if candidates[row, place]]
         numbers = random[row].tolist()
-        allowed.sort(key=numbers.__getitem__)
+        allowed = sorted((place for place in range(T) if ids[row, place] >= 5), key=numbers.__getitem__)
         n_masked = min(max(1, round(0.25 * int(lengths[row]))), len(allowed))
         chosen = sorted(allowed[:n_masked])
         wanted = ids[row].tolist()
         for number, place in enumerate(chosen):
-            die = (int(random[row, T + number]) >> 11) / 2**53
+            die = (numbers[T + number] >> 11) / 2**53
             if die < (0.85 if style == "electra" else 0.8):
                 wanted[place] = 4
             elif style == "bert" and die < 0.9:
-                wanted[place] = ordinary[int(random[row, T + K + number]) % len(ordinary)]
-        unused = K - n_masked
-        assert masked.ids[row].tolist() == wanted
-        assert masked.positions[row].tolist() == chosen + [0] * unused
-        assert masked.labels[row].tolist() == ids[row, chosen].tolist() + [IGNORE] * unused
+                wanted[place] = 5 + numbers[T + assembler.K + number] % 55
+        unused = assembler.K - n_masked
+        assert masked[row].tolist() == wanted
+        assert positions[row].tolist() == chosen + [0] * unused
+        assert labels[row].tolist() == ids[row, chosen].tolist() + [IGNORE] * unused

@@ -2,7 +2,6 @@
 
 import json
 import random
-from argparse import Namespace
 
 import pytest
 import torch
@@ -55,35 +54,12 @@ def make_place(top):
     return top
 
 
-def flags(place, **changes):
-    """The settings that a model is made by."""
-    settings = {
-        "model_path": place / "tiny",
-        "max_seq_len": 16,
-        "from_scratch": False,
-        "dropout": None,
-        "do_train": True,
-    }
-    return Namespace(**{**settings, **changes})
-
-
 def arguments(place, out, **changes):
     settings = {
-        "task": "cola",
-        "data_dir": place / "glue",
-        "model_path": place / "tiny",
-        "out_dir": out,
-        "max_seq_len": 16,
-        "batch_size": 4,
-        "epochs": 2,
-        "learning_rate": 3e-3,
-        "log_interval": 2,
-        "device": "cpu",
-        "dtype": "float32",
-        "use_compile": 0,
-        "report": 0,
-        **changes,
-    }
+        "task": "cola", "data_dir": place / "glue", "model_path": place / "tiny", "out_dir": out, "max_seq_len": 16,
+        "batch_size": 4, "epochs": 2, "learning_rate": 3e-3, "log_interval": 2, "device": "cpu", "dtype": "float32",
+        "use_compile": 0, "report": 0, **changes,
+    }  # fmt: skip
     parts = []
     for name, value in settings.items():
         if value is not None:
