@@ -87,14 +87,14 @@ def forget_cached(path: Path) -> None:
 
 
 class HashingWriter:
-    """A file for torch.save that feeds what is written to SHA-256 as well."""
+    """A file that feeds what is written to SHA-256 as well; torch.save writes into it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
         self.error: OSError | None = None
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         try:
             written = self.file.write(data)
         except OSError as error:

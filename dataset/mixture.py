@@ -26,7 +26,7 @@ import numpy as np
 
 from common.errors import DataError
 from dataset.packing import MostTargets, PiecesOfRows, RowPlan, chunks, permutation, sum_of_targets, target_counts
-from dataset.shares import MOST_REPEATS, Source, name_of, normal_curves
+from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
 from dataset.store.format import Column, Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
@@ -87,15 +87,17 @@ class SourceRows:
 
     def lay_out(self, targets: float) -> None:
         """Go on until the rows have so many targets, and one row more, or all passes are laid out."""
+        of_passes = [self.targets]
         while self.laid_out <= targets + self.T:
             plan = self.plan(len(self.rows_before) - 1)
             if plan is None or not plan.n_rows:
-                return
-            ends = self.laid_out + np.cumsum(plan.targets, dtype=np.int64)
-            self.targets = np.append(self.targets, plan.targets)
-            self.middles = np.append(self.middles, ends - plan.targets / 2)
-            self.rows_before.append(len(self.targets))
-            self.laid_out = int(ends[-1])
+                break
+            of_passes.append(plan.targets)
+            self.rows_before.append(self.rows_before[-1] + plan.n_rows)
+            self.laid_out += plan.row_targets(0, plan.n_rows)
+        if len(of_passes) > 1:
+            self.targets = np.concatenate(of_passes)
+            self.middles = np.cumsum(self.targets, dtype=np.int64) - self.targets / 2
 
 
 class MixedPlan(RowPlan):
@@ -186,7 +188,9 @@ class Mixture:
         # A run that ends after some rows may be given more of them, see `Move`.
         self.epochs = 0 if n_rows else epochs
         self.most_targets = most_targets
-        self.curves = normal_curves(sources)
+        total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
+        # the shares, which sum to 1
+        self.curves = [Curve([Point(at, share / total) for at, share in source.shares or ()]) for source in sources]
         # of the trained tokens of a plan
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # of a whole pass over each source

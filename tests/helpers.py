@@ -1,6 +1,7 @@
 """What several test files need."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -129,6 +130,22 @@ def trainers_that_fit():
 
     with mock.patch.object(Trainer, "fit", recorded):
         yield trainers
+
+
+@contextlib.contextmanager
+def before_update(number, act):
+    """Within the block act() is called before the update of this number, the first one being 1."""
+    from trainer.engine import Engine
+
+    update, numbers = Engine.update, itertools.count(1)
+
+    def acting(engine, *given, **named):
+        if next(numbers) == number:
+            act()
+        return update(engine, *given, **named)
+
+    with mock.patch.object(Engine, "update", acting):
+        yield
 
 
 def records(run, key="loss"):

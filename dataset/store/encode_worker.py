@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import DataError
 from common.processes import end_with, environment, id_for_children, ignore_stop_signals
@@ -21,20 +21,14 @@ from dataset.tokenizing.long_texts import TooLongToEncode
 Numbers = Any
 
 
-@dataclass
-class EncodedBlock:
+class EncodedBlock(NamedTuple):
     """The documents of a block, one after the other."""
 
-    # uint16 or uint32.
-    tokens: Numbers
-    # int64: tokens of each document.
-    lengths: Numbers
-    # uint32: UTF-8 bytes of each document.
-    text_bytes: Numbers
-    # uint64: hash of each document's text.
-    hashes: Numbers
-    # Line numbers count from the start of the block.
-    bad: BadLines
+    tokens: Numbers  # uint16 or uint32
+    lengths: Numbers  # int64: tokens of each document
+    text_bytes: Numbers  # uint32: UTF-8 bytes of each document
+    hashes: Numbers  # uint64: hash of each document's text
+    bad: BadLines  # line numbers count from the start of the block
 
 
 @dataclass
@@ -50,26 +44,22 @@ class BlockEncoder:
         out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
         for line, text in block.documents(self.text_field):
             before = len(out.tokens)
-            # What is wrong with the line: its kind and a sentence
-            fault: tuple[str, str] | None = None
-            raw = b""
             if isinstance(text, str):
                 try:
                     for ids in self.encoder.encode_in_parts(text):
                         out.tokens.extend(ids)
-                    raw = self.encoder.body(text).encode()
                 except TooLongToEncode as error:
                     del out.tokens[before:]
-                    fault = ("too long", str(error))
-            else:
-                fault = text
-            if fault is not None:
-                out.bad.add(Fault(str(block.path), line, *fault))
+                    text = ("too long", str(error))
+            if not isinstance(text, str):
+                # what is wrong with the line: its kind and a sentence
+                out.bad.add(Fault(str(block.path), line, *text))
                 if not self.skip_bad_lines:
                     # The caller raises it: the rest of the block is not wanted.
                     break
             elif len(out.tokens) > before:
                 # Else it is a tokenizer without BOS and EOS for which the text is nothing.
+                raw = self.encoder.body(text).encode()
                 out.lengths.append(len(out.tokens) - before)
                 out.text_bytes.append(len(raw))
                 out.hashes.append(hash_of_text(raw))

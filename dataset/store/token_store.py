@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from filelock import Timeout
 from numpy.typing import ArrayLike
 
 from common.errors import DataError
-from common.files import atomic_file, file_digest, file_lock, remove, sync_folder
+from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder
 from common.paths import user_cache
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
@@ -150,15 +150,14 @@ def read_hashes(place: Path) -> list[list[Any]]:
 def remember_hashes(digests: dict[Stats, str], place: Path, hashed_at: float) -> None:
     """Adds to hashes.json, if it can. Not files touched just before `hashed_at`, when the first of them began to be read: one
     more write could keep the time stamp. They are read again at the next start."""
-    new = []
-    for stat, digest in digests.items():
-        _, _, modified, changed, _ = stat
+    settled = []
+    for (path, size, modified, changed, inode), digest in digests.items():
         # POSIX's change time cannot be set by hand; Windows' is the time of creation.
         if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
-            new.append([*stat, digest])
+            settled.append([path, size, modified, changed, inode, digest])
     paths = {stat[0] for stat in digests}
     with contextlib.suppress(OSError), file_lock(place / ".hashes.lock").acquire(timeout=10):
-        entries = [entry for entry in read_hashes(place) if entry[0] not in paths] + new
+        entries = [entry for entry in read_hashes(place) if entry[0] not in paths] + settled
         content = json.dumps({"files": entries, "sha256": digest_of_json(entries)})
         with atomic_file(place / "hashes.json") as file:
             file.write(content.encode())
@@ -219,7 +218,8 @@ def build(
     """
     name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
     source_bytes = sum(size for _, size, *_ in stats)
-    num_procs = num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
     # Only a copy of this process has the class of such a tokenizer.
     if not encode.encoder.portable and multiprocessing.get_start_method() != "fork":
         num_procs = 1
@@ -281,10 +281,9 @@ class StoreWriter:
             announce(f"{folder}: an earlier start was interrupted before the store was complete; it begins anew")
             remove(self.temp)
         self.temp.mkdir(parents=True)
-        self.files: dict[str, BinaryIO] = {}
-        for name in FILES:
-            self.files[name] = open(self.temp / name, "wb")  # noqa: SIM115 - __exit__ closes it
-        self.digests = {name: hashlib.sha256() for name in FILES}
+        self.files: dict[str, HashingWriter] = {}
+        for name in (*FILES, "meta.json"):
+            self.files[name] = HashingWriter(open(self.temp / name, "wb"))  # noqa: SIM115 - __exit__ closes it
         # The first offset is that of the first document; each block adds where its documents end.
         self._write("offsets.bin", np.zeros(1, np.int64))
 
@@ -301,9 +300,7 @@ class StoreWriter:
 
     def _write(self, name: str, values: ArrayLike) -> None:
         """Append an array of numbers to a file and to its digest."""
-        numbers = np.ascontiguousarray(values).data
-        self.files[name].write(numbers)
-        self.digests[name].update(numbers)
+        self.files[name].write(np.ascontiguousarray(values).data)
 
     def commit(self, meta: dict[str, Any]) -> TokenStore:
         """Complete meta.json, make all durable and rename.
@@ -317,18 +314,15 @@ class StoreWriter:
             "tokens": self.tokens,
             "max_token_id": self.max_token_id,
             "bad_lines": self.bad_lines.to_dict(),
-            "sha256": {name: digest.hexdigest() for name, digest in self.digests.items()},
+            "sha256": {name: self.files[name].digest.hexdigest() for name in FILES},
         }
-        meta_file = open(self.temp / "meta.json", "wb")  # noqa: SIM115 - __exit__ closes it
-        self.files["meta.json"] = meta_file
-        meta_file.write(
-            json.dumps({**content, "meta_sha256": digest_of_json(content)}, indent=1, sort_keys=True).encode()
-        )
-        for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        whole = {**content, "meta_sha256": digest_of_json(content)}
+        self.files["meta.json"].write(json.dumps(whole, indent=1, sort_keys=True).encode())
+        for writer in self.files.values():
+            writer.flush()
+            os.fsync(writer.file.fileno())
             # Windows renames no folder that has an open file.
-            file.close()
+            writer.file.close()
         sync_folder(self.temp)
         # What stands there is damaged: of a good one nobody makes another.
         remove(self.folder)
@@ -340,10 +334,10 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in self.files.values():
+        for writer in self.files.values():
             # A full disk, which has been told already.
             with contextlib.suppress(OSError):
-                file.close()
+                writer.file.close()
         remove(self.temp)
 
 
@@ -396,10 +390,3 @@ def lock(folder: Path, tell: bool = True) -> Iterator[None]:
                 with contextlib.suppress(Timeout), file_lock(temp.with_name(f".{owner}.lock")).acquire(timeout=0):
                     remove(temp)
         yield
-
-
-def cores() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -14,17 +14,38 @@ from common import files
 from dataset import loader
 from trainer import engine
 from trainer.saving import checkpoint
+from trainer.saving.resume import Saver
+
+
+class Count:
+    """Updates of the run that are done, over all resumes, and those that were when this process resumed."""
+
+    done = 0
+    before = 0
+
+
+def count_updates():
+    """Keep Count up to date in this process."""
+    update, resume = engine.Engine.update, Saver.resume
+
+    def counting_update(self, *arguments, **named):
+        update(self, *arguments, **named)
+        Count.done += 1
+
+    def counting_resume(saver):
+        resumed = resume(saver)
+        Count.done = Count.before = resumed[0].update if resumed else 0
+        return resumed
+
+    engine.Engine.update, Saver.resume = counting_update, counting_resume
 
 
 def ledger(path):
     """Write a line per update to `{path}.{rank}`: its number, its cross-entropy sum, the tokens of its documents, when it was done."""
-    from trainer.saving.resume import Saver
-
     seen, losses = [], []
-    updates, resume = loader.Loader.updates, Saver.resume
+    updates = loader.Loader.updates
     start, update = engine.Engine.__init__, engine.Engine.update
     micro_batch = engine.Engine.micro_batch
-    count = 0
 
     def recording_updates(*arguments, **named):
         for number, batches in updates(*arguments, **named):
@@ -48,22 +69,14 @@ def ledger(path):
             losses.pop()
 
     def recording_update(self, *arguments, **named):
-        nonlocal count
         update(self, *arguments, **named)
-        count += 1
         with open(f"{path}.{self.ranks.rank}", "a") as file:
-            line = {"update": count, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
+            line = {"update": Count.done, "attempt": os.environ["FAULTS_ATTEMPT"], "time": time.monotonic()}
             file.write(json.dumps({**line, "loss": sum(losses), "pieces": list(seen)}) + "\n")
         seen.clear()
         losses.clear()
 
-    def counting_resume(saver):
-        nonlocal count
-        resumed = resume(saver)
-        count = resumed[0].update if resumed else 0
-        return resumed
-
-    loader.Loader.updates, Saver.resume = recording_updates, counting_resume
+    loader.Loader.updates = recording_updates
     engine.Engine.__init__, engine.Engine.update = recording_start, recording_update
     engine.Engine.micro_batch = recording_micro_batch
 
@@ -108,34 +121,19 @@ def hold_until_signal(update, rank=0):
 
 def at_update(updates, action, rank=0, once=None):
     """Call `action` in the first micro-batch of each of the updates; where the rank has no rows in it, in its next one."""
-    from trainer.saving.resume import Saver
-
-    micro_batch, update, resume = engine.Engine.micro_batch, engine.Engine.update, Saver.resume
-    count, pending = 0, set(updates)
+    micro_batch, pending = engine.Engine.micro_batch, set(updates)
 
     def acting_micro_batch(self, *arguments, **named):
-        for due in sorted(number for number in pending if number <= count + 1):
+        for due in sorted(number for number in pending if number <= Count.done + 1):
             pending.discard(due)
-            if self.ranks.rank == rank and not (once and os.path.exists(f"{once}.{due}")):
+            is_here = due > Count.before and self.ranks.rank == rank
+            if is_here and not (once and os.path.exists(f"{once}.{due}")):
                 if once:
                     open(f"{once}.{due}", "w").close()
                 action()
         return micro_batch(self, *arguments, **named)
 
-    def counting_update(self, *arguments, **named):
-        nonlocal count
-        update(self, *arguments, **named)
-        count += 1
-
-    def counting_resume(saver):
-        nonlocal count
-        resumed = resume(saver)
-        count = resumed[0].update if resumed else 0
-        pending.difference_update(range(count + 1))
-        return resumed
-
-    engine.Engine.micro_batch, engine.Engine.update = acting_micro_batch, counting_update
-    Saver.resume = counting_resume
+    engine.Engine.micro_batch = acting_micro_batch
 
 
 def pieces(batch):
@@ -180,8 +178,6 @@ def kill_at_call(name, at=1):
 
 def save_again():
     """Save what a resume has found, and leave."""
-    from trainer.saving.resume import Saver
-
     resume = Saver.resume
 
     def saving_resume(saver):
@@ -236,10 +232,9 @@ class FullFile:
 def poison(updates, kind="gradient", rank=0, value="nan"):
     """Put a NaN or infinity into loss or gradients of the given updates (from 1) on one rank."""
     micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
-    now = 1
 
     def poisoned_micro_batch(self, batch, totals, **named):
-        hit = now in updates and self.ranks.rank == rank
+        hit = Count.done + 1 in updates and self.ranks.rank == rank
         objective = self.objective
         if hit and kind == "loss":
             self.objective = lambda *a: (lambda loss, sums: (loss + float(value), sums))(*objective(*a))
@@ -248,16 +243,14 @@ def poison(updates, kind="gradient", rank=0, value="nan"):
         if hit and kind == "gradient":
             self.parameters[-1].grad.view(-1)[-1] = float(value)
 
-    def counting_update(self, *arguments, **named):
-        nonlocal now
+    def watched_update(self, *arguments, **named):
         before = [p.detach().clone() for p in self.parameters]
         update(self, *arguments, **named)
-        if now in updates:
+        if Count.done in updates:
             same = all(torch.equal(a, b) for a, b in zip(before, self.parameters, strict=True))
-            print(f"update {now} poisoned, weights unchanged: {same}", flush=True)
-        now += 1
+            print(f"update {Count.done} poisoned, weights unchanged: {same}", flush=True)
 
-    engine.Engine.micro_batch, engine.Engine.update = poisoned_micro_batch, counting_update
+    engine.Engine.micro_batch, engine.Engine.update = poisoned_micro_batch, watched_update
 
 
 def scale(value, growth_interval=2000):
@@ -365,3 +358,6 @@ def limit(name, value):
         with open("/proc/self/statm") as file:
             value += int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(getattr(resource, name), (value, value))
+
+
+count_updates()

@@ -83,7 +83,7 @@ def test_newest_bad_goes_on_from_the_one_before(lab, whole):
     process = lab.start("run", {"signal_at": {"updates": [7]}}, from_resume=1)
     assert process.wait() == 143
     assert f"{newest}: damaged" in process.out and f"resumed from {before}" in process.out
-    assert all(map(verified, lab.checkpoints("run")))
+    assert lab.checkpoints("run")[1] == before and all(map(verified, lab.checkpoints("run")))
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
 

@@ -34,10 +34,13 @@ def test_a_bad_update_names_the_documents(lab):
 
 
 def test_a_bad_update_on_any_rank_skips_on_all(lab):
-    processes = lab.run_ranks("run", hooks={"poison": {"updates": [3], "kind": "gradient", "rank": 1}})
+    """The first ones are skipped; with the third in a row both ranks end, and one says why."""
+    poison = {"poison": {"updates": [3, 4, 5], "kind": "gradient", "rank": 1}}
+    processes = lab.run_ranks("run", hooks=poison, max_bad_updates=3, expect=2)
     for process in processes:
         assert "update 3 poisoned, weights unchanged: True" in process.out
     assert "update 3 is not applied (1 so far)" in processes[0].out
+    assert "3 updates in a row" in processes[0].err and processes[1].err == ""
 
 
 @pytest.mark.slow

@@ -101,23 +101,6 @@ def test_a_second_signal_exits_at_once(lab, whole):
     assert lab.result("run") == whole.result("whole") and lab.leftovers("run") == []
 
 
-@pytest.mark.slow
-def test_repeats_within_milliseconds_count_as_one(lab):
-    """torchrun forwards what the terminal has sent to the whole group already, to both ranks."""
-    lab.run_ranks("whole", num_workers=1)
-    processes = lab.start_ranks("run", hooks={"slow_updates": {"seconds": 0.05}}, num_workers=1)
-    assert processes[0].until(lambda: logged(lab, "run") > 2)
-    for _ in range(3):
-        for process in processes:
-            os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.005)
-    assert [process.wait() for process in processes] == [130, 130]
-    assert "stopped by Ctrl-C after update" in processes[0].out
-    check_saved(lab, "run", processes[0])
-    lab.run_ranks("run", from_resume=1)
-    assert lab.result("run") == lab.result("whole")
-
-
 def test_a_stop_signal_to_one_of_two_ranks(lab):
     """Both stop at the same update, and neither leaves before the save is done; the saved state of both goes on exactly."""
     lab.run_ranks("whole")

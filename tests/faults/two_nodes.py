@@ -2,7 +2,7 @@
 
 A node has an address, processes of its own, and no other network than the cable to the other node:
 
-    node 0 (192.0.2.1)  eth0 ======== 100 Mbit/s ======== eth0  (192.0.2.2) node 1
+    node 0 (192.0.2.1)  eth0 ======== eth0  (192.0.2.2) node 1
 
 Everything is made within the namespaces, and is gone with the processes that hold them, also after kill -9 of the tests.
 The nodes see the same files, as those of a cluster do.
@@ -23,8 +23,7 @@ from tests.faults.harness import ROOT, Lab
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 INTERFACE = "eth0"
 RENDEZVOUS_PORT = 29400
-RATE = "100mbit"
-TOOLS = ("unshare", "nsenter", "setpriv", "ip", "tc")
+TOOLS = ("unshare", "nsenter", "setpriv", "ip")
 
 # A program that keeps a namespace: it ends with its standard input, and that with the tests.
 HOLDER = ["unshare", "--net", "cat"]
@@ -56,8 +55,6 @@ class Node:
         self.run("ip", "address", "add", f"{self.address}/24", "dev", INTERFACE)
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "link", "set", INTERFACE, "up")
-        limit = ["tbf", "rate", RATE, "burst", "64kb", "latency", "50ms"]
-        self.run("tc", "qdisc", "add", "dev", INTERFACE, "root", *limit)
 
     def plug(self, is_in):
         """Pull the plug of the cable, or put it in. With it out no packet comes or goes, and nobody is told."""

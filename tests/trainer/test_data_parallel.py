@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
-from tests.helpers import ROOT, flags, new_port, records, run_ranks, tiny_model, train, write_corpus
+from tests.helpers import ROOT, new_port, records, run_ranks, tiny_model, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
-from trainer import launch, train_pretrain
+from trainer import launch
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import SaveClock, Trainer
@@ -24,7 +23,6 @@ from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
-from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
 
@@ -50,8 +48,6 @@ def rank(folder):
         dist.destroy_process_group()
     new_port("clock")
     result["saves"] = saves_by_the_clock(folder)
-    new_port("too many")
-    result["too many"] = too_many_bad_updates(folder)
     return result
 
 
@@ -167,18 +163,6 @@ def saves_by_the_clock(folder):
     return saved
 
 
-def too_many_bad_updates(folder):
-    """The message with which a run ends whose second rank has nothing but NaN losses."""
-    loss = PretrainJob.loss
-
-    def broken(*args):
-        return tuple(x * float("nan") for x in loss(*args))
-
-    with mock.patch.object(PretrainJob, "loss", broken), pytest.raises(UserError) as error:
-        train_pretrain.main(flags(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/bad", max_bad_updates=3))
-    return str(error.value)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
@@ -281,8 +265,3 @@ def test_what_one_rank_breaks_no_rank_applies(both):
     assert [skipped for skipped, _, _ in both[0]["poison"]] == [0, 1, 2, 2]
     assert [moved for _, moved, _ in both[0]["poison"]] == [True, False, False, True]
     assert [scale for _, _, scale in both[0]["poison"]] == [2048, 1024, 1024, 1024]
-
-
-def test_all_ranks_stop_after_max_bad_updates(both):
-    """Both of them, and one says why."""
-    assert both[0]["too many"].startswith("3 updates in a row") and both[1]["too many"] == ""

@@ -77,22 +77,10 @@ def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_up
 def suggested(line):
     """{flag: number} of the first way that a line tells."""
     words = line.split(": try ")[-1].split(", ")[0].split()
-    return {flag: int(value) for flag, value in zip(words, words[1:], strict=False) if flag.startswith("--")}
+    return {flag.removeprefix("--"): int(value) for flag, value in zip(words[::2], words[1::2], strict=True)}
 
 
 # ------------------------------------------------------------------------------------ at each stage of a run
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out"
-
-
-def fails(error):
-    def raise_it(*_args, **_options):
-        raise error
-
-    return raise_it
 
 
 def failing_from(call, error, times):
@@ -134,12 +122,12 @@ STAGES_AND_KINDS = list(zip(STAGES, itertools.cycle(FAILURES), strict=False))
 
 
 @pytest.mark.parametrize(("stage", "kind"), STAGES_AND_KINDS)
-def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data, out, monkeypatch, capsys):
+def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data, tmp_path, monkeypatch, capsys):
     owner, name, times = STAGES[stage]
     monkeypatch.setattr(owner, name, failing_from(getattr(owner, name), FAILURES[kind], times))
     # Samples take longer than all of the run.
     prompts = {"sample_prompts": "the"} if stage == "samples" else {}
-    asked = flags(data_path=data, out_dir=out, val_fraction=0.2, save_interval=1000, **prompts)
+    asked = flags(data_path=data, out_dir=tmp_path / "out", val_fraction=0.2, save_interval=1000, **prompts)
     said = line_of(train_pretrain.main, asked, capsys)
     if stage == "model":
         assert "try a smaller --batch_size, --max_seq_len or model" in said
@@ -154,69 +142,42 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
 
 # -------------------------------------------------------------------------------------------- a real limit
 
-# Run with so many MB of addresses beyond what the imports take.
+# Run with 700 MB of addresses beyond what the imports take.
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import {module} as trainer
+from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
 import torch
 torch.set_num_threads(1)
 status = Path("/proc/self/status").read_text()
-used = int(status.split("VmSize:")[1].split()[0]) * 1024
-limit = used + {extra} * 2**20
+limit = int(status.split("VmSize:")[1].split()[0]) * 1024 + 700 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-run_cli(lambda: trainer.main(sys.argv[1:]))
+run_cli(lambda: train_pretrain.main(sys.argv[1:]))
 """
 
 
-def run_with(extra_mb, module, arguments):
-    """The end of a trainer with so much memory."""
-    program = LIMITED.format(module=module, extra=extra_mb)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-
-
-def ends_for_want_of(extra_mb, module, arguments):
-    """The one line that a trainer with too little memory ends with."""
-    run = run_with(extra_mb, module, arguments)
-    assert run.returncode == 2, run.stderr
-    assert "Traceback" not in run.stderr
-    *before, said = run.stderr.splitlines()
-    assert said.startswith("error: no memory is left on cpu: "), run.stderr
-    assert not any(line.startswith("error") for line in before)
-    return said
-
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
-
-
-@on_linux
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 @pytest.mark.slow
 def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path):
     """Reference: the run that the line suggests, under the same limit."""
-    data = write_corpus(tmp_path / "data.jsonl", 4000)
-    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "max_seq_len": 64}
-    asked = {
-        **sizes,
-        "data_path": data,
-        "out_dir": tmp_path,
-        "batch_size": 256,
-        "accumulation_steps": 1,
-        "max_updates": 2,
-    }
-    said = ends_for_want_of(700, "trainer.train_pretrain", flags(**asked))
-    assert "no checkpoint was saved yet" in said
+    options = {
+        "data_path": write_corpus(tmp_path / "data.jsonl", 4000), "out_dir": tmp_path, "hidden_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "max_seq_len": 64, "max_updates": 2,
+        "batch_size": 256, "accumulation_steps": 1,
+    }  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     # Each line halves the micro-batch, until it fits.
-    for _ in range(5):
-        ways = suggested(said)
-        halved = {"batch_size": ways["--batch_size"], "accumulation_steps": ways["--accumulation_steps"]}
-        run = run_with(700, "trainer.train_pretrain", flags(**{**asked, **halved}))
+    for _ in range(6):
+        command = [sys.executable, "-c", LIMITED, *flags(**options)]
+        run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
         if run.returncode == 0:
-            return
-        said = run.stderr
-    pytest.fail(said)
+            break
+        said = run.stderr.splitlines()[-1]
+        assert run.returncode == 2 and "Traceback" not in run.stderr
+        assert said.startswith("error: no memory is left on cpu: ") and "no checkpoint was saved yet" in said
+        options |= suggested(said)
+    assert run.returncode == 0 and options["batch_size"] < 256
 
 
 # --------------------------------------------------------------------------------- before anything is made
@@ -231,11 +192,11 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     ],
     ids=str,
 )
-def test_what_can_never_fit_is_told_before_it_is_made(changes, data, out, monkeypatch, capsys):
+def test_what_can_never_fit_is_told_before_it_is_made(changes, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
-    monkeypatch.setattr(first_model, "init_model", fails(AssertionError("the model is made")))
+    monkeypatch.setattr(first_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
     with pytest.raises(SystemExit) as ended:
-        run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=out, **changes)))
+        run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=tmp_path / "out", **changes)))
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "and this machine has 16" in said and "choose a smaller model" in said

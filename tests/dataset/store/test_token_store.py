@@ -98,10 +98,9 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
 
 @pytest.mark.parametrize("broken", ["[1]", '{"files": [["PATH", 1, 2, 3, 4, "00"]], "sha256": "0"}'])
 def test_broken_remembered_digests_are_ignored(tmp_path, encoder, broken):
-    path = write(tmp_path / "a.jsonl")
     (tmp_path / ".token_store").mkdir()
-    (tmp_path / ".token_store" / "hashes.json").write_bytes(broken.encode("utf-8", "surrogateescape"))
-    check(open_or_build(path, encoder), TEXTS, encoder)
+    (tmp_path / ".token_store" / "hashes.json").write_text(broken)
+    check(open_or_build(write(tmp_path / "a.jsonl"), encoder), TEXTS, encoder)
 
 
 def test_edits_tokenizers_and_options_have_stores_of_their_own(tmp_path, encoder):
@@ -185,9 +184,8 @@ def test_damaged_tokens_of_a_large_store_are_noticed_beside_the_training(tmp_pat
 def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
     """The fall-back is named; a store that lies beside read-only data is found."""
     path = write(tmp_path / "a.jsonl")
-    (
-        tmp_path / ".token_store"
-    ).touch()  # a file in the way: root may write anywhere, so permissions would prove nothing
+    # A file in the way: root may write anywhere, so permissions would prove nothing.
+    (tmp_path / ".token_store").touch()
     store = open_or_build(path, encoder)
     assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
     assert f"goes to {store.folder.parent}" in capsys.readouterr().out

@@ -8,15 +8,7 @@ import torch.distributed as dist
 from common.errors import DataError, SaidByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
-from trainer.machine.ranks import (
-    Ranks,
-    compare_settings,
-    first_rank_first,
-    init_distributed_mode,
-    on_main,
-    until_all_are_ready,
-)
-from trainer.pretrain.settings import PretrainSettings
+from trainer.machine.ranks import Ranks, first_rank_first, init_distributed_mode, on_main, until_all_are_ready
 
 
 def what_two_ranks_do(folder):
@@ -71,48 +63,3 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
     monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
     with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
         pass
-
-
-# --------------------------------------------------------------------------------- what ranks are compared by
-
-
-@pytest.fixture
-def of_rank_0(monkeypatch):
-    """Facts that come from rank 0; and what the ranks say."""
-    facts, said = {}, []
-
-    def broadcast(message, src):
-        message[0] = {**message[0], **facts}
-
-    def first_said(ranks, text):
-        said.append(text)
-        return text
-
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-    monkeypatch.setattr(ranks_module, "first_said", first_said)
-    return facts, said
-
-
-def test_another_rank_says_it_to_rank_0(of_rank_0):
-    facts, said = of_rank_0
-    other = Ranks(rank=3, world_size=4)
-    compare_settings(other, PretrainSettings.parse(["--seed", "5"]))
-    facts["--seed"] = 42
-    with pytest.raises(SaidByAnotherRank):
-        compare_settings(other, PretrainSettings.parse(["--seed", "5"]))
-    assert said[0] == "" and said[1].startswith("rank 3 on ") and "has --seed 5 (rank 0: 42): all ranks need" in said[1]
-
-
-@pytest.mark.parametrize("flag", ["--data_path", "--from_weight"])
-def test_files_may_lie_elsewhere_on_each_machine(monkeypatch, flag):
-    """Reference: the facts that rank 0 sends."""
-    sent = []
-    monkeypatch.setattr(ranks_module, "first_said", lambda ranks, text: text)
-    monkeypatch.setattr(dist, "broadcast_object_list", lambda message, src: sent.append(message[0]))
-    compare_settings(Ranks(world_size=2), PretrainSettings.parse([flag, "/home/a/file"]))
-
-    def receive(message, src):
-        message[0] = sent[0]
-
-    monkeypatch.setattr(dist, "broadcast_object_list", receive)
-    compare_settings(Ranks(rank=1, world_size=2), PretrainSettings.parse([flag, "/home/b/file"]))

@@ -40,12 +40,8 @@ def test_default_device_is_the_best_there_is(monkeypatch):
     assert pick_device().type == "cuda" and pick_device("cuda:1").index == 1
     with pytest.raises(UserError, match="take --device cuda:0 or cuda:1 or mps or cpu"):
         pick_device("cuda:2")
-
-
-@pytest.mark.parametrize("name", ["abacus", "meta"])
-def test_unknown_devices(name):
-    with pytest.raises(UserError, match=name):
-        pick_device(name)
+    with pytest.raises(UserError, match="abacus"):
+        pick_device("abacus")
 
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
