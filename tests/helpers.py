@@ -1,6 +1,7 @@
 """What several test files need."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -74,26 +75,10 @@ def steps_of(schedule, rank):
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "while",
-        "dogs",
-        "ran",
-        "over",
-        "far",
-        "hills",
-        "and",
-        "rain",
-        "fell",
-    ]
+    sentence = "the cat sat on a mat while dogs ran over far hills and rain fell"
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(n_documents):
-            text = " ".join(generator.choices(words, k=generator.randint(1, 30)))
+            text = " ".join(generator.choices(sentence.split(), k=generator.randint(1, 30)))
             file.write(json.dumps({"text": text}) + "\n")
     return path
 
@@ -145,6 +130,22 @@ def trainers_that_fit():
 
     with mock.patch.object(Trainer, "fit", recorded):
         yield trainers
+
+
+@contextlib.contextmanager
+def before_update(number, act):
+    """Within the block act() is called before the update of this number, the first one being 1."""
+    from trainer.engine import Engine
+
+    update, numbers = Engine.update, itertools.count(1)
+
+    def acting(engine, *given, **named):
+        if next(numbers) == number:
+            act()
+        return update(engine, *given, **named)
+
+    with mock.patch.object(Engine, "update", acting):
+        yield
 
 
 def records(run, key="loss"):

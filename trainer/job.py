@@ -238,14 +238,6 @@ class Evaluation:
     save_best: SaveBest | None = None
 
 
-class HasState(Protocol):
-    """A part of a job that a resume needs beside model, optimiser and Progress: numbers and truth values by name."""
-
-    def state_dict(self) -> dict[str, float | None]: ...
-
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None: ...
-
-
 @dataclass
 class Outlook:
     """What a job expects of its run: said and recorded before the first update."""
@@ -288,8 +280,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     files: RunFiles
     identity: Identity
     evaluation: Evaluation
-    # {name: part of the job that a checkpoint keeps}
-    extra_state: Mapping[str, HasState] = {}
     # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.
     digest_check: DigestCheck | None = None
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification
 
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.helpers import new_port, run_ranks
+from tests.helpers import before_update, new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
@@ -120,32 +120,19 @@ def test_checkpoints_are_kept_and_evaluated_and_the_rate_is_the_schedule(place, 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize(("how", "at"), [("kill", 15), ("signal", 20)])
 def test_a_stopped_command_goes_on_bitwise(place, tmp_path, how, at, capsys):
     """Stopped in the second seed, in the middle (update 15 of all) or before its evaluation (20), with --from_resume 1 it
     ends as the command that was left alone. 20 examples make 5 updates, twice."""
     options = {"num_seeds": 2, "save_interval": 3, "do_predict": 1}
     whole = fine_tune(place, tmp_path / "whole", **options)
-    update, calls = Engine.update, []
-
-    def stop(engine, *arguments):
-        calls.append(None)
-        if len(calls) == at:
-            if how == "kill":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(engine, *arguments)
-
-    with mock.patch.object(Engine, "update", stop):
-        if how == "kill":
-            with pytest.raises(Killed):
-                fine_tune(place, tmp_path / "part", **options)
-        else:
-            assert train_glue.main(arguments(place, tmp_path / "part", **options)) == 128 + signal.SIGTERM
+    part = arguments(place, tmp_path / "part", **options)
+    if how == "kill":
+        with before_update(at, mock.Mock(side_effect=ArithmeticError)), pytest.raises(ArithmeticError):
+            train_glue.main(part)
+    else:
+        with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+            assert train_glue.main(part) == 128 + signal.SIGTERM
     capsys.readouterr()
     part = fine_tune(place, tmp_path / "part", from_resume=1, **options)
     printed = capsys.readouterr().out

@@ -39,6 +39,7 @@ SIZES = {
     "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
     "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
 }
+# Those of the networks
 NETWORK_SIZES = tuple(one.name for one in fields(Size))[:6]
 # Updates.
 WARM_UP = 10_000

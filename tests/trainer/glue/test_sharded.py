@@ -6,17 +6,15 @@ One start of two processes serves all runs: importing torch takes longer than al
 import json
 import os
 import signal
-from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from tests.helpers import new_port, run_ranks
+from tests.helpers import before_update, new_port, run_ranks
 from tests.trainer.glue.glue_helpers import arguments, make_place
 from trainer import train_glue
-from trainer.engine import Engine
 
 pytestmark = pytest.mark.slow
 # Micro-batches of 3 on 2 ranks: of 20 examples rank 1 has none in the last update, nor has it a third batch of the 9 to evaluate.
@@ -29,16 +27,8 @@ RUN = {
 def stopped(place, out, at):
     """Ask for a stop in an update, the first one of this start being 1; names of the checkpoints then. The update after it ends
     the run, or an evaluation between them."""
-    update, calls = Engine.update, []
-
-    def stop(engine, *given):
-        calls.append(None)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return update(engine, *given)
-
     new_port(f"stopped at {at}")
-    with mock.patch.object(Engine, "update", stop):
+    with before_update(at, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         code = train_glue.main(arguments(place, out, shard="full", from_resume=1, **RUN))
     assert code == 128 + signal.SIGTERM
     return sorted(path.name for path in out.rglob("update_*.pt"))
