@@ -188,7 +188,7 @@ def plan_lines(
     rows = {
         "model": shape_text(plan),
         "tokens": f"{quantity(plan.tokens)}, {passes_text}",
-        "update": f"{counted(plan.rows, 'row')} of {T} = {quantity(plan.rows * T)} tokens ({micro_batches})",
+        "update": f"{counted(plan.cut.rows, 'row')} of {T} = {quantity(plan.cut.rows * T)} tokens ({micro_batches})",
         "updates": f"{plan.updates:,}, about {plan.update_seconds:.2g} s each",
         "rates": rates,
         "expected validation loss": loss,

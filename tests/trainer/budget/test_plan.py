@@ -112,7 +112,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
 
 def test_what_the_user_has_said_is_kept():
     both = best(batch_size=32, accumulation_steps=3)
-    assert both.cut == (32, 3, 1) and both.rows == 96
+    assert both.cut == (32, 3, 1) and both.cut.rows == 96
     assert best(batch_size=5).cut.batch_size == 5
     assert best(accumulation_steps=3).cut.accumulation_steps == 3
     assert best(tokens=5e6).tokens == pytest.approx(5e6, rel=0.01)
@@ -126,7 +126,7 @@ def test_ranks_share_the_rows():
     for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
         costs = SimulatedCosts(ranks=Ranks(world_size=world_size, sharing=sharing))
         plan = best(costs=costs)
-        assert plan.cut.batch_size % sharing == 0 and plan.rows % world_size == 0
+        assert plan.cut.batch_size % sharing == 0 and plan.cut.rows % world_size == 0
         for changes in ({"accumulation_steps": 1}, {"batch_size": 2 * sharing}, {}):
             found = cuts(Demands(**changes), costs.machine)
             assert found and all(cut.batch_size >= sharing and cut.batch_size % sharing == 0 for cut in found)
@@ -140,9 +140,9 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     room_for_9 = {"memory": 1e6 * (128 + 9), "rate": 1e12}
     bound = best(only, **room_for_9)
     assert bound.cut.batch_size == 8 and bound.memory == 1e6 * (128 + 8)
-    assert (bound.rows, bound.updates, bound.loss) == (free.rows, free.updates, free.loss)
+    assert (bound.cut.rows, bound.updates, bound.loss) == (free.cut.rows, free.updates, free.loss)
     shared = best(only, **room_for_9, ranks=Ranks(world_size=2, sharing=2))
-    assert shared.cut.batch_size == 8 and shared.rows == free.rows
+    assert shared.cut.batch_size == 8 and shared.cut.rows == free.cut.rows
     # Who has said the number of micro-batches has left open how large they are.
     assert best(only, **room_for_9, accumulation_steps=1).cut == (8, 1, 1)
     for too_much in ({**room_for_9, "batch_size": 16}, {"memory": 1e6 * 128, "accumulation_steps": 1}):

@@ -147,7 +147,7 @@ def test_micro_batches_that_may_not_fit_are_told_with_smaller_ones(tmp_path, dat
     said = capsys.readouterr().out
     assert "warning: such micro-batches need about 0.1" in said
     assert (
-        "0.00 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
+        "0.001 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
     )
 
 
