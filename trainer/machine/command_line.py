@@ -148,12 +148,14 @@ class StopSignals:
         handlers = dict.fromkeys(STOP, self._stop)
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():
+            # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
+            if not hasattr(signal, name):
+                continue
+            number = getattr(signal, name)
             # nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody
             # has asked for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
-            is_nohup = name == "SIGHUP" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
-            if hasattr(signal, name) and not is_nohup:
-                self._before[name] = signal.signal(getattr(signal, name), handler)
+            if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[name] = signal.signal(number, handler)
         return self
 
     def __exit__(
