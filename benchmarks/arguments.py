@@ -73,7 +73,7 @@ class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def new_parser(name: str, description: str) -> Parser:
-    return Parser(name, description, HelpWithDefaults)
+    return Parser(prog=name, description=description, formatter_class=HelpWithDefaults)
 
 
 def counts(text: str) -> list[int]:

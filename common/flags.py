@@ -97,13 +97,9 @@ class Parser(argparse.ArgumentParser):
 
     may_be_empty: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        prog: str | None = None,
-        description: str | None = None,
-        formatter_class: type[argparse.HelpFormatter] = argparse.HelpFormatter,
-    ) -> None:
-        super().__init__(prog=prog, description=description, formatter_class=formatter_class, allow_abbrev=False)
+    def __init__(self, **options: Any) -> None:
+        """options: argparse's."""
+        super().__init__(allow_abbrev=False, **options)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -22,7 +22,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -112,12 +112,8 @@ class Settings:
 
 
 def default_of(kind: type[Settings], name: str) -> Any:
-    """What a field is where nobody sets it."""
-    return default_of_field(kind.__dataclass_fields__[name])
-
-
-def default_of_field(one: "Field[Any]") -> Any:
-    """MISSING: its flag must be given."""
+    """What a field is where nobody sets it; MISSING: its flag must be given."""
+    one = kind.__dataclass_fields__[name]
     if one.default_factory is not MISSING:
         return one.default_factory()
     return one.default
@@ -136,11 +132,13 @@ class SettingsParser(Parser):
     """The command line of a Settings class."""
 
     def __init__(self, kind: type[Settings]) -> None:
-        super().__init__(kind.prog, kind.description, argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            prog=kind.prog, description=kind.description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         self.kind = kind
         self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
         # The flags that must be given. All others would be ten lines that nobody reads.
-        self.required = [one.name for one in fields(kind) if default_of_field(one) is MISSING]
+        self.required = [one.name for one in fields(kind) if default_of(kind, one.name) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
         self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
@@ -153,7 +151,7 @@ class SettingsParser(Parser):
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
-                default = default_of_field(one)
+                default = default_of(group, one.name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
                 # A flag that is not given is no part of what is parsed: the field knows its default.

@@ -44,11 +44,9 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
-    # A template may write them by name, as {{ bos_token }}.
-    words: dict[str, str | list[str]] = {}
-    for name, token in tokenizer.special_tokens_map.items():
-        words[name] = list(map(str, token)) if isinstance(token, list | tuple) else str(token)
-    request = json.dumps({"template": default_template(tokenizer), "messages": messages, "words": words})
+    # A template may write special tokens by name, as {{ bos_token }}.
+    words = tokenizer.special_tokens_map
+    request = json.dumps({"template": default_template(tokenizer), "messages": messages, "words": words}, default=str)
     what = "--chat: the chat template of this tokenizer"
     command = [sys.executable, __file__]
     try:

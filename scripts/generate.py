@@ -65,12 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.manual_seed(args.seed)
     # The conversation so far, as chat templates want it.
     messages: list[dict[str, str]] = []
-    failed = False
     # A person at the prompt wants to go on with the next one. Who hands over texts wants the program to end.
     is_typed = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
-    n_prompts = 0
     for prompt in args.prompts or typed_prompts():
-        n_prompts += 1
         try:
             if chat is None:
                 if prompt.endswith(" "):
@@ -82,26 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             ids = chat_ids(chat, [*messages, turn], room(model, sampling))
             answer = reply(model, tokenizer, ids, sampling, is_typed)
         except UserError as error:
-            if args.prompts:
+            if not is_typed:
                 raise
-            # What is wrong with this line need not be wrong with the next one.
             announce(f"error: {one_line(error)}", to_stderr=True)
-            failed = True
             continue
         except KeyboardInterrupt:
             # Before the first token or after the last one; `reply` meets it in between.
             if not is_typed:
                 raise
-            left_out = "" if chat is None else "; this prompt is not part of the conversation"
-            announce(f"\n(stopped{left_out})", to_stderr=True)
+            announce("\n(stopped)", to_stderr=True)
             continue
         messages = [*messages, turn, {"role": "assistant", "content": answer}]
         # Each prompt of the command line is a conversation of its own.
         if args.prompts:
             messages = []
-    if n_prompts == 0 and not sys.stdin.isatty():
-        announce("no prompt came through the pipe: nothing to continue", to_stderr=True)
-    return 2 if failed and not sys.stdin.isatty() else 0
+    return 0
 
 
 def utf8(prompt: str) -> str:

@@ -19,7 +19,6 @@ from trainer.machine.ranks import Ranks
 
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 TotalsT = TypeVar("TotalsT", bound=tuple[Any, ...])
-PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
 Replay = Callable[[], None]
 
 
@@ -93,7 +92,12 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
 
     def compute(self, batch: BatchT, totals: TotalsT) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
-        batch, totals = self._numbers_on_device(batch), self._numbers_on_device(totals)
+        # Their numbers as 0-d float32 tensors on the device, by one copy
+        parts = [*batch, *totals]
+        numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
+        on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
+        parts = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
+        batch, totals = type(batch)(*parts[: len(batch)]), type(totals)(*parts[len(batch) :])
         if self.is_on and self.updates and self.at_start and self.replay_micro_batch is None:
             self._record(batch, totals)
         self.at_start = False
@@ -148,13 +152,6 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         self.batch, self.totals = batch, totals
         self.replay_micro_batch = replay_micro_batch
         self.replay_end = replay_end
-
-    def _numbers_on_device(self, parts: PartsT) -> PartsT:
-        """A NamedTuple of tensors on the device and numbers, with the numbers as 0-d float32 tensors there."""
-        numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
-        on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
-        moved = [part if isinstance(part, torch.Tensor) else next(on_device) for part in parts]
-        return type(parts)(*moved)
 
 
 def pinned_numbers(numbers: Sequence[float], device: torch.device) -> torch.Tensor:

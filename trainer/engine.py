@@ -203,15 +203,22 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
         """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""
-        # The sum of what all ranks say; where they have sharded the model that comes below, with the norm.
-        message = self._add_up_gradients(torch.cat((requests, self.bad_losses)))
+        message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
+        if self.reducer is not None:
+            # The one synchronisation of an update: the gradients, and the sum of what all ranks say. Where these have sharded the model
+            # that comes below, with the norm.
+            message = self.reducer.finish(message)
+        else:
+            for parameter in self.parameters:
+                # Nothing of the update reached it.
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
 
         # Stage 2: whether the update is good, and how far it is to be clipped.
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
 
-        # `_add_up_gradients` has put zeros in the place of missing ones.
         gradients = [own_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self.shards is not None:
@@ -229,7 +236,20 @@ class Engine(Generic[BatchT, TotalsT]):
         # Stage 3: it is applied, or skipped and counted.
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        overflow = self._step_unless(bad, bad_losses)
+        if self.fused:
+            self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
+            self.optimizer.step()
+        elif not bad.item():
+            self.optimizer.step()
+        overflow = torch.zeros_like(bad)
+        if self.scaler.is_enabled():
+            one = torch.ones((), device=self.device)
+            scale_before = self.scaler.scale(one)
+            self.scaler.update()
+            # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
+            # scale that is too large.
+            is_lower = (scale_before > 1) & (self.scaler.scale(one) < scale_before)
+            overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
         # What `poll` gives of the update. Until here `outcome` is that of the update before.
@@ -239,26 +259,6 @@ class Engine(Generic[BatchT, TotalsT]):
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
         self.outcome.copy_(torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow)))
 
-    def _step_unless(self, bad: torch.Tensor, bad_losses: torch.Tensor) -> torch.Tensor:
-        """Apply the gradients where `bad` (0-d) is 0. Returns the `overflow` of the Outcome, 0-d."""
-        if self.fused:
-            self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
-            self.optimizer.step()
-        elif not bad.item():
-            self.optimizer.step()
-        if not self.scaler.is_enabled():
-            return torch.zeros_like(bad)
-        scale_before = self._loss_scale()
-        self.scaler.update()
-        # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
-        # scale that is too large.
-        is_lower = (scale_before > 1) & (self._loss_scale() < scale_before)
-        return bad * (is_lower & (bad_losses == 0))
-
-    def _loss_scale(self) -> torch.Tensor:
-        """What a loss is multiplied with in float16, 0-d, on the device."""
-        return self.scaler.scale(torch.ones((), device=self.device))
-
     def _changed_by_an_update(self) -> list[torch.Tensor]:
         """All tensors that micro-batches and the end of an update change; after a first update each has its place."""
         tensors = [self.sums, self.bad_losses, self.outcome]
@@ -267,19 +267,6 @@ class Engine(Generic[BatchT, TotalsT]):
                 tensors += [parameter.detach(), parameter.grad]
                 tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
         return tensors
-
-    def _add_up_gradients(self, message: torch.Tensor) -> torch.Tensor:
-        """Sum gradients and, where ranks have the whole model, messages over the ranks; returns the sum of these.
-
-        With `shards.add_up`, where ranks have parts, the one synchronisation of an update.
-        """
-        if self.reducer is not None:
-            return self.reducer.finish(message)
-        for parameter in self.parameters:
-            # Nothing of the update reached it.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return message
 
     # --------------------------------------------------------------------------------------- what became of updates
 

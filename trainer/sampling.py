@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -30,41 +31,91 @@ TOP_P = 0.9
 TOP_K = 50
 
 
-def samples(
-    engine: Engine[Batch, Totals],
-    tokenizer: PreTrainedTokenizerBase,
-    encoder: DocumentEncoder,
-    prompts: Sequence[str],
-    signals: StopSignals,
-    seed: int,
-    is_last: bool,
-    with_prompt: bool = True,
-) -> tuple[list[tuple[str, str]], int]:
-    """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
+@dataclass(frozen=True)
+class Sampler:
+    """Continues some prompts with the model in training, each time with the same random numbers.
 
-    Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
-    the same text with the others.
-    is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
-    `model_as_saved`, so that whoever has the file or an export of it can draw them again.
     with_prompt: a text begins with its prompt, as the model was given it.
     """
-    ranks = engine.ranks
-    # Rank 0 alone has the whole weights of a sharded model.
-    weights = engine.weights() if is_last else {}
-    model: list[MiniMindForCausalLM] = []
-    if is_last:
-        on_main(ranks, lambda: model.append(model_as_saved(engine, weights)))
-    found: list[tuple[str, str]] = []
-    for prompt in prompts:
-        as_saved = model[0] if model else None
-        draw = partial(sample, engine, tokenizer, encoder, prompt, seed, as_saved=as_saved, with_prompt=with_prompt)
-        computes_together = engine.shards is not None and not is_last
-        found.append((prompt, draw() if computes_together else on_main(ranks, draw)))
-        stop_signal = on_main(ranks, lambda: signals.signum)
-        if stop_signal:
-            # A resume makes all of them again.
-            return [], stop_signal
-    return found, 0
+
+    tokenizer: PreTrainedTokenizerBase
+    encoder: DocumentEncoder
+    prompts: Sequence[str]
+    seed: int
+    with_prompt: bool = True
+
+    def __call__(
+        self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
+    ) -> tuple[list[tuple[str, str]], int]:
+        """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
+
+        Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
+        the same text with the others.
+        is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
+        `model_as_saved`, so that whoever has the file or an export of it can draw them again.
+        """
+        ranks = engine.ranks
+        # Rank 0 alone has the whole weights of a sharded model.
+        weights = engine.weights() if is_last else {}
+        model: list[MiniMindForCausalLM] = []
+        if is_last:
+            on_main(ranks, lambda: model.append(model_as_saved(engine, weights)))
+        found: list[tuple[str, str]] = []
+        for prompt in self.prompts:
+            draw = partial(self.sample, engine, prompt, as_saved=model[0] if model else None)
+            computes_together = engine.shards is not None and not is_last
+            found.append((prompt, draw() if computes_together else on_main(ranks, draw)))
+            stop_signal = on_main(ranks, lambda: signals.signum)
+            if stop_signal:
+                # A resume makes all of them again.
+                return [], stop_signal
+        return found, 0
+
+    @torch.no_grad()
+    def sample(
+        self,
+        engine: Engine[Batch, Totals],
+        prompt: str,
+        max_new_tokens: int = SAMPLE_TOKENS,
+        as_saved: MiniMindForCausalLM | None = None,
+    ) -> str:
+        """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was.
+
+        as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
+        """
+        # The types of transformers know no model that is defined elsewhere.
+        model = cast(Any, as_saved or engine.model)
+        device = torch.device("cpu") if as_saved else engine.device
+        precision: contextlib.AbstractContextManager[object] = (
+            contextlib.nullcontext() if as_saved else engine.autocast()
+        )
+        positions = model.config.max_position_embeddings
+
+        def new_tokens(length: int) -> int:
+            # A long prompt leaves half of the positions of a model with few.
+            return min(max_new_tokens, max(positions - length, positions // 2))
+
+        # The end of a prompt that does not fit.
+        ids = self.encoder.prompt_ids(prompt)
+        ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
+        # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
+        given = ids or [self.encoder.eos_id or 0]
+        with undisturbed(engine):
+            torch.manual_seed(self.seed)
+            with precision:
+                output = model.generate(
+                    torch.tensor([given], device=device),
+                    max_new_tokens=new_tokens(len(given)),
+                    do_sample=True,
+                    temperature=TEMPERATURE,
+                    top_p=TOP_P,
+                    top_k=TOP_K,
+                    pad_token_id=self.tokenizer.pad_token_id or 0,
+                    # A rank whose text has ended goes on computing with those whose texts have not.
+                    synced_gpus=engine.shards is not None and as_saved is None,
+                )
+        shown = output[0] if self.with_prompt else output[0, len(ids) :]
+        return str(self.tokenizer.decode(shown, skip_special_tokens=True))
 
 
 def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]) -> MiniMindForCausalLM:
@@ -83,54 +134,6 @@ def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]
     dtype = torch.float16 if beyond_float16(state) is None else torch.float32
     as_saved.load_state_dict(in_dtype(state, dtype))
     return as_saved.eval()
-
-
-@torch.no_grad()
-def sample(
-    engine: Engine[Batch, Totals],
-    tokenizer: PreTrainedTokenizerBase,
-    encoder: DocumentEncoder,
-    prompt: str,
-    seed: int,
-    max_new_tokens: int = SAMPLE_TOKENS,
-    as_saved: MiniMindForCausalLM | None = None,
-    with_prompt: bool = True,
-) -> str:
-    """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was.
-
-    as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
-    """
-    # The types of transformers know no model that is defined elsewhere.
-    model = cast(Any, as_saved or engine.model)
-    device = torch.device("cpu") if as_saved else engine.device
-    precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext() if as_saved else engine.autocast()
-    positions = model.config.max_position_embeddings
-
-    def new_tokens(length: int) -> int:
-        # A long prompt leaves half of the positions of a model with few.
-        return min(max_new_tokens, max(positions - length, positions // 2))
-
-    # The end of a prompt that does not fit.
-    ids = encoder.prompt_ids(prompt)
-    ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
-    # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
-    given = ids or [encoder.eos_id or 0]
-    with undisturbed(engine):
-        torch.manual_seed(seed)
-        with precision:
-            output = model.generate(
-                torch.tensor([given], device=device),
-                max_new_tokens=new_tokens(len(given)),
-                do_sample=True,
-                temperature=TEMPERATURE,
-                top_p=TOP_P,
-                top_k=TOP_K,
-                pad_token_id=tokenizer.pad_token_id or 0,
-                # A rank whose text has ended goes on computing with those whose texts have not.
-                synced_gpus=engine.shards is not None and as_saved is None,
-            )
-    shown = output[0] if with_prompt else output[0, len(ids) :]
-    return str(tokenizer.decode(shown, skip_special_tokens=True))
 
 
 def read_prompts(arguments: list[str]) -> list[str]:

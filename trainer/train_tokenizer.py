@@ -98,8 +98,7 @@ class VocabularySettings(Settings):
     pieces: str = setting(
         "llama-bpe",
         choices=tuple(PIECE_RULES),
-        help="bpe: the rule that cuts text into pieces; llama-bpe and qwen2 are known to llama.cpp and Ollama, compact is not, "
-        "but gives the most bytes per token",
+        help="bpe: the rule that cuts text into pieces, both known to llama.cpp and Ollama; qwen2: each digit is a piece",
     )
 
     def check(self) -> None:

@@ -188,24 +188,11 @@ class ChatEncoder(DocumentEncoder):
 
     def _ids_of(self, text: str, is_asked: bool = False) -> list[int]:
         """The ids of a conversation. is_asked: an answer comes next."""
-        ids: list[int] = []
-        for piece in self._pieces(text, is_asked):
-            if isinstance(piece, str):
-                for of_part in self._body_in_parts(piece):
-                    ids += of_part
-            else:
-                ids.append(piece)
-        return ids
-
-    def _pieces(self, text: str, is_asked: bool) -> Iterator[str | int]:
-        """The texts of a conversation and the ids of the special tokens between them."""
-        # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
-        marked = self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF))
-        conversation = json.loads(marked)
-        # Each part but the last one ends where an answer begins.
         # A slow import, which a process that reads no conversations does without.
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
+        conversation = json.loads(self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF)))
         # ([text], nothing that is asked for here)
         rendered: Any = render_jinja_template(
             [conversation["messages"]],
@@ -213,20 +200,20 @@ class ChatEncoder(DocumentEncoder):
             chat_template=CHAT_TEMPLATE,
             add_generation_prompt=is_asked,
         )
-        *before_answers, rest = BEFORE_ANSWER.split(rendered[0][0])
+        # Each part but the last one ends where an answer begins.
+        parts = BEFORE_ANSWER.split(rendered[0][0])
         answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
-        # Where one is asked for, nothing is trained.
-        only_read = [not is_asked and not is_trained(answer) for answer in answers]
-        if is_asked:
-            only_read.append(False)
-        parts = []
-        for part, is_only_read in zip(before_answers, only_read, strict=True):
-            if is_only_read:
-                part = part.removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
-            parts.append(part)
-        for part in [*parts, rest]:
+        assert len(parts) == len(answers) + is_asked + 1
+        if not is_asked:
+            for i, answer in enumerate(answers):
+                if not is_trained(answer):
+                    parts[i] = parts[i].removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
+        ids: list[int] = []
+        for part in parts:
             for piece in self._cut_at.split(part):
                 if piece in self.special:
-                    yield self.special[piece]
+                    ids.append(self.special[piece])
                 elif piece:
-                    yield piece.replace(INSIDE, "").replace(ITSELF, MARK)
+                    for of_piece in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
+                        ids += of_piece
+        return ids

@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import DataError
 from common.packages import optional_package
 from dataset.reading import faults
-from dataset.reading.faults import Item, check_column
+from dataset.reading.faults import BadLine, Item, check_column
 
 # pyarrow is optional and has no types of its own: these names only tell the reader which of its classes is meant.
 ArrowArray = Any
@@ -44,8 +44,6 @@ class TableReader:
         for text, raw in (("string", "binary"), ("large_string", "large_binary"), ("string_view", "binary_view")):
             for name in (text, raw):
                 self.bytes_type[getattr(self.arrow, name)()] = getattr(self.arrow, raw)()
-        # Whether a stream has ended without its end mark; known once all of it is read.
-        self.cut_off = False
 
     def rows(self) -> Iterator[Item]:
         """(row of the file from 1, text or (kind, reason) of a fault) of each row; empty texts are left out.
@@ -60,13 +58,12 @@ class TableReader:
                     value = self._text(raw)
                     if value:
                         yield row, value
+        except BadLine as bad:
+            yield row + 1, bad.args
         except (self.arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())[:120]
             name = "a parquet" if self.kind == ".parquet" else "an Arrow"
             raise DataError(f"{self.path}: not {name} file that can be read ({reason}); fetch it again") from None
-        if self.cut_off:
-            reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
-            yield row + 1, ("cut file", reason)
 
     def _parquet_columns(self) -> Iterator[ArrowArray]:
         """The text column, an array of some rows at a time."""
@@ -111,7 +108,9 @@ class TableReader:
             # would be a shorter corpus without a word.
             end = source.tell()
             source.seek(end_of_batch)
-            self.cut_off = source.read(end - end_of_batch) not in END_MARKS
+            if source.read(end - end_of_batch) not in END_MARKS:
+                reason = "the stream ends without its end mark: the file is cut off, or its writer was stopped"
+                raise BadLine("cut file", reason)
 
     def _check_schema(self, schema: ArrowSchema) -> None:
         """Errors: DataError where there is no text column of the name, or two."""

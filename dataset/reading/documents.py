@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -110,13 +109,15 @@ def _whole_text(stream: Stream) -> Iterator[Item]:
 
 def _paragraphs(stream: Stream) -> Iterator[Item]:
     """(number of its first line, text or fault) of what stands between blank lines."""
+    lines = LineReader(stream)
     # Joined as they come: a list of short lines would take many times their bytes.
     text = bytearray()
     first = 0
     is_too_long = False
-    for number, line in chain(LineReader(stream).lines(), [(0, b"")]):
+    while True:
+        line = lines.read_line()
         if line is None or line.removeprefix(BOM).strip():
-            first = first or number
+            first = first or lines.number
             is_too_long = is_too_long or line is None or len(text) + len(line) > faults.MAX_DOCUMENT_BYTES
             if is_too_long:
                 text.clear()
@@ -127,9 +128,12 @@ def _paragraphs(stream: Stream) -> Iterator[Item]:
             yield first, faults.too_long("text between blank lines")
         elif first:
             yield from items_of(first, bytes(text), _text_of_file)
+        if not line:
+            return
         text.clear()
         first = 0
         is_too_long = False
+        lines.skip_blank_lines()
 
 
 def _text_of_file(raw: bytes) -> str:

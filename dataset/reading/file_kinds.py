@@ -104,18 +104,6 @@ def is_address(path: str) -> bool:
     return found is not None and found.group(1).lower() in SCHEMES
 
 
-def refuse_address(path: str) -> None:
-    """Errors: DataError for the address of something that is not on this machine."""
-    found = ADDRESS.match(path)
-    if not found:
-        return
-    command = ""
-    if found.group(1) == "hf":
-        name = "/".join(path[found.end() :].removeprefix("datasets/").split("/")[:2])
-        command = f" (hf download {name} --repo-type dataset --local-dir data)"
-    raise DataError(f"{path}: it is not on this machine; download it first{command} and name the copy")
-
-
 def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
     """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
 
@@ -140,7 +128,12 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
         return _choose_remote(data_path, text_suffixes, cache_dir)
-    refuse_address(data_path)
+    if other := ADDRESS.match(data_path):
+        command = ""
+        if other.group(1) == "hf":
+            name = "/".join(data_path[other.end() :].removeprefix("datasets/").split("/")[:2])
+            command = f" (hf download {name} --repo-type dataset --local-dir data)"
+        raise DataError(f"{data_path}: it is not on this machine; download it first{command} and name the copy")
     path = expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
     is_file = os.path.isfile(path)

@@ -159,16 +159,6 @@ class LineReader:
             self.skip_rest_of_line()
         return None
 
-    def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """(number, what read_line gives) of the lines. A run of blank lines may come as two."""
-        blank_before = False
-        while (line := self.read_line()) != b"":
-            yield self.number, line
-            blank = line is not None and line.isspace()
-            if blank and blank_before:
-                self.skip_blank_lines()
-            blank_before = blank
-
     def skip_rest_of_line(self) -> None:
         """Passes what is left of a line."""
         while (piece := self.stream.readline(SKIP_BYTES)) and not piece.endswith(b"\n"):

@@ -48,21 +48,9 @@ LLAMA_BPE = (
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
 # How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Our own. No other program has it built in, but it gives the most bytes per token.
-COMPACT = (
-    # A number, four digits at most: a year is one piece.
-    r" ?\p{N}{1,4}"
-    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
-    r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-    # Punctuation with the line break and the indentation after it, as in ":\n       ".
-    r"| ?[^\s\p{L}\p{N}]+(?:[\r\n]+(?:[ \t]+(?=[ \t]))?)?"
-    # White space; the last character is left to the word that follows.
-    r"|\s+(?!\S)"
-    r"|\s+"
-)
 
 # What train_tokenizer.py --pieces takes.
-PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2, "compact": COMPACT}
+PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
 # 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between two.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any
 
-from dataset.tokenizing.byte_level_bpe import COMPACT, GPT2, LLAMA_BPE, QWEN2
+from dataset.tokenizing.byte_level_bpe import GPT2, LLAMA_BPE, QWEN2
 
 # A longer text is encoded in parts of at most so many characters.
 PART_CHARACTERS = 1 << 18
@@ -34,7 +34,7 @@ DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-KNOWN_PATTERNS = {COMPACT, GPT2, LLAMA_BPE, QWEN2, GPT4O, *DEEPSEEK}
+KNOWN_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, *DEEPSEEK}
 
 
 class TooLongToEncode(ValueError):

@@ -40,21 +40,6 @@ DEFAULTS = {
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
         "decay_share": 0.2, "deduplicate": "none", "mixture": None, "dropout": 0.0,
     },
-    "sft": {
-        "out_dir": str(ROOT / "out"), "save_interval": 100, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
-        "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-Full-SFT",
-        "save_weight": "full_sft", "sample_prompts": [], "generation": "minimind2", "hidden_size": 512,
-        "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": None, "use_moe": False,
-        "init_scheme": "default", "from_weight": "pretrain", "tokenizer_path": str(ROOT / "model"), "data_path": None,
-        "deduplicate": "none", "mixture": None, "skip_bad_lines": False, "cache_dir": None, "max_seq_len": 512, "pack": True, "epochs": 2, "batch_size": 16,
-        "accumulation_steps": 1, "rows_per_update": 0, "learning_rate": 1e-5, "weight_decay": 0.01, "grad_clip": 1.0,
-        "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
-        "optimizer": "adamw", "muon_lr": 0.02, "embed_lr": 0.0, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
-        "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
-        "gradient_checkpointing": False, "deterministic": True, "cuda_graphs": "auto", "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
-        "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
-        "decay_share": 0.2, "dropout": 0.0,
-    },
     "electra": {
         "out_dir": str(ROOT / "out"), "save_interval": 1000, "save_minutes": "auto", "keep_checkpoints": 2, "log_interval": 100,
         "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-ELECTRA",
@@ -93,6 +78,12 @@ DEFAULTS = {
         "gradient_checkpointing": False, "deterministic": False, "dist_timeout": 600, "shard": "none",
     },
 }  # fmt: skip
+DEFAULTS["sft"] = DEFAULTS["pretrain"] | {
+    "wandb_project": "MiniMind-Full-SFT", "save_weight": "full_sft", "from_weight": "pretrain", "epochs": 2,
+    "batch_size": 16, "accumulation_steps": 1, "learning_rate": 1e-5,
+}  # fmt: skip
+for of_texts in ("text_field", "text_suffixes", "long_documents", "parse_special_tokens"):
+    del DEFAULTS["sft"][of_texts]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -29,35 +29,17 @@ def place(tmp_path_factory):
     return top
 
 
-def command(place, name):
-    (folder,) = (path for path in place.iterdir() if path.is_dir() and path.name.startswith("a"))
-    (data,) = folder.glob("*.jsonl")
-    return {
-        "tokenise": ["dataset/tokenize_corpus.py", "--data_path", data, "--cache_dir", folder / "cache"],
-        "train": [
-            "trainer/train_tokenizer.py",
-            "--data_path",
-            data,
-            "--out_dir",
-            folder / "new",
-            "--vocab_size",
-            "272",
-        ],
-        "export": ["scripts/export_hf.py", "--weight", place / "pretrain_32.pth", "--out_dir", place / "out\x1b[0m"],
-    }[name]
-
-
-def start(words, **options):
-    words = [sys.executable, str(ROOT / words[0]), *words[1:]]
+def start(script, *flags):
+    words = [sys.executable, str(ROOT / script), *flags]
     # A strict terminal, as a locale of UTF-8 makes it
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, **options)
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tokenise", "train"])
-def test_names_of_files_are_shown_and_not_obeyed(place, name):
-    process = start(command(place, name), stdout=subprocess.PIPE)
+def test_names_of_files_are_shown_and_not_obeyed(place):
+    (data,) = place.glob("a*/*.jsonl")
+    process = start("dataset/tokenize_corpus.py", "--data_path", data, "--cache_dir", data.parent / "cache")
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     for byte in (b"\x1b", "\u202e".encode(), b"\xe9", b"Traceback"):
@@ -66,18 +48,13 @@ def test_names_of_files_are_shown_and_not_obeyed(place, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tokenise", "export"])
-def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place, name):
-    words = command(place, name)
-    if name == "tokenise":
-        words[-1] = place / "cache"  # nothing is there yet
-    process = start(words, stdout=subprocess.PIPE)
+def test_a_reader_who_leaves_does_not_end_the_work_and_gets_no_false_line(place):
+    process = start("scripts/export_hf.py", "--weight", place / "pretrain_32.pth", "--out_dir", place / "out\x1b[0m")
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(timeout=120) == 0, errors
     assert b"roken pipe" not in errors and b"Traceback" not in errors
-    if name == "export":
-        assert (place / "out\x1b[0m" / "model.safetensors").exists()
+    assert (place / "out\x1b[0m" / "model.safetensors").exists()
 
 
 def test_a_stream_that_cannot_show_a_character_spells_it(monkeypatch):

@@ -1,6 +1,5 @@
 """scripts/generate.py: its sampling against transformers' greedy search and its stream against plain decoding."""
 
-import builtins
 import io
 import json
 import os
@@ -137,20 +136,6 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     assert "\n" not in str(error.value)
 
 
-def answers_at_the_prompt(monkeypatch, lines):
-    """Stands in for a person at a terminal: an exception in `lines` is what their key does."""
-    waiting = iter(lines)
-
-    def answer(_):
-        line = next(waiting)
-        if isinstance(line, BaseException):
-            raise line
-        return line
-
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(builtins, "input", answer)
-
-
 @pytest.mark.parametrize(
     "flags",
     ["--top_p 1.5", "--top_p 0", f"--seed {2**64}", "--temperature -1", "--temperature 1e-300", "--temperature nan"]
@@ -177,31 +162,28 @@ def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight,
     assert shown.count("␛[31mred<U+009B>2J <U+202E>back") == 2
 
 
-def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(weight, monkeypatch, capsys):
-    """Reference: the messages that the next turn hands to the template. An answer that has begun stays."""
-    heard = []
-    chat_ids = generate.chat_ids
-    write = generate.generate
+def test_ctrl_c_before_the_first_token_leaves_the_prompt_out_of_the_conversation(
+    weight, tokenizer, monkeypatch, capsys
+):
+    lines = iter(["first", "second"])
+    asked = []
 
-    def listen(encode, messages, length):
-        heard.append([message["content"] for message in messages if message["role"] == "user"])
-        return chat_ids(encode, messages, length)
-
-    def stopped(model, tokenizer, ids, args, stream):
-        if len(heard) == 2:
-            # The streamer gets the prompt before the model computes.
-            stream.put(torch.tensor([ids]))
+    def reply(model, tokenizer, ids, *rest):
+        asked.append(ids)
+        if len(asked) == 1:
             raise KeyboardInterrupt
-        write(model, tokenizer, ids, args, stream)
-        if len(heard) == 3:
-            raise KeyboardInterrupt
+        return "yes"
 
-    monkeypatch.setattr(generate, "chat_ids", listen)
-    monkeypatch.setattr(generate, "generate", stopped)
-    answers_at_the_prompt(monkeypatch, ["first", "before", "within", "last", EOFError()])
-    shown = run(weight, "--chat", capsys=capsys)
-    assert heard[-1] == ["first", "within", "last"]
-    assert "this prompt is not part of the conversation" in shown.err
+    def typed(sign):
+        if line := next(lines, ""):
+            return line
+        raise EOFError
+
+    monkeypatch.setattr(generate, "reply", reply)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", typed)
+    assert "(stopped)" in run(weight, "--chat", capsys=capsys).err
+    assert asked[1] == generate.turns_encoder(tokenizer)([turn("user", "second")])
 
 
 @pytest.mark.slow

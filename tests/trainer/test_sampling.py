@@ -12,7 +12,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
 from trainer.machine.command_line import StopSignals
-from trainer.sampling import read_prompts, sample, samples
+from trainer.sampling import Sampler, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def test_samples_have_no_dropout_and_leave_the_random_state_of_training_alone(to
     """Reference: a model of the same weights that is trained without dropout."""
     models = [tiny_model(vocab_size=len(tokenizer), dropout=dropout) for dropout in (0.0, 0.5)]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    encoder = DocumentEncoder(tokenizer)
-    texts = [sample(make_engine(model, dtype), tokenizer, encoder, "The cat", 7, max_new_tokens=5) for model in models]
+    sampler = Sampler(tokenizer, DocumentEncoder(tokenizer), [], 7)
+    texts = [sampler.sample(make_engine(model, dtype), "The cat", max_new_tokens=5) for model in models]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
     assert texts[0] == texts[1] and texts[0].startswith("The cat") and models[1].training
@@ -35,13 +35,13 @@ def test_samples_have_no_dropout_and_leave_the_random_state_of_training_alone(to
 @pytest.mark.slow
 def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokenizer):
     """Reference: those of a run in float32. Nor do they touch its random state."""
-    encoder = DocumentEncoder(tokenizer)
+    sampler = Sampler(tokenizer, DocumentEncoder(tokenizer), ["The cat", "猫"], 7)
     before = torch.get_rng_state()
     texts = []
     for dtype in (torch.float32, torch.bfloat16):
         engine = make_engine(tiny_model(vocab_size=len(tokenizer)), dtype)
         drawn_before = torch.get_rng_state()
-        texts.append(samples(engine, tokenizer, encoder, ["The cat", "猫"], StopSignals(), 7, is_last=True))
+        texts.append(sampler(engine, StopSignals(), is_last=True))
         assert torch.equal(torch.get_rng_state(), drawn_before) and engine.model.training
     torch.set_rng_state(before)
     assert texts[0] == texts[1] and len(texts[0][0]) == 2
@@ -49,13 +49,14 @@ def test_the_last_samples_do_not_depend_on_the_precision_of_the_training(tokeniz
 
 def test_a_prompt_begins_as_a_document_does(tokenizer):
     """One BOS, whether or not the prompt spells it; other special tokens in it are text."""
-    model, encoder, seen = tiny_model(vocab_size=len(tokenizer)), DocumentEncoder(tokenizer), []
+    model, seen = tiny_model(vocab_size=len(tokenizer)), []
+    sampler = Sampler(tokenizer, DocumentEncoder(tokenizer), [], 7)
     generate = model.generate
     with mock.patch.object(
         model, "generate", lambda ids, **options: seen.append(ids[0].tolist()) or generate(ids, **options)
     ):
         for prompt in ("The", "<|im_start|>The", "The<|im_end|>The", ""):
-            sample(make_engine(model), tokenizer, encoder, prompt, 7, max_new_tokens=2)
+            sampler.sample(make_engine(model), prompt, max_new_tokens=2)
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     assert seen[0] == seen[1] and [ids.count(bos) for ids in seen] == [1] * 4 and all(eos not in ids for ids in seen)
 
@@ -74,7 +75,7 @@ def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):
 
     prompt = "the cat " * words
     with mock.patch.object(model, "generate", whole):
-        sample(make_engine(model), tokenizer, encoder, prompt, 7)
+        Sampler(tokenizer, encoder, [], 7).sample(make_engine(model), prompt)
     ((given, made),) = seen
     asked = encoder.prompt_ids(prompt)
     assert given == asked[-len(given) :] and given and len(given) < len(made) <= positions
@@ -83,20 +84,19 @@ def test_a_sample_fits_the_positions_of_the_model(tokenizer, positions, words):
 
 def test_a_stop_while_sampling_gives_all_samples_up(tokenizer):
     """They come again with the evaluation, after the resume."""
-    signals, prompts = StopSignals(), ["a", "b", "c"]
+    signals = StopSignals()
     engine = make_engine(tiny_model(vocab_size=len(tokenizer)))
 
     def stopped(*args, **options):
-        signals.signum = 15 if args[3] == "b" else 0
+        signals.signum = 15 if args[2] == "b" else 0
         return "text"
 
-    with mock.patch("trainer.sampling.sample", stopped):
-        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts, signals, 7, is_last=False) == ([], 15)
+    encoder = DocumentEncoder(tokenizer)
+    with mock.patch.object(Sampler, "sample", stopped):
+        assert Sampler(tokenizer, encoder, ["a", "b", "c"], 7)(engine, signals, is_last=False) == ([], 15)
         signals.signum = 0
-        assert samples(engine, tokenizer, DocumentEncoder(tokenizer), prompts[::2], signals, 7, is_last=False)[0] == [
-            ("a", "text"),
-            ("c", "text"),
-        ]
+        found, _ = Sampler(tokenizer, encoder, ["a", "c"], 7)(engine, signals, is_last=False)
+        assert found == [("a", "text"), ("c", "text")]
 
 
 def test_prompts_are_strings_or_the_lines_of_a_file(tmp_path):

@@ -72,11 +72,6 @@ class Plan:
     def update_seconds(self) -> float:
         return self.seconds / self.updates
 
-    @property
-    def rows(self) -> int:
-        """Rows of an update."""
-        return self.cut.rows
-
 
 def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts) -> Plan:
     """The plan with the lowest expected loss, of those that are as deep as their tokens want.

@@ -221,7 +221,7 @@ def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: R
     plan = best_plan(candidates, demands, costs)
     if measured is None or plan.config.hidden_size != measured.config.hidden_size:
         return plan
-    if max(plan.rows, measured.rows) > NEAR * min(plan.rows, measured.rows):
+    if max(plan.cut.rows, measured.cut.rows) > NEAR * min(plan.cut.rows, measured.cut.rows):
         return plan
     with_same_cut = plan_for(plan.config, demands, costs, measured.cut)
     return with_same_cut if with_same_cut is not None and demands.allows(with_same_cut.memory) else plan

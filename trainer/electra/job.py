@@ -31,7 +31,7 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
-from trainer.advice import NextCommand, common_warnings, is_changed, warnings_of
+from trainer.advice import common_warnings, is_changed, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -361,8 +361,10 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         compile_blocks(
             self.model.compile_training, choice, self.device, notices.append, shape, flops, self.dtype, width=width
         )
-        fine_tune = (
-            "python {top}trainer/train_glue.py --task all --data_dir glue_data --model_path {folder}/discriminator"
+        fine_tune = next_command(
+            "fine-tune the discriminator",
+            "trainer/train_glue.py",
+            *("--task", "all", "--data_dir", "glue_data", "--model_path", self.files.stem.parent / "discriminator"),
         )
         return Outlook(
             plan=plan,
@@ -377,7 +379,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops,
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
-            next_commands=[NextCommand("fine-tune the discriminator", fine_tune)],
+            next_commands=[fine_tune],
         )
 
 

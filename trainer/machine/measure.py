@@ -267,14 +267,6 @@ def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[
         raise UserError(f"no memory is left on {device}: {advise()}") from None
 
 
-def gigabytes(n_bytes: float) -> str:
-    """As people say it: 0.35 GB, 4.4 GB, 1,200 GB."""
-    amount = n_bytes / 1e9
-    if amount >= 100:
-        return f"{amount:,.0f} GB"
-    return f"{amount:.1f} GB" if amount >= 1 else f"{amount:.2f} GB"
-
-
 def plain_advice(settings: BatchSettings, shorter: str) -> str:
     """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
     ways = []

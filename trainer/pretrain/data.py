@@ -168,7 +168,16 @@ class PlannedEnd:
         if progress.epoch:
             # The run was at its end. If it is given more updates, its one epoch goes on.
             place = replace(progress, epoch=0, row=last.end)
-        move = self._move(place)
+        # What is left of the run, in rows
+        rows = rows_of_update(self.settings, self.ranks)
+        course = self.clock.moved if self.clock is not None else None
+        if course is None:
+            end = place.row + max(self.settings.max_updates - place.update, 0) * rows
+            move = Move(place.row, end, 1.0, end)
+        else:
+            end = place.row + max(course.end - place.update, 0) * rows
+            fall_row = place.row + max(course.fall_from - place.update, 0) * rows
+            move = Move(place.row, fall_row, 1 - self.settings.decay_share, end)
         # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
         # no beginning any more, only the end matters.
         falls_elsewhere = move.fall_row not in (last.fall_row, move.row)
@@ -190,15 +199,3 @@ class PlannedEnd:
             self.has_told_shortage = True
             line = f"warning: with the end that the budget sets, {shortage}"
         return line if line or is_new else None
-
-    def _move(self, progress: Progress) -> Move:
-        """What is left of the run, in rows."""
-        settings, row = self.settings, progress.row
-        rows = rows_of_update(settings, self.ranks)
-        course = self.clock.moved if self.clock is not None else None
-        if course is None:
-            end = row + max(settings.max_updates - progress.update, 0) * rows
-            return Move(row, end, 1.0, end)
-        end = row + max(course.end - progress.update, 0) * rows
-        fall_row = row + max(course.fall_from - progress.update, 0) * rows
-        return Move(row, fall_row, 1 - settings.decay_share, end)

@@ -38,7 +38,7 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
 from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sampling import read_prompts, samples
+from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
 
 # They decide the first weights. A resume takes those of its checkpoint.
@@ -160,21 +160,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         if validation:
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
         if self.prompts:
-            self.evaluation.samples = lambda engine, signals, is_last: samples(
-                engine,
-                self.first_model.tokenizer,
-                encoder,
-                self.prompts,
-                signals,
-                settings.seed,
-                is_last,
-                with_prompt=not self.kind.answers,
+            self.evaluation.samples = Sampler(
+                self.first_model.tokenizer, encoder, self.prompts, settings.seed, with_prompt=not self.kind.answers
             )
         self.length, self.planned_end = length_of_run(
             settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
         )
-        if self.length.clock is not None:
-            self.extra_state = {"clock": self.length.clock}
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
 

@@ -27,7 +27,7 @@ from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
-from trainer.machine.measure import available_memory, gigabytes, is_out_of_memory, plain_advice, total_memory
+from trainer.machine.measure import available_memory, is_out_of_memory, plain_advice, total_memory
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
@@ -207,7 +207,7 @@ def settle_on_rows(
     if is_open and free is not None and needed(settled.batch_size) > free:
         shorter = plain_advice(settled, "a smaller --max_seq_len or model")
         lines.append(
-            f"warning: such micro-batches need about {gigabytes(needed(settled.batch_size))}, and {gigabytes(free)} are free on "
+            f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free on "
             f"{device.type}: if memory runs out, {shorter}"
         )
     return settled, lines

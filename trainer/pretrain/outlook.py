@@ -3,8 +3,8 @@
 import gzip
 import lzma
 import math
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from dataset.quality.leaks import leak_notices
 from dataset.store.format import Documents, Ints
 from dataset.tokenizing.tokenizer_files import note_on_spelt_tokens
 from model.config import parameter_count
-from trainer.advice import Forecast, NextCommand, SizeOfRun, note_on_expected, pretraining_notices
+from trainer.advice import Forecast, NextCommand, SizeOfRun, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
 from trainer.machine.ranks import Ranks
@@ -133,27 +133,26 @@ def pretraining_outlook(
         flops=flops,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
-        next_commands=next_commands(settings.tokenizer_path, answers),
+        next_commands=next_commands(
+            settings.stem(config.hidden_size, config.use_moe), settings.tokenizer_path, answers
+        ),
         forecast=forecast,
     )
 
 
-def next_commands(tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
-    """What a user may want to do with the finished run. answers: see pretraining_outlook."""
-    weight = "--weight {stem}.pth"
+def next_commands(stem: Path, tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
+    """What a user may want to do with the finished run. stem: of its files. answers: see pretraining_outlook."""
+    weight = ["--weight", f"{stem}.pth"]
     # The scripts take the repository's own tokenizer unless they are given another.
     if tokenizer_path != DEFAULT_TOKENIZER:
-        weight += f" --tokenizer_path {shlex.quote(str(tokenizer_path))}"
-    generate = f"python {{top}}scripts/generate.py {weight}"
-    commands = [
-        NextCommand("chat", f"{generate} --chat") if answers else NextCommand("continue texts, chat", generate),
-        NextCommand("the same on a page in your browser", f"python {{top}}scripts/play.py {weight}"),
-    ]
-    if not answers:
-        measure = f"python {{top}}scripts/evaluate.py perplexity {weight} --data_path my.txt"
-        commands.append(NextCommand("measure", measure))
-    export = f"python {{top}}scripts/export_hf.py {weight} --out_dir {{stem}}_hf"
-    return [*commands, NextCommand("export to Hugging Face", export)]
+        weight += ["--tokenizer_path", str(tokenizer_path)]
+    generate, evaluate = "scripts/generate.py", "scripts/evaluate.py"
+    play = next_command("the same on a page in your browser", "scripts/play.py", *weight)
+    export = next_command("export to Hugging Face", "scripts/export_hf.py", *weight, "--out_dir", f"{stem}_hf")
+    if answers:
+        return [next_command("chat", generate, *weight, "--chat"), play, export]
+    measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt")
+    return [next_command("continue texts, chat", generate, *weight), play, measure, export]
 
 
 # bytes of text that are compressed at most, which takes a second

@@ -4,7 +4,7 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
@@ -21,16 +21,12 @@ from trainer.reporting.settings import OutputSettings
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
 AUTO_ROWS = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
-DEFAULT_GENERATION = "minimind2"
-DEFAULT_WIDTH = 512
-DEFAULT_LAYERS = 8
-DEFAULT_HEADS = 8
 # values of flags that are not given, unless a folder of weights tells
-DEFAULT_MODEL = {
-    "generation": DEFAULT_GENERATION,
-    "hidden_size": DEFAULT_WIDTH,
-    "num_hidden_layers": DEFAULT_LAYERS,
-    "num_attention_heads": DEFAULT_HEADS,
+DEFAULT_MODEL: dict[str, Any] = {
+    "generation": "minimind2",
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
     "use_moe": False,
     "tokenizer_path": DEFAULT_TOKENIZER,
 }
@@ -91,16 +87,6 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
     return found or candidates[0]
 
 
-def shape_in(path: Path) -> dict[str, object]:
-    """{flag of the model group: its value} in the .json beside a weight. Errors: ValueError for a file that cannot be read.
-
-    What has another type than the flag is passed over: the weight's loader says what is wrong with it.
-    """
-    fields = read_object(path)
-    kinds = {name: type(value) for name, value in DEFAULT_MODEL.items()} | {"num_key_value_heads": int}
-    return {name: fields[name] for name in MODEL_FLAGS if type(fields.get(name)) is kinds[name]}
-
-
 @dataclass(kw_only=True)
 class PretrainOutput(OutputSettings):
     """output"""
@@ -123,13 +109,11 @@ class ModelSettings(Settings):
 
     # None: not given. Then it is the value of DEFAULT_MODEL, or that of the folder which --from_weight names.
     generation: str | None = setting(
-        None, choices=("minimind2", "minimind3"), help=f"whose architecture (default: {DEFAULT_GENERATION})"
+        None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
     )
-    hidden_size: int | None = setting(None, check=positive(int), help=f"width (default: {DEFAULT_WIDTH})", first=True)
-    num_hidden_layers: int | None = setting(
-        None, check=positive(int), help=f"blocks (default: {DEFAULT_LAYERS})", first=True
-    )
-    num_attention_heads: int | None = setting(None, check=positive(int), help=f"query heads (default: {DEFAULT_HEADS})")
+    hidden_size: int | None = setting(None, check=positive(int), help="width (default: 512)", first=True)
+    num_hidden_layers: int | None = setting(None, check=positive(int), help="blocks (default: 8)", first=True)
+    num_attention_heads: int | None = setting(None, check=positive(int), help="query heads (default: 8)")
     num_key_value_heads: int | None = setting(
         None, check=positive(int), help="key and value heads (default: the generation's)"
     )
@@ -263,7 +247,8 @@ class PretrainSettings(
         """What --from_weight means: a folder or a .pth, see find_weight; None: fresh weights."""
         if self.from_weight == "none":
             return None
-        return find_weight(self.from_weight, self.out_dir, self.hidden_size or DEFAULT_WIDTH, bool(self.use_moe))
+        width = self.hidden_size or DEFAULT_MODEL["hidden_size"]
+        return find_weight(self.from_weight, self.out_dir, width, bool(self.use_moe))
 
     def weight_folder(self) -> Path | None:
         """The folder of a model that --from_weight names, if it names one."""
@@ -271,20 +256,11 @@ class PretrainSettings(
         return None if weight is None or weight.suffix == ".pth" else weight
 
     def check(self) -> None:
-        if self.batch_size == AUTO_ROWS and self.shard != NONE:
-            raise ValueError(
-                "--shard: --batch_size auto tries what fits a rank that has the whole model: give a number"
-            )
-        if self.batch_size == AUTO_ROWS and self.rows_per_update:
-            raise ValueError(
-                "--rows_per_update: --batch_size auto divides the updates of --accumulation_steps: give a number"
-            )
-        if self.has_budget and self.shard != NONE:
-            raise ValueError(
-                "--shard: a budget is planned for ranks that have the whole model each: drop one of the two"
-            )
-        if self.has_budget and self.rows_per_update:
-            raise ValueError("--rows_per_update: a budget chooses the rows of an update: drop one of the two")
+        chosen = "--batch_size auto" if self.batch_size == AUTO_ROWS else "--budget" if self.has_budget else None
+        if chosen and self.shard != NONE:
+            raise ValueError(f"--shard: {chosen} is tried on ranks that have the whole model each: drop one of the two")
+        if chosen and self.rows_per_update:
+            raise ValueError(f"--rows_per_update: {chosen} chooses the micro-batches of an update: drop one of the two")
 
     def fill_in(self) -> None:
         """What is not given and the weights of --from_weight tell. The shape of those in a folder is read later.
@@ -292,26 +268,25 @@ class PretrainSettings(
         Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
         """
         weight = self.weight()
-        shape: dict[str, object] = {}
+        shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            self._follow_special_tokens(weight)
+            recorded = parses_special_tokens(weight)
+            if recorded is not None and self.parse_special_tokens not in (None, recorded):
+                raise ValueError(
+                    f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
+                    f"{int(recorded)}: leave the flag out"
+                )
+            if recorded is not None:
+                self.parse_special_tokens = recorded
             beside = weight.with_suffix(".json")
             if weight.suffix == ".pth" and beside.is_file():
-                shape = shape_in(beside)
+                fields = read_object(beside)
+                for name in MODEL_FLAGS:
+                    # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+                    if type(fields.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
+                        shape[name] = fields[name]
         if self.weight_folder() is not None:
             return
-        for name, value in {**DEFAULT_MODEL, **shape}.items():
+        for name, value in shape.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-
-    def _follow_special_tokens(self, weight: Path) -> None:
-        """Errors: ValueError where the weights were trained with another --parse_special_tokens."""
-        recorded = parses_special_tokens(weight)
-        if recorded is None:
-            return
-        if self.parse_special_tokens not in (None, recorded):
-            raise ValueError(
-                f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
-                f"{int(recorded)}: leave the flag out"
-            )
-        self.parse_special_tokens = recorded

@@ -10,7 +10,7 @@ from typing import Any
 from common.errors import UserError
 from common.settings import write_settings
 from common.wording import counted, one_line
-from trainer.advice import filled
+from trainer.advice import train_on
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
@@ -115,7 +115,7 @@ def describe(
         "data": {**data, "fingerprint": job.identity.entries.get("data"), **outlook.data_fields},
         "machine": {**describe_machine(device, ranks.world_size), "dtype": str(job.engine.dtype)},
         "versions": versions(),
-        "next_commands": filled(outlook.next_commands, surroundings.command, job.files.stem),
+        "next_commands": [train_on(surroundings.command), *outlook.next_commands],
     }
     return line, record
 

@@ -81,6 +81,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         if self.ranks.world_size > 1:
             ranks = [None] * self.ranks.world_size if self.ranks.is_main else None
             dist.gather_object(own, ranks, dst=0)
+        clock = self.job.length.clock
         return {
             "format": FORMAT,
             # The parameters themselves, of which a tied one is seen to be one.
@@ -96,7 +97,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "versions": versions(),
             "seconds": seconds,
             "tracker_ids": self.tracker_ids,
-            "job": {name: part.state_dict() for name, part in self.job.extra_state.items()},
+            "job": {"clock": clock.state_dict()} if clock else {},
         }
 
     def _wait(self) -> str:
@@ -161,8 +162,8 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.best_weights = state["best"]
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]
-        for name, part in self.job.extra_state.items():
-            part.load_state_dict(state["job"][name])
+        if self.job.length.clock is not None:
+            self.job.length.clock.load_state_dict(state["job"]["clock"])
         self.saved_update = progress.update
         # Last: building the model and the optimiser has drawn random numbers.
         self._restore_rank(state["ranks"])

@@ -34,17 +34,11 @@ def test_clean_text_is_not_odd():
             assert list(FINDER.oddities_of(text, 300)) == []
 
 
-def test_the_place_is_where_it_shows():
-    assert list(FINDER.oddities_of(PROSE + "\x07", 100)) == [(module.CONTROL_CHARACTERS, len(PROSE))]
-
-
-def test_a_long_document_is_told_by_its_tokens():
-    assert not dict(FINDER.oddities_of(PROSE, 64 * 512 - 1))
-    assert dict(FINDER.oddities_of(PROSE, 64 * 512)) == {module.VERY_LONG: 0}
-
-
-def test_a_tokenizer_without_special_tokens_spells_none_out():
-    assert not dict(OddityFinder([], 512).oddities_of("one<|im_end|>", 100))
+def test_the_place_is_where_it_shows_and_a_long_document_is_told_by_its_tokens():
+    assert list(FINDER.oddities_of(PROSE + "\x07", 64 * 512 - 1)) == [(module.CONTROL_CHARACTERS, len(PROSE))]
+    assert list(FINDER.oddities_of(PROSE, 64 * 512)) == [(module.VERY_LONG, 0)]
+    # Of a tokenizer without special tokens
+    assert not list(OddityFinder([], 512).oddities_of("one<|im_end|>", 100))
 
 
 @pytest.mark.timeout(60)

@@ -1,16 +1,12 @@
 """DocumentEncoder. References: the tokenizers' own plain calls."""
 
 import hashlib
-import json
 import pickle
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
-from dataset.store.encode_worker import BlockEncoder
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 
@@ -112,20 +108,6 @@ def test_load_tokenizer(tmp_path):
         with pytest.raises(ValueError) as caught:
             load_tokenizer(tmp_path / folder)
         assert str(tmp_path / folder) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def block_of(text: str, path: Path) -> Block:
-    path.write_text(json.dumps({"text": text}), encoding="utf-8")
-    (block,) = split_into_blocks(path, "text", BLOCK_BYTES)
-    return block
-
-
-def test_a_stretch_of_letters_that_takes_too_much_memory_is_a_bad_line(tmp_path):
-    """Two million of them take 400 MB in the tokenizer, as one piece that cannot be cut."""
-    encode = BlockEncoder(DocumentEncoder(small_tokenizer()), "text", skip_bad_lines=True)
-    out = encode(block_of("a" * 2_200_000, tmp_path / "data.jsonl"))
-    assert out.bad.counts == {"too long": 1}
-    assert len(out.tokens) == len(out.lengths) == 0
 
 
 # By which Ollama's converter knows a rule: SHA-256 of the expression's text.

@@ -49,8 +49,8 @@ def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     plan = best(SIZES, costs, memory=memory)
     assert (plan.cut.accumulation_steps > 1) == (memory is not None)
     count = 1 + evaluations_of(plan, interval)
-    took = seconds_at_end(True) + count * costs.evaluation_seconds(plan.config, plan.rows)
-    assert plan.other_seconds == pytest.approx(took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.rows))
+    took = seconds_at_end(True) + count * costs.evaluation_seconds(plan.config, plan.cut.rows)
+    assert plan.other_seconds == pytest.approx(took, rel=0.01, abs=costs.evaluation_seconds(plan.config, plan.cut.rows))
     assert plan.seconds + plan.other_seconds == pytest.approx(600, rel=0.02)
 
 

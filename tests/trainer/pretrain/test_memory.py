@@ -51,62 +51,37 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
 # ------------------------------------------------------------------------------------------ which rows are taken
 
 
-def settings_of(*argv):
-    return PretrainSettings.parse(["--batch_size", "auto", *argv])
-
-
-def settled(
-    tmp_path, *argv, rows_of_epoch=MANY_ROWS, config=SIZE, device_type="cuda", ranks=None, fits=lambda rows: True
-):
-    settings = settings_of(*argv)
-    return settle(settings, tmp_path / "run", config, rows_of_epoch, device_type, ranks or Ranks(), fits)
-
-
 @pytest.mark.parametrize(
-    ("argv", "rows_of_epoch", "wanted"),
+    ("argv", "rows_of_epoch", "fit", "tried", "wanted"),
     [
-        # 224 and 352 rows an update: odd numbers of rows divide them.
-        (("--accumulation_steps", "7"), MANY_ROWS, (224, 1)),
-        (("--accumulation_steps", "11"), MANY_ROWS, (176, 2)),
+        ((), MANY_ROWS, 256, [256], (256, 1)),
+        ((), MANY_ROWS, 100, [256, 128, 64], (64, 4)),
+        # 224 and 352 rows an update: odd numbers of rows divide them. They are not halved but for the next one that does.
+        (("--accumulation_steps", "7"), MANY_ROWS, 100, [224, 112, 56], (56, 4)),
+        (("--accumulation_steps", "11"), MANY_ROWS, 30, [176, 88, 44, 22], (22, 16)),
         # Beyond 256 rows nothing is won.
-        (("--accumulation_steps", "64"), MANY_ROWS, (256, 8)),
-        # An epoch of 100 rows never fills more.
-        ((), 100, (64, 4)),
-        ((), 1, (1, 256)),
+        (("--accumulation_steps", "64"), MANY_ROWS, 256, [256], (256, 8)),
         # 100 micro-batches of 32 are 25 of 128, but no number of 256.
-        (("--warmup_iters", "100"), MANY_ROWS, (128, 2)),
-    ],
-)
-def test_the_update_keeps_its_rows(tmp_path, argv, rows_of_epoch, wanted):
-    settings, _ = settled(tmp_path, *argv, rows_of_epoch=rows_of_epoch)
-    assert (settings.batch_size, settings.accumulation_steps) == wanted
-    assert math.prod(wanted) == USUAL_ROWS * settings_of(*argv).accumulation_steps
-    assert settings.warmup_iters * wanted[0] == USUAL_ROWS * settings_of(*argv).warmup_iters
-
-
-@pytest.mark.parametrize(
-    ("argv", "fit", "tried", "wanted"),
-    [
-        ((), 256, [256], (256, 1)),
-        ((), 100, [256, 128, 64], (64, 4)),
-        # An odd number of rows is not halved but for the next one that divides the update.
-        (("--accumulation_steps", "7"), 100, [224, 112, 56], (56, 4)),
-        (("--accumulation_steps", "11"), 30, [176, 88, 44, 22], (22, 16)),
-        # 25 of 128 rows are the warm-up's, and 50 of 64.
-        (("--warmup_iters", "100"), 100, [128, 64], (64, 4)),
+        (("--warmup_iters", "100"), MANY_ROWS, 100, [128, 64], (64, 4)),
+        # An epoch of 100 rows never fills more.
+        ((), 100, 256, [64], (64, 4)),
+        ((), 1, 256, [1], (1, 256)),
         # Where nothing fits, the run itself ends with a line.
-        ((), 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
+        ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
     ],
 )
-def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path, argv, fit, tried, wanted):
+def test_the_update_keeps_its_rows_and_what_does_not_fit_is_halved(tmp_path, argv, rows_of_epoch, fit, tried, wanted):
     trials = []
 
     def fits(rows):
         trials.append(rows)
         return rows <= fit
 
-    settings, (line,) = settled(tmp_path, *argv, fits=fits)
+    asked = PretrainSettings.parse(["--batch_size", "auto", *argv])
+    settings, (line,) = settle(asked, tmp_path / "run", SIZE, rows_of_epoch, "cuda", Ranks(), fits)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
+    assert math.prod(wanted) == USUAL_ROWS * asked.accumulation_steps
+    assert settings.warmup_iters * wanted[0] == USUAL_ROWS * asked.warmup_iters
     assert (f"since {tried[0]} rows do not fit" in line) == (len(tried) > 1)
 
 
@@ -172,7 +147,7 @@ def test_micro_batches_that_may_not_fit_are_told_with_smaller_ones(tmp_path, dat
     said = capsys.readouterr().out
     assert "warning: such micro-batches need about 0.1" in said
     assert (
-        "0.00 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
+        "0.001 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
     )
 
 
@@ -215,7 +190,7 @@ def test_a_resume_keeps_the_micro_batches_bit_for_bit(tmp_path, data, monkeypatc
 
 def test_a_run_that_has_saved_nothing_chooses_its_micro_batches_anew(tmp_path):
     """It may have run out of memory in its first update: a launcher that starts it again must not repeat that."""
-    settings = settings_of("--from_resume", "1")
+    settings = PretrainSettings.parse(["--batch_size", "auto", "--from_resume", "1"])
     (tmp_path / "run.settings.yaml").write_text("batch_size: 256\naccumulation_steps: 1\n")
     assert recorded_rows(settings, tmp_path / "run") is None
     (tmp_path / "run_resume").mkdir()

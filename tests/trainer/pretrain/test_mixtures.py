@@ -78,7 +78,6 @@ def clock(courses):
     def made(job, *args):
         make(job, *args)
         job.length.clock = job.planned_end.clock = Moves(courses, job.settings.max_updates)
-        job.extra_state = {"clock": job.length.clock}
 
     with mock.patch.object(PretrainJob, "__init__", made):
         yield

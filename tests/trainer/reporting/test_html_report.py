@@ -6,7 +6,6 @@ import os
 import random
 import re
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from common.paths import ROOT
 from dataset.glue.glue_tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
-from trainer.advice import NextCommand, filled
+from trainer.advice import next_command, train_on
 from trainer.reporting.charts import METRICS as METRICS_CHART
 from trainer.reporting.charts import thin
 from trainer.reporting.html_report import write_report
@@ -135,17 +134,16 @@ def test_runs_side_by_side(tmp_path, capsys):
 
 @pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
 def test_the_command_that_goes_on(given):
-    (again,) = filled([], f"python trainer/train_pretrain.py --epochs 2{given} --seed 1", Path("out/a"))
+    again = train_on(f"python trainer/train_pretrain.py --epochs 2{given} --seed 1")
     assert again.command == "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1"
 
 
 def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
     """In the repository and elsewhere, with blanks in the folder. Reference: what a shell makes of them."""
-    command = NextCommand("export", "python {top}scripts/export_hf.py --weight {stem}.pth --out_dir {folder} 'a b'")
-    wanted = ["--weight", "out/a b/pretrain_64.pth", "--out_dir", "out/a b", "a b"]
+    wanted = ["--weight", "out/a b/pretrain_64.pth", "--out_dir", "out/a b"]
     for folder, script in ((ROOT, "scripts/export_hf.py"), (tmp_path, f"{ROOT}/scripts/export_hf.py")):
         monkeypatch.chdir(folder)
-        (_, export) = filled([command], "", Path("out/a b/pretrain_64"))
+        export = next_command("export", "scripts/export_hf.py", *wanted)
         assert shlex.split(export.command) == ["python", script, *wanted]
 
 
