@@ -21,7 +21,7 @@ from trainer.pretrain.loss import n_sums, pretrain_loss
 LEARNING_RATE = 5e-4
 # Updates before what is timed: compiling, and what the second still has to set up.
 WARM_UP = 2
-# Of a document, in tokens
+# tokens of a document
 MEAN_LENGTH = 320
 
 
@@ -78,24 +78,17 @@ class Training:
 def packed_batch(
     rows: int, T: int, mean_length: int, vocab_size: int, generator: torch.Generator
 ) -> tuple[Batch, float]:
-    """Full rows of random tokens, cut into documents of geometric-like lengths; (Batch, sum(len^2) / sum(len))."""
-    document_ids = torch.zeros(rows, T).long()
-    position_ids = torch.zeros(rows, T).long()
-    lengths = []
-    for row in range(rows):
-        at = 0
-        document = 0
-        while at < T:
-            draw = torch.empty(()).exponential_(1 / mean_length, generator=generator)
-            n = min(max(int(draw), 16), T - at)
-            document_ids[row, at : at + n] = document
-            position_ids[row, at : at + n] = torch.arange(n)
-            lengths.append(n)
-            at += n
-            document += 1
+    """Full rows of random tokens, each of which begins a document with a chance of 1 / mean_length; (Batch, sum(n^2) / sum(n))."""
+    begins = torch.rand(rows, T, generator=generator) < 1 / mean_length
+    begins[:, 0] = True
+    document_ids = begins.long().cumsum(dim=1) - 1
+    positions = torch.arange(T)
+    position_ids = positions - torch.where(begins, positions, 0).cummax(dim=1).values
     ids = torch.randint(3, vocab_size, (rows, T + 1), generator=generator)
-    batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), document_ids, position_ids, rows * T, len(lengths))
-    return batch, sum(n * n for n in lengths) / sum(lengths)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    batch = Batch(inputs, targets, document_ids, position_ids, rows * T, int(begins.sum()))
+    # The first n odd numbers add up to n^2.
+    return batch, float((2 * position_ids + 1).float().mean())
 
 
 def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, Toke
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# Of all trained tokens: what an epoch of whole documents may be off by.
+# part of the trained tokens by which an epoch of whole documents may miss a share
 SHARE_IS_MISSED = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16

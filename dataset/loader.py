@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 from dataset.packing import Recipe
-from dataset.store.format import Column, Documents
+from dataset.store.format import Documents
 
 # The target of a position that has none.
 IGNORE = -100
@@ -77,56 +77,69 @@ class Batch(NamedTuple):
 OnlySome = Callable[[Batch], Batch]
 
 
-def gather(tokens: Column, what: Recipe, pad_id: int = 0, n_rows: int | None = None) -> Batch:
-    """The Batch of a Recipe, from the array of all tokens.
+class Assembler:
+    """assembler[recipe] is the Batch of a Recipe, in worker processes too.
 
-    n_rows: fill up with empty rows to that many, so that all batches have one shape. They change no count, and no sum over
-    targets or documents.
+    It holds the store alone. A plan takes some bytes for each document and is another one in each epoch; the recipe that
+    goes to a worker has the few numbers of it that one batch needs. A store is a mapped file, which every process opens by
+    itself.
 
-    There is no loop over the pieces. The pairs of all pieces, one after the other, are numbered from 0; for each of them
-    two index arrays say from where in `tokens` it comes and to where in the flat batch it goes. Within a piece both go
-    up by one, so each is the running number plus a shift of the piece. The test has the loop.
+    n_rows: batches of fewer rows are filled up with empty ones to that many, so that all have one shape. They change no
+    count, and no sum over targets or documents. only: leaves some targets of a batch.
     """
-    per_row, begin, pairs, T, padded = what
-    R = n_rows or len(per_row)
-    # What no piece overwrites below stays as padding.
-    inputs = np.full((R, T), pad_id, dtype=np.int64)
-    targets = np.full((R, T), IGNORE, dtype=np.int64)
-    documents = np.full((R, T), -1, dtype=np.int64)
-    positions = np.zeros((R, T), dtype=np.int64)
 
-    n_pieces = len(pairs)
-    n_pairs = int(pairs.sum())
-    # Of each piece: its row, and how many pairs the pieces before it have.
-    row = np.repeat(np.arange(len(per_row)), per_row)
-    pairs_before = np.cumsum(pairs) - pairs
-    # Of each row: the number of its first piece, and how many pairs the rows before it have.
-    first_piece = np.cumsum(per_row) - per_row
-    pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
-    # Where each piece begins in the flat batch: behind the pieces before it in its row.
-    place = row * T + pairs_before - pairs_before_row[row]
+    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+        self.store = store
+        self.pad_id = pad_id
+        self.n_rows = n_rows
+        self.only = only
 
-    # The two index arrays: `source` into the tokens, `to` into the batch.
-    run = np.arange(n_pairs)
-    source = run + np.repeat(begin - pairs_before, pairs)
-    to = run + np.repeat(place - pairs_before, pairs)
-    inputs.reshape(-1)[to] = tokens[source]
-    targets.reshape(-1)[to] = tokens[source + 1]
-    number_in_row = np.arange(n_pieces) - first_piece[row]
-    documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
-    positions.reshape(-1)[to] = run - np.repeat(pairs_before, pairs)
-    if padded:
-        # The last token of a document, which is never an input of a pair, stands behind its pairs.
-        short = pairs < T
-        inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
-    return Batch(
-        input_ids=torch.from_numpy(inputs),
-        targets=torch.from_numpy(targets),
-        document_ids=torch.from_numpy(documents),
-        position_ids=torch.from_numpy(positions),
-        n_targets=n_pairs,
-        n_documents=n_pieces,
-    )
+    def __getitem__(self, recipe: Recipe) -> Batch:
+        # There is no loop over the pieces. The pairs of all pieces, one after the other, are numbered from 0; for each of them
+        # two index arrays say from where in `tokens` it comes and to where in the flat batch it goes. Within a piece both go
+        # up by one, so each is the running number plus a shift of the piece. The test has the loop.
+        per_row, begin, pairs, T, padded = recipe
+        tokens = self.store.tokens
+        R = max(self.n_rows, len(per_row))
+        # What no piece overwrites below stays as padding.
+        inputs = np.full((R, T), self.pad_id, dtype=np.int64)
+        targets = np.full((R, T), IGNORE, dtype=np.int64)
+        documents = np.full((R, T), -1, dtype=np.int64)
+        positions = np.zeros((R, T), dtype=np.int64)
+
+        n_pieces = len(pairs)
+        n_pairs = int(pairs.sum())
+        # each piece's row, and how many pairs the pieces before it have
+        row = np.repeat(np.arange(len(per_row)), per_row)
+        pairs_before = np.cumsum(pairs) - pairs
+        # each row's first piece, and how many pairs the rows before it have
+        first_piece = np.cumsum(per_row) - per_row
+        pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
+        # Where each piece begins in the flat batch: behind the pieces before it in its row.
+        place = row * T + pairs_before - pairs_before_row[row]
+
+        # The two index arrays: `source` into the tokens, `to` into the batch.
+        run = np.arange(n_pairs)
+        source = run + np.repeat(begin - pairs_before, pairs)
+        to = run + np.repeat(place - pairs_before, pairs)
+        inputs.reshape(-1)[to] = tokens[source]
+        targets.reshape(-1)[to] = tokens[source + 1]
+        number_in_row = np.arange(n_pieces) - first_piece[row]
+        documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
+        positions.reshape(-1)[to] = run - np.repeat(pairs_before, pairs)
+        if padded:
+            # The last token of a document, which is never an input of a pair, stands behind its pairs.
+            short = pairs < T
+            inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
+        batch = Batch(
+            input_ids=torch.from_numpy(inputs),
+            targets=torch.from_numpy(targets),
+            document_ids=torch.from_numpy(documents),
+            position_ids=torch.from_numpy(positions),
+            n_targets=n_pairs,
+            n_documents=n_pieces,
+        )
+        return batch if self.only is None else self.only(batch)
 
 
 class UpdateSchedule(NamedTuple):
@@ -159,7 +172,7 @@ class UpdateSchedule(NamedTuple):
 
     @property
     def rows_of_update(self) -> int:
-        """Of all ranks: G above."""
+        """G above, over all ranks."""
         return self.asked_rows or self.batch_size * self.accumulation_steps * self.world_size
 
     @property
@@ -197,26 +210,6 @@ class UpdateSchedule(NamedTuple):
         for micro in range(self.micro_batches(update)):
             at = lo + (micro * self.world_size + rank) * self.batch_size
             yield min(at, hi), min(at + self.batch_size, hi)
-
-
-class Assembler:
-    """Turns recipes into batches, in worker processes too.
-
-    It holds the store alone. A plan takes some bytes for each document and is another one in each epoch; the recipe that
-    goes to a worker has the few numbers of it that one batch needs. A store is a mapped file, which every process opens by
-    itself.
-    """
-
-    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
-        """n_rows: batches of fewer rows are filled up to that many, see `gather`. only: leaves some targets of a batch."""
-        self.store = store
-        self.pad_id = pad_id
-        self.n_rows = n_rows
-        self.only = only
-
-    def __getitem__(self, what: Recipe) -> Batch:
-        batch = gather(self.store.tokens, what, self.pad_id, max(self.n_rows, len(what.per_row)))
-        return batch if self.only is None else self.only(batch)
 
 
 # ------------------------------------------------------------------------------------------ the processes
@@ -373,7 +366,7 @@ class Loader(Generic[RecipeT, BatchT]):
             if isinstance(answer, LoaderError):
                 raise answer
             if isinstance(answer, PackedBatch):
-                # That of a process has been pinned already.
+                # A batch of a process has been pinned already.
                 answer = answer.pin_memory() if self.pin_memory else answer.unpacked()
             yield answer
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from common.errors import DataError
 from dataset.packing import MostTargets, PiecesOfRows, RowPlan, chunks, permutation, sum_of_targets, target_counts
-from dataset.shares import MOST_REPEATS, Source, name_of, normal_curves
+from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
 from dataset.store.format import Column, Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
@@ -188,7 +188,9 @@ class Mixture:
         # A run that ends after some rows may be given more of them, see `Move`.
         self.epochs = 0 if n_rows else epochs
         self.most_targets = most_targets
-        self.curves = normal_curves(sources)
+        total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
+        # the shares, which sum to 1
+        self.curves = [Curve([Point(at, share / total) for at, share in source.shares or ()]) for source in sources]
         # of the trained tokens of a plan
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # of a whole pass over each source

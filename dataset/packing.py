@@ -229,7 +229,7 @@ class RowPlan(ABC):
     def documents_of(self, lo: int, hi: int) -> list[int]:
         """The numbers of the documents in the rows [lo, hi), each once."""
         _, document, _, _ = self.pieces(range(lo, hi))
-        # Of a dict, not of a set: in the order of the rows.
+        # A dict, not a set, keeps the order of the rows.
         return list(dict.fromkeys(document.tolist()))
 
     def pieces_of_row(self, row: int) -> list[tuple[int, int, int]]:

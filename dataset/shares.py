@@ -25,7 +25,7 @@ from common.settings import read_plain
 
 # With these no sum or product overflows.
 LARGEST_SHARE = 1e9
-# Of passes over a source: each takes a millisecond or more to be laid out at the start.
+# passes over a source: each takes a millisecond or more to be laid out at the start.
 MOST_REPEATS = 1000
 # Shares are written in a few digits, as thirds in 0.333: by this part their sum may differ from one moment to another.
 SUM_ERROR = 1e-6
@@ -184,15 +184,6 @@ class Curve:
         for progress, share in self.points:
             parts.append(f"{share:.4g} at {progress:.4g}" if 0 < progress < 1 else f"{share:.4g}")
         return " > ".join(parts)
-
-
-def normal_curves(sources: Sequence[Source]) -> list[Curve]:
-    """The shares of the sources, which sum to 1."""
-    total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
-    normal = []
-    for source in sources:
-        normal.append(Curve([Point(progress, share / total) for progress, share in source.shares or ()]))
-    return normal
 
 
 def read_mixture(path: Path) -> list[Source]:

@@ -140,9 +140,7 @@ def export(
 
 def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
     """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
-    if not out_dir.exists():
-        return
-    if out_dir.is_dir() and not any(out_dir.iterdir()):
+    if not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir())):
         return
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
     weight = Path(weight).resolve()
@@ -306,7 +304,8 @@ def write_model_card(
     if records is not None:
         from trainer.reporting.html_report import loss_picture
 
-        flags = [(f"`--{flag}`", shown(records.settings[flag])) for flag in SHAPING if flag in records.settings]
+        settings = records.noted("settings")
+        flags = [(f"`--{flag}`", shown(settings[flag])) for flag in SHAPING if flag in settings]
         training = f"{table(records.figures())}\n\n{table(flags)}"
         if "loss" in records.columns:
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from tests.helpers import write_corpus
-from tests.older_transformers import install
 
 
 def pytest_collection_modifyitems(items):
@@ -19,20 +18,3 @@ def pytest_collection_modifyitems(items):
 def data(tmp_path_factory):
     """A small corpus, with its token store beside it once a run has used it."""
     return write_corpus(tmp_path_factory.mktemp("data") / "data.jsonl")
-
-
-@pytest.fixture(scope="session")
-def older_transformers(tmp_path_factory):
-    """A function: version -> the folder that holds it, for PYTHONPATH. Each is installed once in a session."""
-    folders = {}
-
-    def folder_of(version):
-        if version not in folders:
-            folders[version] = tmp_path_factory.mktemp(f"transformers-{version}")
-            install(version, folders[version])
-        # Where pip failed the first time, it is not asked again.
-        if not any(folders[version].iterdir()):
-            pytest.skip(f"transformers {version} could not be installed")
-        return folders[version]
-
-    return folder_of

@@ -75,26 +75,10 @@ def steps_of(schedule, rank):
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "a",
-        "mat",
-        "while",
-        "dogs",
-        "ran",
-        "over",
-        "far",
-        "hills",
-        "and",
-        "rain",
-        "fell",
-    ]
+    sentence = "the cat sat on a mat while dogs ran over far hills and rain fell"
     with open(path, "w", encoding="utf-8") as file:
         for _ in range(n_documents):
-            text = " ".join(generator.choices(words, k=generator.randint(1, 30)))
+            text = " ".join(generator.choices(sentence.split(), k=generator.randint(1, 30)))
             file.write(json.dumps({"text": text}) + "\n")
     return path
 

@@ -1,7 +1,6 @@
 """Imports run one way, every flag is read, and what would harm does not occur. Reference: the sources, parsed."""
 
 import ast
-import importlib.metadata
 import json
 import re
 import subprocess
@@ -146,12 +145,6 @@ def test_every_flag_is_read(kind):
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
     assert flags - read - by_name == set()
     assert all(action.help for action in actions)
-
-
-def test_no_file_in_trainer_shadows_a_dependency():
-    """A file there would be found first when a script is run by path; dependencies by their top-level import names."""
-    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
-    assert not {path.stem for path in TRAINER if path.stem != "__init__"} & taken
 
 
 @pytest.mark.parametrize("script", [path for path in TRAINER if path.stem in SCRIPTS], ids=relative)

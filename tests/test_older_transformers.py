@@ -1,5 +1,10 @@
 """Exports in older versions of transformers, installed aside. References: the logits and ids of this repository's own."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForSequenceClassification
@@ -8,7 +13,6 @@ from dataset.tokenizing.encoder import load_tokenizer
 from scripts import export_hf
 from scripts.common import load_model
 from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.older_transformers import read_with
 from tests.scripts.test_export import CLASSES, KINDS, write
 from trainer.glue.job import save_model
 
@@ -20,7 +24,7 @@ OLDEST = [kind for kind in FIELDS if "qwen3" not in kind and "yarn" not in kind]
 READS = {"4.48.3": OLDEST, "4.57.3": [kind for kind in FIELDS if kind not in OLDEST]}
 CHAT = [{"role": "user", "content": "hi"}]
 # Words that the classifier's vocabulary has, and a text of several scripts.
-TEXT = {"classes": "a cab", "causal": " ".join(export_hf.TEXTS), "tokenizer": " ".join(export_hf.TEXTS)}
+TEXT = {"classes": "a cab", "causal": " ".join(export_hf.TEXTS)}
 
 # Loads what is named on its standard input and answers with what came of it; knows nothing of this repository.
 READER = """
@@ -38,8 +42,6 @@ for folder, kind, text in json.load(sys.stdin):
         answer["special"] = tokenizer.all_special_ids
         answer["additional"] = tokenizer.additional_special_tokens
         answer["hidden"] = tokenizer.decode([1, 3, *tokenizer("hi", add_special_tokens=False).input_ids], skip_special_tokens=True)
-    if kind == "tokenizer":
-        continue
     loader = AutoModelForCausalLM if kind == "causal" else AutoModelForSequenceClassification
     model = loader.from_pretrained(folder, torch_dtype=torch.float32, trust_remote_code=False).eval()
     answer["class"] = type(model).__name__
@@ -52,6 +54,39 @@ json.dump(answers, sys.stdout)
 """
 
 
+# {version: what is installed aside}; torch, numpy and the rest are those of this process.
+PINNED = {
+    "4.48.3": ("transformers==4.48.3", "tokenizers==0.21.4", "huggingface_hub==0.36.0"),
+    "4.57.3": ("transformers==4.57.3", "tokenizers==0.22.1", "huggingface_hub==0.36.0"),
+}
+
+
+@pytest.fixture(scope="module", params=PINNED)
+def version(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def read_with(version, tmp_path_factory):
+    """A function: [(folder, kind, text)] -> {folder: answer} of READER in that version; skipped where no package index answers."""
+    place = tmp_path_factory.mktemp(f"transformers-{version}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), *PINNED[version]]
+    if subprocess.run(command, capture_output=True, timeout=300).returncode:
+        pytest.skip(f"pip cannot install {', '.join(PINNED[version])}: no network?")
+
+    def read(asked):
+        request = json.dumps([(str(path), kind, text) for path, kind, text in asked])
+        environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", READER]
+        done = subprocess.run(command, input=request, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        answers = json.loads(done.stdout)
+        assert answers.pop("version") == version
+        return answers
+
+    return read
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """A folder with {kind}.pth and {kind}_hf of each kind."""
@@ -62,10 +97,9 @@ def exports(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", READS)
-def test_transformers_4_reads_every_export_as_it_is(version, older_transformers, exports):
+def test_transformers_4_reads_every_export_as_it_is(version, read_with, exports):
     folders = [(exports / f"{kind}_hf", "causal", TEXT["causal"]) for kind in READS[version]]
-    answers = read_with(older_transformers(version), version, READER, folders)
+    answers = read_with(folders)
     tokenizer = load_tokenizer(exports / "llama_hf")
     ids = tokenizer(TEXT["causal"], return_tensors="pt").input_ids
     for kind in READS[version]:
@@ -95,8 +129,7 @@ def check_tokenizer(answer, tokenizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", READS)
-def test_transformers_4_reads_a_fine_tuned_classifier(version, older_transformers, tmp_path):
+def test_transformers_4_reads_a_fine_tuned_classifier(read_with, tmp_path):
     """As train_glue.py leaves it, with a WordPiece tokenizer as train_electra.py leaves that."""
     torch.manual_seed(0)
     sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -104,7 +137,7 @@ def test_transformers_4_reads_a_fine_tuned_classifier(version, older_transformer
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
     save_model(tmp_path / "model", model, tokenizer, model.state_dict())
     asked = [(tmp_path / "model", "classes", TEXT["classes"])]
-    (answer,) = read_with(older_transformers(version), version, READER, asked).values()
+    (answer,) = read_with(asked).values()
     ids = tokenizer(TEXT["classes"], return_tensors="pt").input_ids
     with torch.no_grad():
         logits = model(ids).logits

@@ -67,12 +67,8 @@ def test_a_schedule_an_optimiser_and_an_input_format(copy, tmp_path):
     for name in ("A learning-rate schedule", "An optimiser", "An input format"):
         apply(name, copy)
     (tmp_path / "data.ini").write_text("".join(f"[{i}]\ntext = the cat {i} sat on a mat\n" for i in range(40)))
-    options = {
-        "data_path": tmp_path / "data.ini",
-        "out_dir": tmp_path / "out",
-        "lr_schedule": "half",
-        "optimizer": "sgd",
-    }
+    options = {"data_path": tmp_path / "data.ini", "out_dir": tmp_path / "out"}
+    options |= {"lr_schedule": "half", "optimizer": "sgd"}
     printed = run(copy, "trainer/train_pretrain.py", *flags(**options, pack=0))
     assert "data: 40 documents" in printed
     lines = log_lines(tmp_path / "out" / "pretrain_16.metrics.jsonl")
@@ -121,30 +117,14 @@ def test_an_evaluation_task(copy, tmp_path):
 def test_a_job_trains_resumes_and_reports(copy, tmp_path):
     """Reference: a run that is not stopped in between; the weights are bitwise the same."""
     apply("A job", copy)
-    given = [
-        "--device",
-        "cpu",
-        "--batch_size",
-        "4",
-        "--accumulation_steps",
-        "2",
-        "--log_interval",
-        "1",
-        "--dtype",
-        "float32",
-    ]
-    whole = run(
-        copy, "trainer/train_bytes.py", *given, "--learning_rate", "0.1", "--epochs", "4", "--out_dir", tmp_path / "a"
-    )
+    given = "--device cpu --batch_size 4 --accumulation_steps 2 --log_interval 1 --dtype float32 --learning_rate 0.1"
+    whole = run(copy, "trainer/train_bytes.py", *given.split(), "--epochs", "4", "--out_dir", tmp_path / "a")
     assert "report: " in whole
     lines = log_lines(tmp_path / "a" / "bytes.metrics.jsonl")
     assert lines[-1]["loss"] < 0.6 * lines[0]["loss"]
     for epochs in ("2", "4"):
-        run(
-            copy,
-            *("trainer/train_bytes.py", *given, "--learning_rate", "0.1", "--epochs", epochs, "--from_resume", "1"),
-            *("--out_dir", tmp_path / "b"),
-        )
+        words = [*given.split(), "--epochs", epochs, "--from_resume", "1", "--out_dir", tmp_path / "b"]
+        run(copy, "trainer/train_bytes.py", *words)
     import torch
 
     first, second = (torch.load(tmp_path / name / "bytes.pth", weights_only=True)["weight"] for name in "ab")

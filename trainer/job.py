@@ -36,6 +36,7 @@ from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
+from trainer.updates import RowFlags
 
 UNLIMITED = float("inf")
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
@@ -80,12 +81,9 @@ class JobPlan(Protocol[RecipeT_co, TotalsT_co]):
         """What the job's assembler needs to make the batch of these rows; small, since it goes to a worker process."""
 
 
-class RunSettings(Protocol):
+class RunSettings(RowFlags, Protocol):
     """The flags that the Trainer itself reads; the settings of a job have more."""
 
-    batch_size: int
-    accumulation_steps: int
-    rows_per_update: int
     grad_clip: float
     max_bad_updates: int
     num_workers: int

@@ -19,16 +19,15 @@ state dict in a file has whole tensors.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from model.products import without_kept_copies
-from trainer.machine.ranks import Ranks, compare_with_main, on_main
+from trainer.machine.ranks import Ranks, compare_with_main
 from trainer.machine.settings import FULL
 
 if TYPE_CHECKING:
@@ -129,8 +128,6 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
     return {**state, "state": of_parameters}
 
 
-ModelT = TypeVar("ModelT", bound=PreTrainedModel)
-
 # A method of a model, beside `forward`, that computes with its weights.
 FORWARD_METHOD = "training_losses"
 
@@ -154,30 +151,11 @@ def put_on_device(
     return None
 
 
-def build_on_main(ranks: Ranks, build: Callable[[], ModelT]) -> ModelT:
-    """The model of `build()`. Rank 0 alone has its weights, since no other needs the memory for them.
-
-    The other ranks make one of the same config on the meta device, where tensors have shapes and no content.
-    Errors: those of `build`, which end all ranks.
-    """
-    built: list[ModelT] = []
-
-    def work() -> tuple[type[ModelT], PretrainedConfig]:
-        built.append(build())
-        return type(built[0]), built[0].config
-
-    kind, config = on_main(ranks, work)
-    if built:
-        return built[0]
-    with torch.device("meta"):
-        return kind(config)
-
-
 class Shards:
     """The model of this run, sharded among all ranks. All ranks must make it, and make the same calls of it.
 
     model: changed in place. Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be
-    made after this. Rank 0 has its weights; on the others it may be one of the meta device.
+    made after this. The weights are those of rank 0: one seed gives the same on machines of one kind only.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, device: torch.device) -> None:
@@ -207,11 +185,6 @@ class Shards:
         if hasattr(model, FORWARD_METHOD):
             register_fsdp_forward_method(model, FORWARD_METHOD)
 
-        if any(parameter.is_meta for parameter in model.parameters()):
-            assert isinstance(model, PreTrainedModel)
-            # Each tied parameter gets memory of its own there.
-            model.to_empty(device=device)
-            model.tie_weights()
         # Each rank gets its parts of the weights, one tensor at a time: no rank but the first has room for all of them. Buffers stay whole.
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -58,7 +58,7 @@ class TokenStore:
         self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
         self.max_token_id: int = meta["max_token_id"]
-        # Of the data and of how it was tokenised
+        # of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])

@@ -218,7 +218,8 @@ def build(
     """
     name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
     source_bytes = sum(size for _, size, *_ in stats)
-    num_procs = num_procs or min(cores(), max(1, source_bytes // BYTES_PER_PROCESS))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
     # Only a copy of this process has the class of such a tokenizer.
     if not encode.encoder.portable and multiprocessing.get_start_method() != "fork":
         num_procs = 1
@@ -389,10 +390,3 @@ def lock(folder: Path, tell: bool = True) -> Iterator[None]:
                 with contextlib.suppress(Timeout), file_lock(temp.with_name(f".{owner}.lock")).acquire(timeout=0):
                     remove(temp)
         yield
-
-
-def cores() -> int:
-    """The processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,93 +2,35 @@
 lines of bench.py and of the trainer."""
 
 import json
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import Trainer
 
 from benchmarks import time_to_loss
 from benchmarks.arguments import bench_parser, time_to_loss_parser
-from benchmarks.sides import plain_steps, step_context, train_hf
 from benchmarks.time_to_loss import RIVALS, ROWS, T, rival_flags
 from benchmarks.trained import Outcome, flag_words
 from benchmarks.training import LEARNING_RATE
-from dataset.lm_dataset import PretrainDataset
-from dataset.tokenizing.encoder import load_tokenizer
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from tests.helpers import ROOT, write_corpus
-from trainer.optim.schedules import SCHEDULES
 from trainer.pretrain.settings import PretrainSettings
 
 
-def turns(updates, seconds):
-    """What bench.py keeps of a side."""
-    return {"slices": [{"updates": updates, "seconds": seconds}]}
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_the_flags_are_those_of_the_plain_loop(device, tmp_path, monkeypatch):
-    """Reference: the rates and the optimiser of three of its updates, and the context that bench.py measures them in."""
-    rival = RIVALS["plain"]
+@pytest.mark.parametrize(
+    ("rival", "dtype", "own"),
+    [
+        ("plain", "float32", {"pack": False, "lr_schedule": "minimind"}),
+        ("hf", "bfloat16", {"pack": True, "lr_schedule": "linear"}),
+    ],
+)
+def test_the_flags_are_those_of_the_other_trainer(rival, dtype, own):
+    """As benchmarks/sides.py has them: AdamW with torch's weight decay, clipping at 1, no warm-up, one micro-batch an update."""
     settings = PretrainSettings.parse(
-        flag_words(rival_flags(rival, "float32" if device == "cpu" else "bfloat16", LEARNING_RATE, 3))
+        flag_words(rival_flags(RIVALS[rival], RIVALS[rival].cpu_dtype, LEARNING_RATE, 20))
     )
-    made = []
-
-    class Kept(torch.optim.AdamW):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            made.append(self)
-
-    monkeypatch.setattr(torch.optim, "AdamW", Kept)
-    text = write_corpus(tmp_path / "text.jsonl", n_documents=4)
-    tokenizer = load_tokenizer(ROOT / "model")
-    model = MiniMindForCausalLM(MiniMindConfig(hidden_size=32, num_hidden_layers=1, vocab_size=len(tokenizer)))
-    rates = []
-    for _ in plain_steps(model, PretrainDataset(text, tokenizer, 16), 2, 3, LEARNING_RATE):
-        rates.append(made[0].param_groups[0]["lr"])
-    (optimizer,) = made
-    schedule = SCHEDULES[settings.lr_schedule]
-    assert rates == pytest.approx([settings.learning_rate * schedule(update / 3) for update in range(3)])
-    assert settings.optimizer == "adamw" and settings.weight_decay == optimizer.defaults["weight_decay"]
-    assert not settings.pack and settings.warmup_iters == 0 and settings.max_updates == 3
-    context = step_context(torch.device(device))
-    dtype = context.fast_dtype if isinstance(context, torch.autocast) else torch.float32
-    assert dtype is getattr(torch, settings.dtype)
-
-
-def test_the_flags_are_those_of_the_hugging_face_trainer(tmp_path, monkeypatch):
-    """Reference: the TrainingArguments of bench.py's side."""
-    rival = RIVALS["hf"]
-    settings = PretrainSettings.parse(flag_words(rival_flags(rival, rival.cpu_dtype, LEARNING_RATE, 20)))
-    seen = []
-
-    def train(trainer):
-        seen.append((trainer.args, trainer.train_dataset))
-
-    monkeypatch.setattr(Trainer, "train", train)
-    text = write_corpus(tmp_path / "text.jsonl", n_documents=60)
-    config = MiniMindConfig(hidden_size=32, num_hidden_layers=1)
-    train_hf(
-        Namespace(max_seq_len=T, rows=ROWS, documents_file=text),
-        config,
-        torch.device("cpu"),
-        SimpleNamespace(begin=lambda model: None),
-    )
-    ((theirs, rows),) = seen
-    assert settings.batch_size * settings.accumulation_steps == theirs.per_device_train_batch_size
-    assert theirs.gradient_accumulation_steps == 1
-    assert settings.max_seq_len == len(rows[0]["input_ids"]) and settings.pack
-    assert (
-        settings.lr_schedule == theirs.lr_scheduler_type.value == "linear" and settings.learning_rate == LEARNING_RATE
-    )
-    assert settings.warmup_iters == theirs.warmup_steps == 0
-    assert settings.weight_decay == theirs.weight_decay and settings.grad_clip == theirs.max_grad_norm
-    assert settings.optimizer == "adamw" and theirs.optim == "adamw_torch_fused"
-    assert theirs.bf16 == (settings.dtype == "bfloat16")
+    expected = {
+        **own, "dtype": dtype, "optimizer": "adamw", "weight_decay": 0.01, "grad_clip": 1.0, "warmup_iters": 0,
+        "learning_rate": LEARNING_RATE, "batch_size": 8, "accumulation_steps": 1, "max_seq_len": 512, "max_updates": 20,
+    }  # fmt: skip
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 RUNS = ["hf_60_updates_bfloat16_rate_0.0005", "hf_60_updates_bfloat16_rate_0.001", "budget_90s"]
@@ -117,7 +59,7 @@ def start(monkeypatch, tmp_path):
     def measure(words, check):
         asked = bench_parser().parse_args(words[2:])
         assert asked.sides == "hf,hf-compiled" and (asked.rows, asked.max_seq_len) == (ROWS, T)
-        record = {"device": "cpu", "sides": {"hf": turns(3, 3.0)}}
+        record = {"device": "cpu", "sides": {"hf": {"slices": [{"updates": 3, "seconds": 3.0}]}}}
         with open(asked.out, "w", encoding="utf-8") as file:
             json.dump([record], file)
         # A second start finds it.

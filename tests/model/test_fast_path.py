@@ -89,83 +89,50 @@ class OutOfResources(Exception):
     """Triton's."""
 
 
-@pytest.fixture
-def card(monkeypatch):
-    """A simulated GPU on which FlexAttention works with the tiles that are added to the set that this gives.
+GPU = torch.device("cuda", 0)
+WITH_A_MASK = "attention: PyTorch's own with a mask, which takes longer"
+NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
-    The calls that reach it are kept in its attribute `tried`: (dtype, shape of the queries, tile).
-    """
 
-    class Card(set):
-        tried = []
-
-    card = Card()
+@pytest.mark.parametrize(
+    "works, dropout, tried, line",
+    [
+        ({None, 64, 32}, 0.0, [None], "attention: FlexAttention, which skips the blocks of other documents"),
+        (
+            {64, 32},
+            0.0,
+            [None, 64],
+            f"attention: FlexAttention in tiles of 64 positions; its own do not work here ({NOT_HERE})",
+        ),
+        (
+            {32},
+            0.0,
+            [None, 64, 32],
+            f"attention: FlexAttention in tiles of 32 positions; its own do not work here ({NOT_HERE})",
+        ),
+        (set(), 0.0, [None, 64, 32], f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
+        ({None}, 0.1, [], f"{WITH_A_MASK}: the faster ones have no dropout"),
+    ],
+)
+def test_attention_on_a_gpu_takes_the_tiles_that_work_and_says_so(works, dropout, tried, line, monkeypatch):
+    """It is tried with the model's heads, the run's precision and its number of positions."""
+    calls = []
 
     def attend(q, k, v, mask, tile=None):
-        card.tried.append((q.dtype, tuple(q.shape), tile))
-        if tile not in card:
+        calls.append((q.dtype, tuple(q.shape), tile))
+        if tile not in works:
             raise OutOfResources("out of resource: shared memory, Required: 131072\nReducing block sizes may help")
-        ids = torch.zeros(1, q.shape[2], dtype=torch.long)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ids), enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-    card.tried = []
     monkeypatch.setattr(flex_attention, "flex_attend", attend)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
-    monkeypatch.setattr(compiling, "choose_kernels_by_rule", lambda: None)
+    config = tiny(hidden_size=192, num_attention_heads=2, num_key_value_heads=1, dropout=dropout).config
     with simulated_cuda():
-        yield card
-
-
-GPU = torch.device("cuda", 0)
-
-
-def lines_of(model, dtype=torch.bfloat16, shape=(4, 511)):
-    """The backend that compile_blocks gives the model on a GPU, and what it says."""
-    said = []
-
-    def compile_training(shape, dtype):
-        backend = compiled_backend(Block, model.config, GPU, shape, dtype)
-        model.compiled_backend = backend
-        return backend.notice
-
-    compiling.compile_blocks(compile_training, "1", GPU, said.append, shape, dtype=dtype)
-    return model.compiled_backend, said
-
-
-def test_attention_takes_the_tiles_that_work(card):
-    """And says so in one line. It is tried with the model's heads, the run's precision and its number of positions."""
-    model = tiny(hidden_size=192, num_attention_heads=2, num_key_value_heads=1)
-    card.update({None, 64, 32})
-    backend, said = lines_of(model)
-    assert type(backend) is CompiledFlexBackend and backend.tile is None
-    assert said == ["attention: FlexAttention, which skips the blocks of other documents"]
-    assert card.tried == [(torch.bfloat16, (1, 2, 511, 96), None)]
-
-    card.remove(None)
-    backend, said = lines_of(model, torch.float16)
-    assert type(backend) is CompiledFlexBackend and backend.tile == 64
-    assert said == [
-        "attention: FlexAttention in tiles of 64 positions; its own do not work here (OutOfResources: out of resource: "
-        "shared memory, Required: 131072)"
-    ]
-    assert card.tried[1:] == [(torch.float16, (1, 2, 511, 96), tile) for tile in (None, 64)]
-
-    card.remove(64)
-    assert lines_of(model)[0].tile == 32
-
-
-def test_attention_without_tiles_that_work_is_pytorchs(card):
-    model = tiny()
-    backend, said = lines_of(model, shape=None)
-    assert type(backend) is CompiledBackend
-    assert len(said) == 1 and said[0].startswith("attention: PyTorch's own with a mask, which takes longer")
-    assert "does not work here (OutOfResources: out of resource: shared memory" in said[0] and "\n" not in said[0]
-    assert [tile for _, _, tile in card.tried] == list(flex_attention.TILES)
-
-    backend, said = lines_of(tiny(dropout=0.1))
-    assert type(backend) is CompiledBackend
-    assert said == ["attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"]
+        backend = compiled_backend(Block, config, GPU, (4, 511), torch.float16)
+    assert calls == [(torch.float16, (1, 2, 511, 96), tile) for tile in tried]
+    assert type(backend) is (CompiledFlexBackend if works and not dropout else CompiledBackend)
+    assert backend.notice == line
+    assert type(backend) is CompiledBackend or backend.tile == tried[-1]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

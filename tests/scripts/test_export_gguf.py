@@ -17,7 +17,6 @@ from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
 from dataset.tokenizing.byte_level_bpe import QWEN2
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.long_texts import GPT4O
 from model.config import ARCHITECTURE, MiniMindConfig
 from scripts import export_gguf, export_hf, gguf_format
 from scripts.common import load_model
@@ -235,7 +234,7 @@ SAME_PIECES = {
     },
 }
 OTHER_PIECES = [
-    {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": GPT4O}},
+    {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": r"\s+|\S+"}},
     {("normalizer",): {"type": "Lowercase"}},
     {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
     {("model", "byte_fallback"): True},

@@ -17,7 +17,7 @@ from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving.checkpoint import snapshot
-from trainer.sharding import Shards, build_on_main, is_sharded, own_part, whole_of
+from trainer.sharding import Shards, is_sharded, own_part, whole_of
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -124,18 +124,12 @@ def own_share(engine):
 
 
 def built(ranks):
-    """What `build_on_main` and `Shards` make on this rank: whether it had memory before, and the weights, ties and buffers then."""
-    model = build_on_main(ranks, partial(tiny_model, use_moe=True))
-    had_content = not any(parameter.is_meta for parameter in model.parameters())
+    """What `Shards` makes on this rank, whose weights are others at first: its weights, ties and buffers."""
+    model = tiny_model(seed=ranks.rank, use_moe=True)
     Shards(model, ranks, CPU)
     whole = {name: whole_of(parameter) for name, parameter in model.named_parameters()}
     is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-    return {
-        "had content": had_content,
-        "weights": whole,
-        "tied": is_tied,
-        "slots": [b.clone() for b in model.buffers()],
-    }
+    return {"weights": whole, "tied": is_tied, "slots": [b.clone() for b in model.buffers()]}
 
 
 def whole_run(folder):
@@ -194,9 +188,8 @@ def test_each_rank_has_half_of_weights_and_moments(both):
         assert result["own"] <= 1.02 / 2
 
 
-def test_rank_0_alone_makes_the_weights(both):
-    """The others get them, with ties and buffers."""
-    assert [result["built"]["had content"] for result in both] == [True, False]
+def test_all_ranks_get_the_weights_of_rank_0(both):
+    """With ties and buffers."""
     for result in both:
         assert result["built"]["tied"]
         assert all(torch.equal(slots, torch.zeros_like(slots)) for slots in result["built"]["slots"])

@@ -149,8 +149,13 @@ class StopSignals:
         handlers["SIGUSR1"] = self._save
         for name, handler in handlers.items():
             # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
-            if hasattr(signal, name) and not is_kept_off(name):
-                self._before[name] = signal.signal(getattr(signal, name), handler)
+            if not hasattr(signal, name):
+                continue
+            number = getattr(signal, name)
+            # nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody
+            # has asked for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
+            if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[name] = signal.signal(number, handler)
         return self
 
     def __exit__(
@@ -184,12 +189,3 @@ class StopSignals:
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self._save_requested = True
-
-
-def is_kept_off(name: str) -> bool:
-    """Whether whoever started this process wants it to go on when that stop signal comes.
-
-    nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody has asked
-    for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
-    """
-    return name == "SIGHUP" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

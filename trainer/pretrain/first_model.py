@@ -29,7 +29,7 @@ from model.weight_record import vocabulary_of
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
-from trainer.sharding import build_on_main, group_size_of
+from trainer.sharding import group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -100,11 +100,9 @@ def open_model(
         if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
+    model = make()
     if group_size == 1:
-        model = make().to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
-    else:
-        # Its parts go to the device. A rank that will get its part of the weights makes a model without content.
-        model = build_on_main(ranks, make)
+        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:

@@ -48,7 +48,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         read_different_data=len(fingerprints) > 1,
         charts=draw_charts(runs, names),
         figures=table([dict(run.figures()) for run in runs]),
-        settings=table([run.settings for run in runs]),
+        settings=table([run.noted("settings") for run in runs]),
         machine=table([{**run.noted("machine"), **run.noted("versions")} for run in runs]),
         summary=summary,
         quality=quality,

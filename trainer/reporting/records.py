@@ -127,11 +127,6 @@ class RunRecords:
         """What the last start has noted of a part of the run: settings, model, data, machine, versions."""
         return self.starts[-1].get(part, {}) if self.starts else {}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Those of the last start."""
-        return self.noted("settings")
-
 
 def trains_answers(run: RunRecords) -> bool:
     """Whether the data of a run are conversations, of which the answers alone are trained."""

@@ -1,0 +1,129 @@
+"""All trainers in a Python that lacks packages which only some users need, or what Windows does not have. Reference: a run that goes
+through, and goes on. What is taken away is taken in a process of its own."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.chats import write_chats
+from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
+from tests.helpers import ROOT, flags, write_corpus
+from tests.trainer.glue.glue_helpers import arguments, make_place
+from tests.trainer.test_train_electra import flags as electra_flags
+
+# torch and transformers too look for packages that they can do without.
+PACKAGES = "wandb zstandard pyarrow tiktoken rensa matplotlib sklearn scipy gguf pandas fsspec s3fs aiohttp"
+WITHOUT_PACKAGES = """
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in missing else found(name, path, target)
+
+PathFinder.find_spec = find_spec
+"""
+
+# What Windows lacks: of os, of signal, of time, and whole modules. The standard library itself needs some others here.
+POSIX = {
+    "os": [
+        "fork", "forkpty", "getuid", "geteuid", "getgid", "sysconf", "posix_fadvise", "memfd_create", "sched_getaffinity",
+        "sched_setaffinity", "mkfifo", "killpg", "getpgid", "setsid", "chown", "uname", "nice", "getloadavg",
+    ],
+    "signal": ["SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE", "setitimer", "pthread_sigmask"],
+    "time": ["clock_gettime", "CLOCK_BOOTTIME"],
+}  # fmt: skip
+WITHOUT_POSIX = """
+# Whatever the libraries take from POSIX they take now: on Windows they have other code.
+import multiprocessing.popen_spawn_posix, multiprocessing.resource_tracker, multiprocessing.util
+import filelock, matplotlib.figure, torch, tqdm, transformers
+import torch.distributed, torch.utils.data
+from sklearn import metrics
+from scipy import stats
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer, ElectraForPreTraining
+
+for module, names in missing.items():
+    for name in names:
+        delattr(importlib.import_module(module), name)
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "readline"):
+    sys.modules[name] = None
+sys.platform = "win32"
+"""
+
+
+@pytest.fixture
+def train_all(tmp_path):
+    """A function that takes something away, runs every trainer, pretraining twice, and gives what was printed."""
+    data = write_corpus(tmp_path / "data.jsonl")
+    chats = {"data_path": write_chats(tmp_path / "chats.jsonl"), "max_seq_len": 64, "out_dir": tmp_path / "out"}
+    electra = {"vocab_path": write_vocab(tmp_path / "vocab.txt"), "out_dir": tmp_path / "electra", "max_steps": 3}
+    electra["data_path"] = write_lines(tmp_path / "lines.jsonl")[0]
+    place = make_place(tmp_path / "place")
+    pretrain = {
+        "data_path": data,
+        "out_dir": tmp_path / "out",
+        "report": 1,
+        "val_fraction": 0.2,
+        "cpu_processes": "auto",
+    }
+
+    def train(take_away, missing, **glue):
+        commands = [
+            ("train_pretrain", flags(**pretrain)),
+            ("train_pretrain", flags(**pretrain, epochs=2, from_resume=1)),
+            ("train_sft", flags(**chats, cpu_processes="auto")),
+            ("train_electra", electra_flags(**electra)),
+            ("train_glue", arguments(place, tmp_path / "glue", epochs=1, **glue)),
+        ]
+        program = f"""import importlib, json, sys
+missing, commands = json.loads(sys.argv[1])
+{take_away}
+for trainer, words in commands:
+    print("ended", trainer, importlib.import_module("trainer." + trainer).main(words))
+"""
+        command = [sys.executable, "-c", program, json.dumps([missing, commands], default=str)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr
+        assert [ended.stdout.count(f"ended {name} 0") for name, _ in commands] == [2, 2, 1, 1, 1]
+        assert "resumed from" in ended.stdout and (tmp_path / "out" / "pretrain_16.pth").is_file()
+        return ended.stdout
+
+    return train
+
+
+@pytest.mark.slow
+def test_the_trainers_train_without_packages_that_only_some_need(train_all):
+    said = train_all(WITHOUT_PACKAGES, PACKAGES.split(), do_eval=0, do_predict=1)
+    assert "no report was written: pip install matplotlib, then python scripts/report.py" in said
+
+
+@pytest.mark.slow
+def test_the_trainers_train_without_what_windows_lacks(train_all):
+    assert "report: " in train_all(WITHOUT_POSIX, POSIX)
+
+
+def name_of(requirement: str) -> str:
+    """'Jinja2>=3; extra == "x"' -> 'jinja2'"""
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+
+
+def test_what_is_not_tried_without_comes_with_torch_and_transformers():
+    """`make gpu` runs in images that have these two alone. Reference: what they ask pip for."""
+    come_with_them = set()
+    to_look_at = {"torch", "transformers"}
+    while to_look_at:
+        package = to_look_at.pop()
+        come_with_them.add(package)
+        try:
+            wanted = importlib.metadata.requires(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            # For another system or Python
+            continue
+        to_look_at |= {name_of(one) for one in wanted if "extra ==" not in one} - come_with_them
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ours = {name_of(line) for line in lines if re.match(r"\w", line)}
+    tried = {{"sklearn": "scikit-learn"}.get(module, module) for module in PACKAGES.split()}
+    assert "torch" in ours and ours <= come_with_them | tried
