@@ -36,36 +36,16 @@ USED = 0.9
 # Saves of a run; where so few would be further apart than the seconds below, there are more.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
+MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
 # The law of the loss was measured with one value of each, but for those taken away here.
-UNMEASURED = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
-UNMEASURED |= {"long_documents", "max_seq_len", "pack"}
+UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "max_seq_len", "pack"}
 UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
+# What a resume takes from the first start, where nobody says it again
+PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
+PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
 # Not repeated by the command of a plan. With the first ones it would plan again; the others say how processes share a run, which
 # changes no update, and another machine may have none to share it.
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
-# What a resume takes from the first start, where nobody says it again
-PLANNED = (
-    *MODEL_FLAGS,
-    "init_scheme",
-    "optimizer",
-    "learning_rate",
-    "muon_lr",
-    "embed_lr",
-    "weight_decay",
-    "lr_schedule",
-    "decay_share",
-    "warmup_iters",
-    "max_seq_len",
-    "batch_size",
-    "accumulation_steps",
-    "max_updates",
-    "val_fraction",
-    "eval_interval",
-    "log_interval",
-    "save_interval",
-    "dtype",
-    "use_compile",
-)
 # They count micro-batches of one rank.
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 

@@ -51,10 +51,6 @@ def run(machine, budget, planned, seconds_of_update, spent=0.0, evaluation=0.0, 
     return machine.now - began, courses, factors
 
 
-def has_no_jump(factors):
-    return all(abs(a - b) < 0.02 for a, b in zip(factors, factors[1:], strict=False))
-
-
 def test_without_a_clock_the_course_is_the_schedule():
     """Reference: wsd."""
     course = Course(fall_from=60, end=100)
@@ -82,24 +78,16 @@ def test_a_resume_goes_on_with_the_course_and_the_time(machine):
     assert untouched.moved is None and untouched.end == 1000
 
 
-@pytest.mark.parametrize("speed", [0.2, 0.9, 2.0])
-def test_a_plan_that_was_wrong_is_mended(machine, speed):
-    seconds, courses, factors = run(machine, 600.0, Course(210, 600), lambda _: speed, seconds_at_end=5.0)
-    assert 600.0 * (1 - 2 * TOLERANCE) <= seconds <= 600.0 * LATE
-    assert len(courses) <= 2 and factors[-1] < 0.02
-    assert has_no_jump(factors)
-
-
-@pytest.mark.parametrize("when", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("slower", [1.5, 3.0])
-def test_a_disturbance_shortens_the_run(machine, when, slower):
-    """Another program takes a core from some moment on: the run ends on time, with a rate that has fallen to zero."""
+@pytest.mark.parametrize("when", [0.0, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("slower", [0.2, 0.7, 1.5, 3.0])
+def test_the_end_moves_where_the_machine_is_not_as_planned(machine, when, slower):
+    """From some moment on: the run ends on time, with a rate that has fallen to zero and never jumped up."""
 
     def seconds_of_update(passed):
-        return slower if passed > when * 1000 else 1.0
+        return slower if passed >= when * 1000 else 1.0
 
     seconds, courses, factors = run(machine, 1000.0, Course(350, 990), seconds_of_update, seconds_at_end=4.0)
-    assert seconds == pytest.approx(1000.0, rel=0.03)
+    assert 1000.0 * (1 - 2 * TOLERANCE) <= seconds == pytest.approx(1000.0, rel=0.03)
     assert courses and factors[-1] < 0.05
     assert all(later <= earlier for earlier, later in zip(factors, factors[1:], strict=False))
 

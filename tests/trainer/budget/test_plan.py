@@ -265,40 +265,34 @@ def test_repeated_text_has_more_weight_decay():
     assert laws.muon_weight_decay(6.0, 1_000_000, 1) == laws.WEIGHT_DECAY
 
 
-def test_the_law_meets_the_runs_that_were_measured():
-    """References: (parameters, layers, tokens, loss) of docs/experiments.md, "The law of today", some of each kind."""
-    for parameters, layers, tokens, loss in (
-        # Curves of as many operations, with 25.1 M different tokens
-        (0.52e6, 2, 2.91e6, 5.134),
-        (1.21e6, 2, 20.14e6, 4.287),
-        (5.86e6, 3, 4.25e6, 4.482),
+@pytest.mark.parametrize(
+    ("parameters", "layers", "heads", "tokens", "different", "T", "loss"),
+    [
+        # Curves of as many operations
+        (0.52e6, 2, 2, 2.91e6, 25.1e6, 512, 5.134),
+        (1.21e6, 2, 2, 20.14e6, 25.1e6, 512, 4.287),
+        (5.86e6, 3, 2, 4.25e6, 25.1e6, 512, 4.482),
         # 10, 30 and 40 minutes, with few layers and with many
-        (2.02e6, 2, 16.3e6, 4.249),
-        (5.16e6, 10, 11.9e6, 4.066),
-        (2.60e6, 2, 33.5e6, 4.030),
-    ):
-        depth = laws.Depth(layers, 2)
-        assert laws.expected_loss(parameters, depth, tokens, text(25.1e6)) == pytest.approx(loss, rel=laws.LOSS_ERROR)
-    # What three layers and a single head are known by
-    for parameters, depth, tokens, loss in (
-        (1.41e6, laws.Depth(3, 2), 17.6e6, 4.286),
-        (1.06e6, laws.Depth(4, 1), 18.6e6, 4.405),
-    ):
-        assert laws.expected_loss(parameters, depth, tokens, text(25.1e6)) == pytest.approx(loss, rel=0.01)
-    # Two hours, with 35.3 M different tokens
-    for parameters, layers, tokens, loss in (
-        (5.86e6, 3, 40.5e6, 3.540),
-        (7.28e6, 8, 71.6e6, 3.289),
-        (3.59e6, 6, 53.8e6, 3.535),
-    ):
-        assert laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, text(35.3e6)) == pytest.approx(
-            loss, rel=laws.LOSS_ERROR
-        )
-    # Rows of 256: a curve, and the plan of 3 minutes
-    for parameters, layers, tokens, loss in ((1.21e6, 2, 1.31e6, 5.171), (2.02e6, 2, 4.1e6, 4.707)):
-        of_short_rows = laws.expected_loss(parameters, laws.Depth(layers, 2), tokens, text(25.1e6), laws.row_scale(256))
-        assert of_short_rows == pytest.approx(loss, rel=laws.LOSS_ERROR)
-    assert laws.row_scale(512) == 1
+        (2.02e6, 2, 2, 16.3e6, 25.1e6, 512, 4.249),
+        (5.16e6, 10, 2, 11.9e6, 25.1e6, 512, 4.066),
+        (2.60e6, 2, 2, 33.5e6, 25.1e6, 512, 4.030),
+        # What three layers and a single head are known by
+        (1.41e6, 3, 2, 17.6e6, 25.1e6, 512, 4.286),
+        (1.06e6, 4, 1, 18.6e6, 25.1e6, 512, 4.405),
+        # Two hours
+        (5.86e6, 3, 2, 40.5e6, 35.3e6, 512, 3.540),
+        (7.28e6, 8, 2, 71.6e6, 35.3e6, 512, 3.289),
+        (3.59e6, 6, 2, 53.8e6, 35.3e6, 512, 3.535),
+        # Rows of 256: a curve, and the plan of 3 minutes
+        (1.21e6, 2, 2, 1.31e6, 25.1e6, 256, 5.171),
+        (2.02e6, 2, 2, 4.1e6, 25.1e6, 256, 4.707),
+    ],
+)
+def test_the_law_meets_the_runs_that_were_measured(parameters, layers, heads, tokens, different, T, loss):
+    """References: docs/experiments.md, "The law of today", some runs of each kind."""
+    depth = laws.Depth(layers, heads)
+    expected = laws.expected_loss(parameters, depth, tokens, text(different), laws.row_scale(T))
+    assert expected == pytest.approx(loss, rel=laws.LOSS_ERROR)
 
 
 def test_the_rate_of_adamw_is_near_the_best_that_was_measured():

@@ -181,10 +181,12 @@ def test_a_run_with_a_plan_is_set_aside_and_brought_back_with_it(text, tmp_path,
 
 
 def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
-    """A plan is neither made nor written again, and decides nothing else. Reference: the run that went through."""
+    """A plan is neither made nor written again. It tells what the first start has said of the training, and decides nothing
+    else. Reference: the run that went through."""
     from trainer.saving.resume import Saver
 
-    whole = planned(tmp_path / "whole", text, save_interval=5)
+    said = {"seed": 7, "grad_clip": 0.1}
+    whole = planned(tmp_path / "whole", text, save_interval=5, **said)
     # The run is killed behind its third save.
     saves = []
 
@@ -197,7 +199,7 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     save = Saver.save
     monkeypatch.setattr(Saver, "save", stop_at_third)
     with pytest.raises(KeyboardInterrupt):
-        planned(tmp_path / "again", text, save_interval=5, keep_checkpoints=7)
+        planned(tmp_path / "again", text, save_interval=5, keep_checkpoints=7, **said)
     plan = (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes()
     monkeypatch.setattr(Saver, "save", save)
     capfd.readouterr()
