@@ -345,15 +345,17 @@ class Engine(Generic[BatchT, TotalsT]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; the options of the groups (weight decay, rates ...) stay this run's own."""
+        """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay this run's own."""
+        # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
+        not_options = {"params", "lr"}
         own_options = []
         for group in self.optimizer.param_groups:
-            own_options.append({name: value for name, value in group.items() if name != "params"})
+            own_options.append({name: value for name, value in group.items() if name not in not_options})
         self.optimizer.load_state_dict(self._sharded(state["optimizer"]))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
             # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
             # where a flag asks for it: without that flag `update` would leave them there.
-            for name in group.keys() - options.keys() - {"params"}:
+            for name in group.keys() - options.keys() - not_options:
                 del group[name]
             group.update(options)
         if self.scaler.is_enabled() and state["scaler"]:
