@@ -36,7 +36,12 @@ class ChatCorpus(Corpus):
         for source in sources_of(data_path):
             paths += source.paths
         for path in paths:
-            refuse_other_kinds(path, options.get("cache_dir"))
+            for file in find_files(path, cache_dir=options.get("cache_dir")):
+                if kind_of(file).suffix not in OBJECTS:
+                    raise DataError(
+                        f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those "
+                        "alone, by their own paths or by a pattern"
+                    )
         self.answers: Answers = encoder.answers
         self.only = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
@@ -115,13 +120,3 @@ def holds_conversations(
         return False
     record = json.loads(first[1])
     return text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)
-
-
-def refuse_other_kinds(path: str, cache_dir: str | None = None) -> None:
-    """Errors: DataError for a path with files that hold no conversations."""
-    for file in find_files(path, cache_dir=cache_dir):
-        if kind_of(file).suffix not in OBJECTS:
-            raise DataError(
-                f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, "
-                "by their own paths or by a pattern"
-            )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer, models
@@ -84,7 +84,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     fields = json.loads(path.read_text(encoding="utf-8"))
     for name in OF_THIS_MACHINE:
         fields.pop(name, None)
-    fields = in_older_words(fields)
+    # The names of transformers 4, which transformers 5 reads too
+    if fields.get("tokenizer_class") == "TokenizersBackend":
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+    # A dict in this place names tokens (image_token, say); transformers 4.48 and later know that.
+    if isinstance(fields.get("extra_special_tokens"), list):
+        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
     # Left to a default, transformers 4 gives a PreTrainedTokenizerFast token_type_ids, which generate() refuses.
     fields["model_input_names"] = list(tokenizer.model_input_names)
     if fields["tokenizer_class"] == "PreTrainedTokenizerFast" and starts_with_bos(tokenizer):
@@ -97,16 +102,6 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
 def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether a text gets a BOS unasked."""
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
-
-
-def in_older_words(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a tokenizer_config.json in the names of transformers 4, which transformers 5 reads too."""
-    if fields.get("tokenizer_class") == "TokenizersBackend":
-        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    # A dict in this place names tokens (image_token, say); transformers 4.48 and later know that.
-    if isinstance(fields.get("extra_special_tokens"), list):
-        fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
-    return fields
 
 
 def unnamed_vocabulary(weight: Path) -> str:

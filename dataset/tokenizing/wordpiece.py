@@ -117,29 +117,24 @@ def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[
         counts.update(text)
         # Each character that has another one before it.
         within.update(re.findall(r"(?<=\S)\S", text))
-    # The commonest first, and equally common ones in the order of their code points.
-    ordered = []
-    total = 0
-    for character, n in counts.items():
-        if not character.isspace():
-            ordered.append((-n, character))
-            total += n
-    ordered.sort()
+    visible = {character: n for character, n in counts.items() if not character.isspace()}
+    total = sum(visible.values())
     seen = 0
-    found = []
-    for minus_n, character in ordered[:most]:
+    found: list[str] = []
+    # The commonest first, and equally common ones in the order of their code points.
+    for character in sorted(visible, key=lambda character: (-visible[character], character))[:most]:
         if seen >= COVERED * total:
             break
         found.append(character)
-        seen -= minus_n
-    # BERT's rules make a word of each punctuation mark, so none continues one.
-    continuing = [character for character in found if character in within and not _is_punctuation(character)]
+        seen += visible[character]
+    # BERT's rules make a word of each punctuation mark, so none continues one. Marks of ASCII such as "$" count, which Unicode
+    # calls symbols.
+    continuing = []
+    for character in found:
+        is_mark = unicodedata.category(character).startswith("P") or character in punctuation
+        if character in within and not is_mark:
+            continuing.append(character)
     return found, continuing
-
-
-def _is_punctuation(character: str) -> bool:
-    """As BERT's rules have it: marks of ASCII such as "$" count, which Unicode calls symbols."""
-    return unicodedata.category(character).startswith("P") or character in punctuation
 
 
 def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from common.errors import DataError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.byte_level_bpe import COMPACT, QWEN2
+from dataset.tokenizing.byte_level_bpe import QWEN2
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.config import ARCHITECTURE, MiniMindConfig
 from scripts import export_gguf, export_hf, gguf_format
@@ -234,7 +234,7 @@ SAME_PIECES = {
     },
 }
 OTHER_PIECES = [
-    {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": COMPACT}},
+    {("pre_tokenizer", "pretokenizers", 0, "pattern"): {"Regex": r"\s+|\S+"}},
     {("normalizer",): {"type": "Lowercase"}},
     {("pre_tokenizer", "pretokenizers", 1, "add_prefix_space"): True},
     {("model", "byte_fallback"): True},

@@ -26,11 +26,16 @@ class NoHostWait(TorchDispatchMode):
 
     WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "bincount")
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.split(".")[0]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.split(".")[0]
         by_mask = name == "index" and any(index is not None and index.dtype is torch.bool for index in args[1])
-        assert name not in self.WAITING and not by_mask, f"{func} makes the host wait for the device"
-        return func(*args, **(kwargs or {}))
+        assert name not in self.WAITING and not by_mask, f"{function} makes the host wait for the device"
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_wait_is_found():
+    with pytest.raises(AssertionError, match="wait"), NoHostWait():
+        torch.ones(3).sum().item()
 
 
 class Watch:

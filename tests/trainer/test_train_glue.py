@@ -95,7 +95,7 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
 
 def test_it_learns_and_a_trained_model_is_evaluated_as_it_is(place, tmp_path):
     """The label is in the text, so that a classifier can learn it; evaluated again it gives the same figures."""
-    first = fine_tune(place, tmp_path / "a", epochs=40, learning_rate=1e-2)["cola"]["metrics"]
+    first = fine_tune(place, tmp_path / "a", epochs=20, learning_rate=2e-2)["cola"]["metrics"]
     assert first["matthews"]["mean"] > 0.9
     again = fine_tune(place, tmp_path / "b", do_train=0, model_path=tmp_path / "a" / "cola" / "seed_42" / "model")
     assert again["cola"]["metrics"] == first and not (tmp_path / "b" / "cola" / "seed_42" / "model").exists()
@@ -233,7 +233,7 @@ def test_a_task_of_ones_own_learns_and_predicts(place, tmp_path, kind):
         (tmp_path / f"{part}.jsonl").write_text("".join(lines))
     files = {f"{part}_file": tmp_path / f"{part}.jsonl" for part in labels}
     options = {"task": "reviews", "kind": kind, "data_dir": None, "text": ["title", "body"], "label": "stars", **files}
-    found = fine_tune(place, tmp_path / "out", **options, epochs=30, learning_rate=1e-2, do_predict=1, dropout=0)
+    found = fine_tune(place, tmp_path / "out", **options, epochs=15, learning_rate=2e-2, do_predict=1, dropout=0)
     metrics = {"classification": {"accuracy", "macro_f1"}, "regression": {"pearson", "spearman"}}[kind]
     assert found["reviews"]["metrics"].keys() == metrics
     assert found["reviews"]["metrics"]["accuracy" if kind == "classification" else "pearson"]["mean"] > 0.9

@@ -53,8 +53,8 @@ OWN_ENTRIES = 8192
 SAMPLE_BYTES = 60e6
 # Fields of a config that a resume does not depend on
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
-# What the losses of generator and discriminator are multiplied with, as published
-LOSS_WEIGHTS = (1.0, 50.0)
+# What the discriminator's loss is multiplied with, as published
+DISC_WEIGHT = 50.0
 # Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
 # beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
 AUC_BINS = 200
@@ -218,9 +218,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
         """(a micro-batch's share of the update's loss, 0-d; what to add up, see `sums_of`)."""
         found = self.model(*batch)
-        of_generator = LOSS_WEIGHTS[0] * found.mlm / max(totals.masked, 1)
-        of_discriminator = LOSS_WEIGHTS[1] * found.disc / max(totals.targets, 1)
-        return of_generator + of_discriminator, sums_of(found, batch)
+        loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
+        return loss, sums_of(found, batch)
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         settings = self.settings
@@ -509,7 +508,7 @@ def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
     mlm_loss = mlm / max(masked, 1)
     disc_loss = disc / positions
     values = {
-        "loss": LOSS_WEIGHTS[0] * mlm_loss + LOSS_WEIGHTS[1] * disc_loss,
+        "loss": mlm_loss + DISC_WEIGHT * disc_loss,
         "mlm_loss": mlm_loss,
         "disc_loss": disc_loss,
         "gen_acc": correct / max(masked, 1),

@@ -241,8 +241,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         if is_last:
             save_model(self.folder / "model", self.model, self.data.tokenizer, weights)
-        every = self.settings.save_steps
-        if every and update and update % every == 0:
+        if update in self.files.save_at:
             save_model(self.folder / f"checkpoint-{update}", self.model, self.data.tokenizer, weights)
 
     # ---------------------------------------------------------------------------------------- what is said of it
