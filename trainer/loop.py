@@ -495,7 +495,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 progress.val_loss = values["val_loss"]
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
-                    progress.best_val_update = progress.update
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
                 self.reporter.log(
