@@ -90,7 +90,6 @@ class RunSettings(RowFlags, Protocol):
     save_minutes: str
     keep_checkpoints: int
     from_resume: bool
-    gradient_checkpointing: bool
     report: bool
     tracker: str
     wandb_project: str

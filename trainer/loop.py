@@ -36,7 +36,7 @@ from trainer.job import (
     Update,
 )
 from trainer.machine.command_line import name_of
-from trainer.machine.measure import peak_memory, plain_advice, product_rate, told_in_a_line
+from trainer.machine.measure import peak_memory, product_rate, told_in_a_line
 from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
 from trainer.reporting.lines import position
@@ -44,7 +44,7 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.updates import schedule_of, with_accumulation
+from trainer.updates import plain_advice, schedule_of, with_accumulation
 
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0

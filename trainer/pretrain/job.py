@@ -77,6 +77,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
             self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
+            self.notices += self.first_model.notices
             settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
@@ -183,22 +184,19 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         return self.corpus.plan(epoch)
 
     def outlook(self, progress: Progress) -> Outlook:
-        settings = self.settings
         outlook = pretraining_outlook(
-            settings,
+            self.settings,
+            self.asked,
             self.first_model,
             self.corpus,
-            self.validation,
-            asked=self.asked,
             # Of a run that is one plan all is said, wherever it stands.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
-            length=self.length,
+            epochs=self.length.epochs,
             device_type=self.device.type,
             ranks=self.ranks,
-            notices=self.notices,
             answers=self.kind.answers,
         )
-        outlook.notices = [*outlook.notices, *self.make_fast(outlook)]
+        outlook.notices = [*self.notices, *outlook.notices, *self.make_fast(outlook)]
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:
