@@ -320,7 +320,7 @@ class Mixture:
         if self.is_of_run:
             # Only a run that goes on behind its planned end has more than one.
             parts = [self.plan(part).source_targets(self.plan(part).n_rows) for part in range(epoch)]
-            return np.sum(parts, axis=0, dtype=np.int64).tolist() if parts else [0] * len(self.sources)
+            return [sum(of_source) for of_source in zip(*parts, strict=True)] or [0] * len(self.sources)
         # The arcs of the epochs follow each other, so together they are one, round and round.
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
