@@ -11,7 +11,7 @@ from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, export_hf, generate
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, write_corpus
+from tests.helpers import ROOT, complaint, write_corpus
 from tests.trainer.glue.glue_helpers import arguments as glue_arguments
 from tests.trainer.glue.glue_helpers import make_place
 from tests.trainer.test_train_electra import flags as electra_flags
@@ -142,14 +142,10 @@ BOMBS = {
 def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, capsys):
     """Reference: the peak memory of the processes that this one has started."""
     weight = write_weight(tmp_path)
-    capsys.readouterr()
     folder = chat_folder(tmp_path, BOMBS[bomb])
     arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
-    with pytest.raises(SystemExit) as stop:
-        run_cli(lambda: generate.main(arguments))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
+    line = complaint(capsys, generate.main, arguments)
     assert line.startswith("error: --chat: the chat template of this tokenizer")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
     assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
