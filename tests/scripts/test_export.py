@@ -91,6 +91,7 @@ def test_the_folder_holds_what_other_programs_look_for(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 1e6
     assert config["torch_dtype"] == config["dtype"] == "float16" and "auto_map" not in config
+    assert not config.keys() & {"id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"}
     generation = json.loads((folder / "generation_config.json").read_text())
     assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -118,6 +119,18 @@ def test_the_model_card_tells_of_the_run(tmp_path):
     assert str(tmp_path) not in card
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_a_dtype_that_changes_weights_says_by_how_much(dtype, tmp_path, capsys):
+    """Reference: torch's rounding of the source's weights."""
+    weight = write(tmp_path)
+    export_hf.export(weight, tmp_path / "hf", dtype=dtype)
+    state = torch.load(weight, weights_only=True)
+    change = max((tensor.bfloat16().float() - tensor.float()).abs().max().item() for tensor in state.values())
+    said = f"; bfloat16 has changed weights by {change:.1e} at most"
+    for text in (capsys.readouterr().out, (tmp_path / "hf" / "README.md").read_text()):
+        assert (said in text) == ("has changed" in text) == (dtype == "bfloat16")
+
+
 def test_a_wide_weight_chooses_the_dtype(tmp_path):
     """auto is the smallest exact dtype; what float16 cannot hold (a doubled down_proj here) is an error, not infinity."""
     model = tiny_model(**SIZE, use_moe=True).eval()
@@ -129,6 +142,16 @@ def test_a_wide_weight_chooses_the_dtype(tmp_path):
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.float32}
     export_hf.export(tmp_path / "source", tmp_path / "hf", dtype="bfloat16", overwrite=True)
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_weights_of_another_shape_are_told_with_both_shapes(tmp_path):
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    )
+    model.config.vocab_size = 20
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"lm_head.weight is \[16, 8\] in the file, \[20, 8\] in the config"):
+        load_model(tmp_path)
 
 
 def test_a_wrong_export_is_not_written(tmp_path, monkeypatch):
