@@ -55,7 +55,6 @@ from trainer.reporting.charts import CHARTS, smooth, thin
 from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
-MOST_BODY_BYTES = 1 << 20
 MOST_NEW_TOKENS = 1024
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
@@ -393,21 +392,12 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "no such page")
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        # A form of another page can send text, but not this type.
-        is_json = self.headers.get_content_type() == "application/json"
-        if not self._is_own() or self.path != "/api/generate" or not is_json:
+        model = self.server.model
+        if not self._is_own() or self.path != "/api/generate" or model is None:
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
-        if not 0 <= length <= MOST_BODY_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the text is too long")
-            return
-        model = self.server.model
-        if model is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "no model is loaded")
-            return
         try:
-            request = parse_request(self.rfile.read(length))
+            request = parse_request(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return

@@ -99,7 +99,7 @@ def pretraining_outlook(
         data_fields["trained"] = ANSWERS
     elif ranks.is_main:
         # To count the bytes of a large corpus takes a while.
-        data_fields["bytes_per_token"] = bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
+        bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
         if corpus.val_store is not None:
             assert corpus.val_documents is not None
             data_fields["compressors"] = compressed(corpus.val_store, corpus.val_documents, tokenizer)
