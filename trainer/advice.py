@@ -156,8 +156,11 @@ def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, updat
             f"{update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
             "have"
         )
-    suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
-    if settings.optimizer == "muon":
+    # An optimiser of one's own has no law.
+    suitable: dict[str, float] = {}
+    if settings.optimizer == "adamw":
+        suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
+    elif settings.optimizer == "muon":
         suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
         if settings.embed_lr:
             suitable["embed_lr"] = laws.EMBED_RATE
