@@ -1,7 +1,5 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
-import argparse
-
 from common.flags import Parser, fraction, not_negative, number, positive, seed, share
 from common.paths import ROOT
 
@@ -22,11 +20,6 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
         help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")
-    machine_flags(g, dtype)
-
-
-def machine_flags(g: argparse._ArgumentGroup, dtype: str) -> None:
-    """Where and in which numbers a model computes."""
     g.add_argument("--device", help="cuda:0, mps or cpu (default: the best there is)")
     g.add_argument(
         "--dtype",
@@ -71,32 +64,18 @@ def play_parser() -> Parser:
     """The flags of play.py."""
     p = Parser(
         prog="play.py",
-        description="A page in your browser: continue texts and chat with one model or two, and watch runs as they train.",
+        description="A page in your browser: continue texts and chat with a model, and watch runs as they train.",
     )
-    g = p.add_argument_group("model")
-    g.add_argument(
-        "--weight",
-        nargs="+",
-        help="one or two of what generate.py takes (default: out/pretrain_512.pth; if it is not there, only runs are shown)",
-    )
-    g.add_argument(
-        "--tokenizer_path",
-        nargs="+",
-        help="folder of a tokenizer, or one for each weight (default: the weight's own folder, or else model/)",
-    )
-    machine_flags(g, "float32")
+    model_flags(p)
+    # None: the default weight if it is there; if not, only runs are shown.
+    p.set_defaults(weight=None)
     g = p.add_argument_group("page")
     g.add_argument("--out_dir", default=str(ROOT / "out"), help="folder whose runs are shown (default: out)")
-    g.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on; with 0.0.0.0 everybody in your network can use the page (default 127.0.0.1)",
-    )
     g.add_argument(
         "--port",
         type=number(int, lambda value: 0 <= value <= 65535, "from 0 to 65535"),
         default=8765,
-        help="of that address; 0: any that is free (default 8765)",
+        help="of 127.0.0.1; 0: any that is free (default 8765)",
     )
     return p
 

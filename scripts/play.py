@@ -1,9 +1,8 @@
-"""A page in your browser: continue texts and chat with one model or two, and watch the runs of out/ as they train.
+"""A page in your browser: continue texts and chat with a model, and watch the runs of out/ as they train.
 
     python scripts/play.py --weight out/pretrain_512.pth
-    python scripts/play.py --weight out/pretrain_512.pth out/pretrain_768.pth     # side by side, with the same text
 
-It prints the address to open. Nobody but this machine can reach it, unless --host says otherwise. Ctrl-C ends it.
+It prints the address to open. Nobody but this machine can reach it. Ctrl-C ends it.
 """
 
 import sys
@@ -24,11 +23,9 @@ import argparse
 import base64
 import contextlib
 import hashlib
-import ipaddress
 import json
 import os
 import re
-import socket
 import threading
 import time
 import traceback
@@ -58,7 +55,6 @@ from trainer.reporting.charts import CHARTS, smooth, thin
 from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
-MOST_BODY_BYTES = 1 << 20
 MOST_NEW_TOKENS = 1024
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
@@ -68,20 +64,13 @@ BUCKETS = 150
 MOST_SAMPLES = 8
 MOST_CHARACTERS = 4_000
 
-# A page of anybody else may neither show nor read what this server answers.
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+# This machine, at any port: a tunnel may have another one.
+OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     server = open_server(play_parser().parse_args(argv))
     announce(f"open {server.address} in your browser; Ctrl-C ends")
-    if not is_loopback(server.host):
-        announce(f"warning: --host {server.host}: everybody in your network can use it, and nothing is encrypted")
     # What ends it is no fault.
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
@@ -92,22 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def open_server(args: argparse.Namespace) -> "Server":
     """A server that listens already; args: of `play_parser`. Errors: UserError."""
-    weights = args.weight or ([str(DEFAULT_WEIGHT)] if DEFAULT_WEIGHT.exists() else [])
-    if not weights:
-        announce(f"{DEFAULT_WEIGHT} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
-    if len(weights) > 2:
-        raise UserError(f"--weight: {len(weights)} are too many, one or two stand side by side")
-    folders = args.tokenizer_path or [None]
-    folders = folders * len(weights) if len(folders) == 1 else folders
-    if len(folders) != len(weights):
-        raise UserError(f"--tokenizer_path: one for all or one for each --weight is wanted, not {len(folders)}")
-    models = []
-    for weight, folder in zip(weights, folders, strict=True):
-        models.append(PlayedModel(for_page(weight), *load(weight, folder, args.device, args.dtype)))
+    weight = args.weight or DEFAULT_WEIGHT
+    model = None
+    if args.weight or DEFAULT_WEIGHT.exists():
+        model = PlayedModel(for_page(str(weight)), *load(str(weight), args.tokenizer_path, args.device, args.dtype))
+    else:
+        announce(f"{weight} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
     try:
-        return Server(args.host, args.port, models, RunFolder(Path(args.out_dir)))
-    except (OSError, UnicodeError) as error:
-        raise UserError(f"--host {args.host} --port {args.port}: {error}") from error
+        return Server(args.port, model, RunFolder(Path(args.out_dir)))
+    except OSError as error:
+        raise UserError(f"--port {args.port}: {error}") from error
 
 
 def for_page(text: str) -> str:
@@ -115,7 +98,7 @@ def for_page(text: str) -> str:
     return printable(text[:MOST_CHARACTERS]).encode(errors="backslashreplace").decode()
 
 
-# --------------------------------------------------------------------------------------------------- the models
+# ---------------------------------------------------------------------------------------------------- the model
 
 
 # Gets the pieces of a text as they come; what it raises ends the text.
@@ -125,9 +108,6 @@ Tell = Callable[[dict[str, Any]], None]
 class PlayedModel:
     """A model that writes for the page."""
 
-    # torch has one generator of random numbers, so one text at a time is written, whichever model's.
-    computing = threading.Lock()
-
     def __init__(
         self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder
     ) -> None:
@@ -136,6 +116,8 @@ class PlayedModel:
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
+        # torch has one generator of random numbers, so one text at a time is written.
+        self.computing = threading.Lock()
 
     def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
         """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
@@ -282,50 +264,45 @@ class RunFolder:
         self._runs: dict[tuple[Path, int], LiveRun] = {}
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A line for each run, the latest first."""
+        """A line for each run, the latest first: looks for metrics files, and reads what was added to them."""
         with self._lock:
-            self._look()
-            return [run.summary() for run in self._runs.values() if run.columns]
+            found = []
+            for depth in ("*", "*/*"):
+                for path in self.folder.glob(depth + METRICS_SUFFIX):
+                    # Regular files alone: no link, and no pipe whose other end would be waited for.
+                    if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
+                        found.append((path, path.stat()))
+            found.sort(key=lambda item: item[1].st_mtime, reverse=True)
+            runs: dict[tuple[Path, int], LiveRun] = {}
+            for path, status in found[:MOST_RUNS]:
+                # A resume writes the file anew.
+                key = (path, status.st_ino)
+                run = self._runs.get(key)
+                if run is None or status.st_size < run.position:
+                    run = LiveRun(path)
+                    run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
+                with contextlib.suppress(OSError):
+                    run.read_on()
+                del run.samples[:-MOST_SAMPLES]
+                run.changed_at = status.st_mtime
+                runs[key] = run
+            self._runs = runs
+            return [run.summary() for run in runs.values() if run.columns]
 
     def content(self, run_id: str) -> dict[str, Any] | None:
         """The curves of a run that `summaries` has named; None for any other."""
         with self._lock:
             return next((run.content() for run in self._runs.values() if run.id == run_id), None)
 
-    def _look(self) -> None:
-        """Find the metrics files, the latest first, and read what was added to them."""
-        found = []
-        for depth in ("*", "*/*"):
-            for path in self.folder.glob(depth + METRICS_SUFFIX):
-                # Regular files alone: no link, and no pipe whose other end would be waited for.
-                if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
-                    found.append((path, path.stat()))
-        found.sort(key=lambda item: item[1].st_mtime, reverse=True)
-        runs: dict[tuple[Path, int], LiveRun] = {}
-        for path, status in found[:MOST_RUNS]:
-            # A resume writes the file anew.
-            key = (path, status.st_ino)
-            run = self._runs.get(key)
-            if run is None or status.st_size < run.position:
-                run = LiveRun(path)
-                run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
-            with contextlib.suppress(OSError):
-                run.read_on()
-            del run.samples[:-MOST_SAMPLES]
-            run.changed_at = status.st_mtime
-            runs[key] = run
-        self._runs = runs
-
 
 # --------------------------------------------------------------------------------------------------- the server
 
 
-def parse_request(body: bytes, n_models: int) -> dict[str, Any]:
-    """{"model", "text" or "messages", "sampling", "seed"} of what a browser sends. Errors: UserError that says what is wrong."""
+def parse_request(body: bytes) -> dict[str, Any]:
+    """{"text" or "messages", "sampling", "seed"} of what a browser sends. Errors: UserError that says what is wrong."""
     try:
         fields = json.loads(body)
         request: dict[str, Any] = {
-            "model": range(n_models).index(fields["model"]),
             "seed": seed(str(fields["seed"])),
             "sampling": Sampling(
                 max_new_tokens=positive(int, MOST_NEW_TOKENS)(str(fields["max_new_tokens"])),
@@ -346,43 +323,16 @@ def parse_request(body: bytes, n_models: int) -> dict[str, Any]:
         raise UserError(f"no request of this page: {one_line(error)[:200]}") from None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach a server that listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def is_own_host(header: str, bound: str) -> bool:
-    """Whether the Host of a request is this machine. bound: the --host that the server listens on.
-
-    A page of anybody can give its own name the address 127.0.0.1 (DNS rebinding), and then its scripts could talk to us.
-    But the browser sends that name along. So no name is taken but localhost and what --host says. Addresses are no names:
-    a server that listens to other machines takes any. The port is left aside: a tunnel may have another one.
-    """
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?", header)
-    host = found[1].strip("[]").lower() if found else ""
-    if host in ("localhost", bound.lower()):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback or not is_loopback(bound)
-    except ValueError:
-        return False
-
-
 class Server(ThreadingHTTPServer):
-    """Listens at once. Errors: OSError where the address cannot be had."""
+    """Listens at once, to this machine alone. Errors: OSError where the port cannot be had."""
 
     # Elsewhere this lets a port be had again at once. On Windows it lets two processes listen on one.
     allow_reuse_address = os.name == "posix"
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, models: Sequence[PlayedModel], runs: RunFolder) -> None:
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        self.host = host
-        self.models = models
+    def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder) -> None:
+        """port: 0 for any that is free. model: None where only runs are shown."""
+        self.model = model
         self.runs = runs
         self.is_ending = threading.Event()
         self.page = Path(__file__).with_name("play.html").read_bytes()
@@ -397,14 +347,16 @@ class Server(ThreadingHTTPServer):
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
             "require-trusted-types-for 'script'; trusted-types 'none'"
         )
-        self.headers = {**HEADERS, "Content-Security-Policy": policy}
-        super().__init__((host, port), Handler)
-
-    @property
-    def address(self) -> str:
-        """For the address line of a browser on this machine."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_address[1]}/"
+        # A page of anybody else may neither show nor read what this server answers.
+        self.headers = {
+            "Content-Security-Policy": policy,
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        super().__init__(("127.0.0.1", port), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that leaves is no fault; anything else is a defect of ours."""
@@ -426,13 +378,12 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
         elif self.path == "/":
             self._begin("text/html", self.server.page)
-        elif self.path == "/api/models":
-            models = []
-            for model in self.server.models:
+        elif self.path == "/api/model":
+            about: dict[str, Any] = {"most_new_tokens": MOST_NEW_TOKENS, "folder": for_page(str(runs.folder))}
+            if (model := self.server.model) is not None:
                 parameters = sum(parameter.numel() for parameter in model.model.parameters())
-                models.append({"name": model.name, "parameters": parameters, "can_chat": model.chat is not None})
-            folder = for_page(str(runs.folder))
-            self._answer({"models": models, "most_new_tokens": MOST_NEW_TOKENS, "folder": folder})
+                about.update(name=model.name, parameters=parameters, can_chat=model.chat is not None)
+            self._answer(about)
         elif self.path == "/api/runs":
             self._answer(runs.summaries())
         elif self.path.startswith("/api/runs/") and (content := runs.content(self.path.removeprefix("/api/runs/"))):
@@ -441,24 +392,19 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "no such page")
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        # A form of another page can send text, but not this type.
-        is_json = self.headers.get_content_type() == "application/json"
-        if not self._is_own() or self.path != "/api/generate" or not is_json:
+        model = self.server.model
+        if not self._is_own() or self.path != "/api/generate" or model is None:
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
-        if not 0 <= length <= MOST_BODY_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the text is too long")
-            return
         try:
-            request = parse_request(self.rfile.read(length), len(self.server.models))
+            request = parse_request(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return
         # A line of JSON for each piece of text as it comes
         self._begin("application/x-ndjson")
         try:
-            last = self.server.models[request["model"]].write(request, self._tell)
+            last = model.write(request, self._tell)
         except UserError as error:
             last = {"error": one_line(error)}
         except ConnectionError:
@@ -469,9 +415,13 @@ class Handler(BaseHTTPRequestHandler):
         self._tell(last)
 
     def _is_own(self) -> bool:
-        """Whether a request is addressed to this machine, and comes from its own page: a browser says which page asks."""
+        """Whether a request is addressed to this machine, and comes from its own page: a browser says which page asks.
+
+        A page of anybody can give its own name the address 127.0.0.1 (DNS rebinding), and then its scripts could talk to
+        us. But the browser sends that name along as the Host.
+        """
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or not is_own_host(hosts[0], self.server.host):
+        if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
             return False
         origin = self.headers.get("Origin")
         if origin is not None:

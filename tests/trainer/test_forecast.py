@@ -6,20 +6,10 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from tests.trainer.budget.test_plan import text
 from trainer import advice
-from trainer.advice import FEWEST_TOKENS, PREMIUM_OF_FULL_RATE, Forecast
+from trainer.advice import PREMIUM_OF_FULL_RATE
 from trainer.budget import laws
 from trainer.budget.laws import Depth, expected_loss, row_scale
 from trainer.pretrain import outlook
-
-# Three layers of two heads
-DEPTH = Depth(3, 2)
-
-
-def test_the_curve_ends_at_the_expected_loss():
-    forecast = Forecast(1.0, 2e6, DEPTH, text(1e7), 512, 1.0)
-    assert forecast.loss(5e6, 0.0) == expected_loss(2e6, DEPTH, 5e6, text(1e7))
-    assert forecast.loss(5e6, 1.0) > forecast.loss(5e6, 0.5) > forecast.loss(5e6, 0.0)
-    assert forecast.loss(FEWEST_TOKENS / 2, 1.0) is None
 
 
 def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,8 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 
 import lzma
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -288,21 +289,21 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
+def text_of(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
+    """The text of the tokens from each place's begin to its end."""
+    ids = (np.asarray(store.tokens[begin:end]).tolist() for begin, end in places)
+    return "\n".join(tokenizer.decode(some, skip_special_tokens=True) for some in ids).encode(errors="replace")
+
+
 def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:
     """How many nats a token of this text takes, relative to the text of WIKI.
 
     xz sees how much of a text repeats. What it makes of a byte goes along with what a model makes of it, over texts as
     different as novels and program code, to about a tenth. A token is worth more where it stands for more bytes.
     """
-    tokens = store.tokens
-    n = len(tokens)
-    texts = []
-    for place in range(SAMPLES):
-        start = place * n // SAMPLES
-        end = min(start + SAMPLE_TOKENS, (place + 1) * n // SAMPLES)
-        ids = np.asarray(tokens[start:end]).tolist()
-        texts.append(tokenizer.decode(ids, skip_special_tokens=True))
-    raw = "\n".join(texts).encode(errors="replace")
+    n = len(store.tokens)
+    bounds = [place * n // SAMPLES for place in range(SAMPLES + 1)]
+    raw = text_of(store, ((begin, min(begin + SAMPLE_TOKENS, end)) for begin, end in pairwise(bounds)), tokenizer)
     if not raw.strip():
         return 1.0
     bits_per_byte = 8 * len(lzma.compress(raw, preset=6)) / len(raw)

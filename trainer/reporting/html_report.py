@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import CHARTS, LOSS, Curve, smooth, thin
-from trainer.reporting.records import RunRecords, quality, remarks, trains_answers
+from trainer.reporting.records import RunRecords, quality, risen_validation, trains_answers
 
 # Evaluations before the last one whose samples are shown
 EARLIER = 20
@@ -52,7 +52,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         machine=table([{**run.noted("machine"), **run.noted("versions")} for run in runs]),
         summary=summary,
         quality=quality,
-        remarks=remarks,
+        risen_validation=risen_validation,
         samples=samples,
     )
     with atomic_file(page) as file:

@@ -19,12 +19,10 @@ from common.wording import for_terminal, nowhere
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
-# A line of the metrics file.
-Record = Mapping[str, Any]
 
 
 class Reporter:
-    """Prints and records. On the other ranks every method does nothing."""
+    """Prints and records. On the other ranks nothing is opened, and every other method does nothing."""
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
@@ -39,8 +37,6 @@ class Reporter:
 
         is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
         """
-        if not self.is_main:
-            return
         kept = []
         if is_past and path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
@@ -77,10 +73,8 @@ class Reporter:
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 
-    def log(self, record: Record, text: str) -> None:
+    def log(self, record: Mapping[str, Any], text: str) -> None:
         """Record one dict (`step` and `update` are its axis) and print `text`."""
-        if not self.is_main:
-            return
         self.say(text)
         self.record(record)
         numbers = flat_numbers(record)
@@ -88,7 +82,7 @@ class Reporter:
         del numbers["step"]
         self._to_tracker("log", numbers, step=record["step"])
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Mapping[str, Any]) -> None:
         """Put a dict into the metrics file alone."""
         if self.file:
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
@@ -142,7 +136,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def flat_numbers(record: Record) -> dict[str, float]:
+def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers and reports draw."""
     values: dict[str, Any] = {}
     for name, value in record.items():

@@ -1,4 +1,4 @@
-"""What the tests of play.py share: tiny models, a server in this process, hostile texts, and questions over HTTP."""
+"""What the tests of play.py share: a tiny model, a server in this process, hostile texts, and questions over HTTP."""
 
 import contextlib
 import http.client
@@ -45,9 +45,9 @@ def played_model(name="tiny", **fields):
 
 
 @contextlib.contextmanager
-def serving(models, folder, host="127.0.0.1"):
+def serving(model, folder):
     """A Server that answers within the block."""
-    server = Server(host, 0, models, RunFolder(folder))
+    server = Server(0, model, RunFolder(folder))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -59,10 +59,10 @@ def serving(models, folder, host="127.0.0.1"):
         thread.join(10)
 
 
-def asked(model=0, **fields):
+def asked(**fields):
     """The body of a request."""
     sampling = {"max_new_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 1}
-    body = {"model": model, "text": "the cat", **sampling, **fields}
+    body = {"text": "the cat", **sampling, **fields}
     return {name: value for name, value in body.items() if value is not None}
 
 

@@ -46,12 +46,11 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A server with a model of the size of `make pretrain`, a smaller one, and a run."""
+    """A server with a model of the size of `make pretrain`, and a run."""
     folder = tmp_path_factory.mktemp("out")
     metrics_file(folder / "pretrain_256.metrics.jsonl", n=200)
     size = {"hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": None}
-    models = [played_model("pretrain_256", **size), played_model("pretrain_32", seed=1)]
-    with serving(models, folder) as server:
+    with serving(played_model("pretrain_256", **size), folder) as server:
         yield server
 
 
@@ -65,7 +64,7 @@ class Page:
         requested(driver)
         driver.get_log("browser")
         driver.get(server.address)
-        wait_until(lambda: self.all(".card") or not self.one("#no-model").get_property("hidden"))
+        wait_until(lambda: self.one("#model-name").text or not self.one("#no-model").get_property("hidden"))
 
     def one(self, selector):
         return self.driver.find_element("css selector", selector)
@@ -90,8 +89,8 @@ class Page:
     def wait(self):
         wait_until(lambda: self.one("#go").is_enabled())
 
-    def texts(self):
-        return [text.get_property("textContent") for text in self.all(".text")]
+    def text(self):
+        return self.one("#text").get_property("textContent")
 
     def press(self, *keys):
         from selenium.webdriver import ActionChains
@@ -125,18 +124,17 @@ class Page:
 
 
 def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
-    """Both models, each what it writes without the page; the time of the first token is printed."""
+    """It is what the model writes without the page; the time of the first token is printed."""
     page = Page(browser, small)
     page.write("the cat", tokens=40)
-    for card, model in zip(page.all(".card"), small.models, strict=True):
-        with capsys.disabled():
-            print(f"\nfirst token of {model.name} after the click: {card.get_attribute('data-first-token')} ms")
-        assert float(card.get_attribute("data-first-token")) > 0
-    request = request_of(page, "the cat", 40)
-    for model, shown in zip(small.models, page.texts(), strict=True):
-        pieces = []
-        model.write(request, pieces.append)
-        assert shown == "the cat" + "".join(printable(piece["text"]) or piece["tokens"][0][0] for piece in pieces)
+    first_token = page.one("#model").get_attribute("data-first-token")
+    with capsys.disabled():
+        print(f"\nfirst token after the click: {first_token} ms")
+    assert float(first_token) > 0
+    pieces = []
+    small.model.write(request_of(page, "the cat", 40), pieces.append)
+    written = "".join(printable(piece["text"]) or piece["tokens"][0][0] for piece in pieces)
+    assert page.text() == "the cat" + written
     levels = {name for piece in page.all(".piece") for name in piece.get_attribute("class").split()}
     assert levels & {"p3", "p4"}
     page.check_that_nothing_was_obeyed(small)
@@ -145,8 +143,7 @@ def test_a_click_gives_text_coloured_by_probability(browser, small, capsys):
 def request_of(page, text, tokens):
     """What the settings of the page ask for."""
     values = {name: json.loads(page.one(f"#{name}").get_property("value")) for name in ("temperature", "top_p", "seed")}
-    body = {"model": 0, "text": text, "max_new_tokens": tokens, **values}
-    return parse_request(json.dumps(body).encode(), n_models=1)
+    return parse_request(json.dumps({"text": text, "max_new_tokens": tokens, **values}).encode())
 
 
 def test_everything_works_by_keyboard(browser, small):
@@ -158,11 +155,10 @@ def test_everything_works_by_keyboard(browser, small):
     page.one("#prompt").send_keys("the cat", Keys.CONTROL, Keys.ENTER)
     wait_until(lambda: page.all(".piece"))
     page.wait()
-    page.run("arguments[0].focus()", page.all(".text")[0])
+    page.run("arguments[0].focus()", page.one("#text"))
     page.press(Keys.ARROW_RIGHT)
     page.press(Keys.ARROW_RIGHT)
-    first = page.all(".card")[0].find_elements("css selector", ".piece")
-    assert "chosen" in first[1].get_attribute("class") and page.one("#hint").is_displayed()
+    assert "chosen" in page.all(".piece")[1].get_attribute("class") and page.one("#hint").is_displayed()
     page.press(Keys.ESCAPE)
     assert not page.one("#hint").is_displayed()
     page.set("#max_new_tokens", 1024)
@@ -170,39 +166,39 @@ def test_everything_works_by_keyboard(browser, small):
     wait_until(lambda: len(page.all(".piece")) > 4)
     page.press(Keys.ESCAPE)
     page.wait()
-    assert "stopped after" in page.one(".card [role=status]").text
-    wait_until(lambda: not PlayedModel.computing.locked())
+    assert "stopped after" in page.one("#state").text
+    wait_until(lambda: not small.model.computing.locked())
     page.run("arguments[0].focus()", page.one("#tab-text"))
     page.press(Keys.ARROW_RIGHT)
     assert page.one("#panel-runs").is_displayed() and not page.one("#panel-text").is_displayed()
 
 
-def test_a_conversation_keeps_each_models_own_answers(browser, tmp_path):
-    parrots = [Parrot("one", ["a", "b"]), Parrot("two", ["c"])]
-    with serving(parrots, tmp_path) as server:
+def test_a_conversation_is_kept_until_it_is_cleared(browser, tmp_path):
+    parrot = Parrot("one", ["a", "b"])
+    with serving(parrot, tmp_path) as server:
         page = Page(browser, server)
         page.one("#mode-chat").click()
         page.write("first")
         page.write("second")
-        assert [message["content"] for message in parrots[0].requests[1]["messages"]] == ["first", "ab", "second"]
-        assert [message["content"] for message in parrots[1].requests[1]["messages"]] == ["first", "c", "second"]
+        assert [message["content"] for message in parrot.requests[1]["messages"]] == ["first", "ab", "second"]
         page.one("#clear").click()
         page.write("third")
-        assert [message["content"] for message in parrots[0].requests[2]["messages"]] == ["third"]
+        assert [message["content"] for message in parrot.requests[2]["messages"]] == ["third"]
 
 
 def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
     """Reference: the text itself, with visible signs for what a browser would obey, and no trace of markup."""
-    parrots = [Parrot(f"model {HOSTILE[0]}", HOSTILE), Parrot(HOSTILE[1], HOSTILE[:1])]
-    with serving(parrots, tmp_path) as server:
+    parrot = Parrot(HOSTILE[0] + HOSTILE[1], HOSTILE)
+    with serving(parrot, tmp_path) as server:
         page = Page(browser, server)
         for number, text in enumerate(HOSTILE):
             page.write(text)
-            assert parrots[0].requests[number]["text"] == text
-        shown = page.texts()[0]
+            assert parrot.requests[number]["text"] == text
+        assert page.one("#model-name").text == HOSTILE[0] + HOSTILE[1]
+        shown = page.text()
         for text in HOSTILE:
             assert printable(text) in shown
-        for piece in page.all(".card")[0].find_elements("css selector", ".piece"):
+        for piece in page.all(".piece"):
             page.run("arguments[0].click()", piece)
         page.check_that_nothing_was_obeyed(server)
         page.one("#mode-chat").click()
@@ -213,7 +209,7 @@ def test_hostile_texts_of_people_models_and_names_are_shown(browser, tmp_path):
 
 def test_a_run_that_trains_is_followed(browser, tmp_path):
     path = metrics_file(tmp_path / "pretrain_16.metrics.jsonl", n=10)
-    with serving([], tmp_path) as server:
+    with serving(None, tmp_path) as server:
         page = Page(browser, server)
         assert page.one("#panel-runs").is_displayed(), "without a model there is nothing else to see"
         wait_until(lambda: page.all("figure polyline"))
@@ -246,7 +242,7 @@ def test_the_page_fits_and_can_be_read(browser, small, tmp_path, width, is_dark)
             for _ in range(3):
                 page.write("Who are you?", tokens=40)
             # The entry below the talk, in sight
-            talk, entry = (page.one(name).rect for name in ("#models", "#prompt"))
+            talk, entry = (page.one(name).rect for name in ("#model", "#prompt"))
             assert entry["y"] >= talk["y"] + talk["height"]
             assert page.run("return arguments[0].getBoundingClientRect().bottom <= innerHeight", page.one("#go"))
         if tab == "runs":
