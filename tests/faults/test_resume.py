@@ -80,7 +80,9 @@ def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, call, at
     assert lab.result("run") == whole.result("whole")
     kept = {path.name: path.read_bytes() for path in stem.parent.glob("*_old*/*")}
     assert kept == (before if is_moving else {})
-    assert sorted(path.name for path in stem.parent.glob("*_old*")) == (["pretrain_32_resume_old1"] if is_moving else [])
+    assert sorted(path.name for path in stem.parent.glob("*_old*")) == (
+        ["pretrain_32_resume_old1"] if is_moving else []
+    )
 
 
 @pytest.mark.slow
