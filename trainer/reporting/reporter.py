@@ -173,6 +173,8 @@ class Stopwatch:
         # As if the interval that a stop broke off had begun so long ago.
         self.last = self.start - seconds_before
         self.first_step = first_step
+        # Seconds of evaluations, which come behind the first update
+        self.seconds_paused = 0.0
         # (when the first update was done, the micro-batch behind it)
         self.warm: tuple[float, int] | None = None
 
@@ -188,11 +190,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes does not count for the next lap: evaluations are no training."""
+        """What the block takes does not count as training: it is an evaluation."""
         start = time.perf_counter()
         yield
+        seconds = time.perf_counter() - start
+        self.seconds_paused += seconds
         # Moving the lap's beginning leaves out just the pause.
-        self.last += time.perf_counter() - start
+        self.last += seconds
 
     def after_update(self, last_step: int) -> None:
         """last_step: the update's last micro-batch, counted from 0."""
@@ -200,11 +204,18 @@ class Stopwatch:
             self.warm = time.perf_counter(), last_step + 1
 
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done.
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done, evaluations between them included.
 
         The first update, in which code is compiled, is left out once there are others.
         """
+        return self._mean_of_steps(step, time.perf_counter())
+
+    def training_seconds_per_step(self, step: int) -> float:
+        """`seconds_per_step` without evaluations."""
+        return self._mean_of_steps(step, time.perf_counter() - self.seconds_paused)
+
+    def _mean_of_steps(self, step: int, now: float) -> float:
         start, first_step = self.start, self.first_step
         if self.warm is not None and step >= self.warm[1]:
             start, first_step = self.warm
-        return (time.perf_counter() - start) / (step - first_step + 1)
+        return (now - start) / (step - first_step + 1)
