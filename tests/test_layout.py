@@ -147,14 +147,6 @@ def test_every_flag_is_read(kind):
     assert all(action.help for action in actions)
 
 
-@pytest.mark.parametrize("script", [path for path in TRAINER if path.stem in SCRIPTS], ids=relative)
-def test_a_script_run_by_path_puts_the_root_first(script):
-    """The assignment comes before every import of ours."""
-    text = script.read_text(encoding="utf-8")
-    first = min(text.index(f"\nfrom {folder}.") for folder in FOLDERS if f"\nfrom {folder}." in text)
-    assert 0 < text.index("    sys.path[0] = str(") < first
-
-
 @pytest.mark.slow
 def test_importing_the_trainer_has_no_side_effect(tmp_path):
     """In a process of its own: no process group, no signal handler, no file, no seed, no output."""

@@ -125,9 +125,8 @@ class Progress:
     skipped: int = 0
     # gradient norm of the last update whose outcome is known
     grad_norm: float | None = None
+    # lowest and latest validation loss
     best_val_loss: float = float("inf")
-    # The update after which the validation loss was that low, and the latest validation loss.
-    best_val_update: int = 0
     val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
@@ -303,6 +302,5 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
-        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank. An error of it is
-        told in a line: it is no reason to end the run."""
+        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank."""
         return ()

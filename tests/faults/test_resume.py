@@ -10,12 +10,6 @@ from tests.faults.harness import digest
 from trainer.saving.checkpoint import verified
 
 
-def test_no_checkpoint_is_a_fresh_start_that_says_so(lab, whole):
-    process = lab.run("run", from_resume=1)
-    assert "there is no checkpoint yet, starting afresh" in process.out
-    assert lab.result("run") == whole.result("whole")
-
-
 def test_more_epochs_are_announced(lab, whole):
     """A finished run goes on; the learning rate follows the new schedule, and each update is there once."""
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
@@ -80,18 +74,6 @@ def test_a_fresh_run_killed_right_after_setting_aside(lab, whole):
     assert found[: len(kept)] == kept and all(map(verified, (lab.folder / "run").rglob("update_*.pt")))
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
-
-
-def test_temporaries_of_other_runs_are_left_alone(lab):
-    """Only what this run's name has left is cleared away."""
-    out = lab.folder / "run"
-    (out / "pretrain_32_resume").mkdir(parents=True)
-    own = [out / "pretrain_32.pth.1.tmp", out / "pretrain_32_resume" / "update_00000001.pt.1.tmp"]
-    others = [out / "pretrain_32_moe.pth.1.tmp", out / "notes.tmp", out / "other_32.pth.1.tmp"]
-    for path in own + others:
-        path.write_bytes(b"")
-    lab.run("run", epochs=1)
-    assert not any(path.exists() for path in own) and all(path.exists() for path in others)
 
 
 @pytest.mark.slow

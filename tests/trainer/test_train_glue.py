@@ -11,13 +11,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification
 
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.helpers import before_update, new_port, run_ranks
+from tests.helpers import before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
@@ -277,19 +276,3 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
-
-
-def one_of_two(place, out):
-    new_port("glue")
-    torch.set_num_threads(1)
-    assert train_glue.main(arguments(place, out, epochs=1, batch_size=2, dropout=0.0)) == 0
-
-
-@pytest.mark.slow
-def test_two_ranks_train_as_one_with_their_batches_together(place, tmp_path):
-    """Without dropout the weights agree up to the order of sums; only the first rank writes."""
-    run_ranks(one_of_two, place, tmp_path / "two")
-    one = fine_tune(place, tmp_path / "one", epochs=1, batch_size=4, dropout=0.0)
-    assert json.loads((tmp_path / "two" / "eval_results.json").read_text())["cola"]["metrics"] == one["cola"]["metrics"]
-    a, b = (load_file(tmp_path / run / "cola" / "seed_42" / "model" / "model.safetensors") for run in ("one", "two"))
-    assert all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.settings import write_settings
-from common.wording import counted, one_line
+from common.wording import counted
 from trainer.advice import train_on
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
@@ -142,31 +142,7 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) ->
 def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is_complete: bool) -> None:
     """On rank 0: say and record how the run has ended, close its records, and write its report."""
     # To count what was trained may take a while, and a run that is stopped must end soon.
-    if is_complete:
-        tell_trained(job, progress, reporter)
-    if progress.skipped:
-        updates = counted(progress.update, "update")
-        reporter.say(
-            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
-        )
-    if is_complete:
-        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss, job.files.stem)
-        if risen:
-            reporter.say(risen)
-        reporter.say(left_by(job))
-    reporter.close()
-    if is_complete and job.settings.report:
-        write_own_report(job.files.stem, reporter.say)
-
-
-def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
-    """Say and record what was trained of each source."""
-    try:
-        trained = job.trained(progress)
-    except Exception as error:
-        # Hours of training do not end with an error for want of this.
-        reporter.say(f"warning: the run is done, but what was trained cannot be counted: {one_line(error)}")
-        return
+    trained = job.trained(progress) if is_complete else []
     total = max(sum(tokens for _, tokens, _ in trained), 1)
     sources = []
     for name, tokens, passes in trained:
@@ -175,6 +151,20 @@ def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter
         reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
     if sources:
         reporter.record({**position(progress), "trained": sources})
+    if progress.skipped:
+        updates = counted(progress.update, "update")
+        reporter.say(
+            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
+        )
+    if is_complete:
+        # A disk that was full may have taken no line.
+        with contextlib.suppress(UserError):
+            if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):
+                reporter.say(risen)
+        reporter.say(left_by(job))
+    reporter.close()
+    if is_complete and job.settings.report:
+        write_own_report(job.files.stem, reporter.say)
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:

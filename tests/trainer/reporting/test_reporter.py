@@ -91,6 +91,11 @@ def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
     now[0] = 60.0
     watch.after_update(last_step=1)
     assert watch.seconds_per_step(1) == 30.0
-    now[0] = 68.0
+    with watch.paused():
+        now[0] = 64.0
+    now[0] = 72.0
     watch.after_update(last_step=9)
-    assert watch.seconds_per_step(9) == 1.0
+    # An evaluation takes time of the run, and is no training.
+    assert watch.seconds_per_step(9) == 1.5
+    assert watch.training_seconds_per_step(9) == 1.0
+    assert watch.lap() == 68.0
