@@ -186,6 +186,11 @@ class Corpus:
         """Whether the plan of the whole run is one: a share changes over it, or a source may come several times."""
         return self.mixture is not None and self.mixture.is_of_run
 
+    @property
+    def shares_change(self) -> bool:
+        """Whether a share changes over the run, so that another end would be another order of its rows."""
+        return self.mixture is not None and self.mixture.changes
+
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
         return EpochPlan(
@@ -201,7 +206,7 @@ class Corpus:
     def plan(self, epoch: int) -> RowPlan:
         """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
 
-        Where `is_one_plan`, the whole run is one epoch.
+        Where `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
         """
         if self.mixture is not None and self.mixture.is_of_run:
             return self.mixture.plan(epoch)

@@ -8,17 +8,16 @@ How much is planned as one. Where every share stays as it is and no source may c
 largest in which no document comes twice and the shares hold. It uses the source up that is scarcest beside its share; each
 other one goes round a fixed random order of its documents, and an epoch goes on where the last one stopped. A run has as many
 epochs as its epochs, updates or budget ask for. Where a share changes, or a source may come several times, the whole run is
-one plan.
+one plan. Such a run may go on behind the end that it was planned for: where the clock of a budget finds more time, or where
+fixed shares are given more updates. Then the last shares go on, in further parts of as many rows.
 
 How the order is made. A share over the progress of the run tells how many tokens a source has given at each moment: the area
-under its curve, times the tokens that the run trains while its progress goes on by one, its *speed*. Turned round: the middle
-token of a row belongs to a moment. All rows are sorted by their moments. The clock of a budget may move the end of a run while
-it goes on (`Move`). Then the rows that are trained stay, and what is left of the schedule goes over the rows that are left.
+under its curve, times the tokens that the run trains while its progress goes from 0 to 1, its *speed*. Turned round: the
+middle token of a row belongs to a moment. All rows are sorted by their moments.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -36,31 +35,11 @@ MIXTURE_STREAM = 0x6D6978
 KEPT_PLANS = 2
 # How far beyond the end of a run its rows are laid out first
 MARGIN = 0.02
-# How often the speed of a part of the run is corrected by the rows that it gives: to about a row.
+# How often the speed of a run is corrected by the rows that it gives: to about a row.
 CORRECTIONS = 4
 
 # The plan of some documents: (their numbers, what it draws its random numbers by).
 MakePlan = Callable[[Ints, int], RowPlan]
-
-
-@dataclass(frozen=True)
-class Move:
-    """From row `row` on the run is planned to end before row `end`: what is left of the schedule goes over the rows between. A
-    run begins with one of row 0; each further one says that the end has moved.
-
-    fall_row: where the learning rate begins to fall, and `fall_progress` the progress that belongs there, so that what is
-    planned for the fall stays with it. Equal to `row` where it falls already, to `end` where that does not matter.
-
-    Example: a run of 1,000 rows, whose rate falls over the last 200 of them. At row 300 the clock finds time for 1,400.
-
-        Move(row=0, fall_row=1000, fall_progress=1.0, end=1000)     rows 0 to 300: progress 0 to 0.3
-        Move(row=300, fall_row=1200, fall_progress=0.8, end=1400)   rows 300 to 1,200: 0.3 to 0.8; 1,200 to 1,400: 0.8 to 1
-    """
-
-    row: int
-    fall_row: int
-    fall_progress: float
-    end: int
 
 
 class SourceRows:
@@ -160,8 +139,8 @@ class Mixture:
     A share counts trained tokens (targets): a document of n tokens has n - 1, its first one, BOS, is never predicted.
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
-    source, and in all. make_plan: see MakePlan. A run ends after `n_rows` rows, which may ask for more than the sources have
-    (see `shortage`); 0: after `epochs`. most_targets: a document counts for at most so many.
+    source, and in all. make_plan: see MakePlan. A run is planned to end after `n_rows` rows, which may ask for more than the
+    sources have (see `shortage`); 0: after `epochs`. most_targets: a document counts for at most so many.
     Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
@@ -185,8 +164,8 @@ class Mixture:
         self.documents = [documents[first:end] for first, end in pairwise(cuts)]
         self.make_plan = make_plan
         self.seed = seed
-        # A run that ends after some rows may be given more of them, see `Move`.
         self.epochs = 0 if n_rows else epochs
+        self.n_rows = n_rows
         self.most_targets = most_targets
         total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
         # the shares, which sum to 1
@@ -198,11 +177,11 @@ class Mixture:
         for source, there in zip(sources, self.targets, strict=True):
             if not there:
                 raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
+        self.changes = any(source.changes for source in sources)
         # Whether the whole run is one plan; else each epoch is.
-        self.is_of_run = any(source.changes or source.repeat != 1 for source in sources)
-        # The end of a run of some rows, and how it has moved.
-        self.moves: tuple[Move, ...] = ()
-        self._plan: MixedPlan | None = None
+        self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)
+        # of a run that is one plan: the number of the part that was asked for last, and its rows
+        self._part: tuple[int, MixedPlan] | None = None
         if not self.is_of_run:
             return
         if n_rows:
@@ -221,9 +200,7 @@ class Mixture:
                     f"change over the run at most {MOST_REPEATS:,} passes are planned: train less, or name more text"
                 )
         if n_rows:
-            self.replan([Move(row=0, fall_row=n_rows, fall_progress=1.0, end=n_rows)])
-        else:
-            self._plan = self._merged(self.rows)
+            self.speed = self._speed()
 
     # ------------------------------------------------------------------------------------------- the documents
 
@@ -270,9 +247,13 @@ class Mixture:
     # ------------------------------------------------------------------------------------------- the order
 
     def plan(self, epoch: int) -> MixedPlan:
-        """The rows of an epoch; those of the run where that is one plan."""
-        if self._plan is not None:
-            return self._plan
+        """The rows of an epoch. Where the run is one plan, epoch 0 has all of them, and further ones what comes behind its end."""
+        if self.is_of_run:
+            if self._part is None or self._part[0] != epoch:
+                # Let go of it before the next one is made.
+                self._part = None
+                self._part = (epoch, self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows))
+            return self._part[1]
         rows = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             chosen = self._arc(i, epoch * quota, quota)
@@ -287,84 +268,47 @@ class Mixture:
         for source, curve, share in zip(rows, self.curves, self.shares, strict=True):
             source.lay_out(math.inf)
             moments.append(curve.where(source.middles / max(source.laid_out, 1) * share))
-        return MixedPlan(self.store.offsets, rows, *in_order(moments, [0] * len(rows)))
+        return MixedPlan(self.store.offsets, rows, *in_order(moments))
 
-    def replan(self, moves: Sequence[Move]) -> None:
-        """Plan a run of some rows with the moves of its end: from each move on as it says, up to the row of the next one."""
-        if tuple(moves) == self.moves:
-            return
-        assert moves[0].row == 0, "the first one is that of the start"
-        self.moves = tuple(moves)
-        source_of, number = in_order([], [], 0)
-        # the progress of the schedule so far, and of each source the tokens that it is to have given by then
-        now = 0.0
-        given = [0.0] * len(self.rows)
-        for k, move in enumerate(moves):
-            stop = moves[k + 1].row if k + 1 < len(moves) else move.end
-            # (row, progress there), with straight lines between. Behind the end of the schedule its last shares go on.
-            course = [(move.row, now), (move.end, 1.0 if now < 1 else now + 1)]
-            if move.row < move.fall_row < move.end and now < move.fall_progress < 1:
-                course.insert(1, (move.fall_row, move.fall_progress))
-            for (row, begin), (end_row, end) in pairwise(course):
-                if row >= stop:
-                    break
-                n_rows = min(end_row, stop) - row
-                taken = np.bincount(source_of, minlength=len(self.rows)).tolist()
-                speed = self._speed(given, taken, begin, end, end_row - row)
-                moments = self._moments(given, taken, begin, end, speed, n_rows)
-                next_source, next_number = in_order(moments, taken, n_rows)
-                source_of = np.concatenate([source_of, next_source])
-                number = np.concatenate([number, next_number])
-                now = begin + (end - begin) * n_rows / (end_row - row)
-                for i, curve in enumerate(self.curves):
-                    given[i] += float(curve.area(now) - curve.area(begin)) * speed
-        self._plan = MixedPlan(self.store.offsets, self.rows, source_of, number)
-
-    def _speed(self, given: Sequence[float], taken: Sequence[int], begin: float, end: float, n_rows: int) -> float:
-        """The speed with which the progress goes from `begin` to `end` over the next n_rows rows. given, taken: tokens and rows
-        of each source before them."""
-        areas = [float(curve.area(end) - curve.area(begin)) for curve in self.curves]
+    def _speed(self) -> float:
+        """Tokens that a run of n_rows rows trains while its progress goes from 0 to 1."""
         # The mean row of a source is that of its first pass; then what the rows themselves say corrects the speed.
-        found = sum(area / source.mean for area, source in zip(areas, self.rows, strict=True))
+        found = sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
         speed = 1.0
         for _ in range(CORRECTIONS):
-            speed *= n_rows / max(found, 1e-9)
+            speed *= self.n_rows / max(found, 1e-9)
             found = 0
-            for source, first, tokens, area in zip(self.rows, taken, given, areas, strict=True):
-                source.lay_out(tokens + area * speed)
-                found += int(np.searchsorted(source.middles, tokens + area * speed)) - first
+            for source, share in zip(self.rows, self.shares, strict=True):
+                source.lay_out(share * speed)
+                found += int(np.searchsorted(source.middles, share * speed))
         return speed
 
-    def _moments(
-        self, given: Sequence[float], taken: Sequence[int], begin: float, end: float, speed: float, n_rows: int
-    ) -> list[np.ndarray]:
-        """float64: the moments of each source's rows behind those that are taken. At least n_rows of all of them come before
-        any row that is not laid out."""
-        horizon = begin + (end - begin) * (1 + MARGIN)
+    def _rows_of_run(self, part: int) -> MixedPlan:
+        """Part 0: the n_rows rows that the run is planned for. Further ones: as many rows each, behind them."""
+        end = (part + 1) * self.n_rows
+        horizon = (part + 1) * (1 + MARGIN)
         while True:
             moments = []
-            for source, curve, first, tokens in zip(self.rows, self.curves, taken, given, strict=True):
-                area = float(curve.area(begin))
-                source.lay_out(tokens + (float(curve.area(horizon)) - area) * speed)
-                moments.append(curve.where(area + (source.middles[first:] - tokens) / speed))
-            if sum(int((of_source <= horizon).sum()) for of_source in moments) >= n_rows:
-                return moments
-            horizon += horizon - begin
+            for source, curve in zip(self.rows, self.curves, strict=True):
+                source.lay_out(float(curve.area(horizon)) * self.speed)
+                moments.append(curve.where(source.middles / self.speed))
+            # At least `end` rows have to come before any row that is not laid out.
+            if sum(int((of_source <= horizon).sum()) for of_source in moments) >= end:
+                break
+            horizon *= 2
+        source_of, number = in_order(moments)
+        rows = slice(end - self.n_rows, end)
+        return MixedPlan(self.store.offsets, self.rows, source_of[rows], number[rows])
 
     # ------------------------------------------------------------------------------------- what a person is told
 
     def shortage(self) -> str:
-        """What the run, to its end as it is planned now, takes more of than it may, for a person; "": nothing.
-
-        What lies before the last move is trained, so only what is left counts.
-        """
+        """What the run, to its planned end, takes more of than it may, for a person; "": nothing."""
         plan = self.plan(0)
         said = []
-        trained = plan.source_targets(self.moves[-1].row if self.moves else 0)
-        whole = plan.source_targets(plan.n_rows)
-        for source, there, before, targets in zip(self.sources, self.targets, trained, whole, strict=True):
+        for source, there, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
             passes = targets / there
-            if passes > max(source.repeat, before / there):
+            if passes > source.repeat:
                 said.append(
                     f"{name_of(source.paths)} is passed over {passes:,.2f} times where {source.repeat:g} may be "
                     f"(x{math.ceil(passes)})"
@@ -374,9 +318,9 @@ class Mixture:
     def trained_before(self, epoch: int) -> list[int]:
         """Targets of each source in all epochs before one."""
         if self.is_of_run:
-            # The run is one epoch.
-            plan = self.plan(0)
-            return plan.source_targets(plan.n_rows if epoch else 0)
+            # Only a run that goes on behind its planned end has more than one.
+            parts = [self.plan(part).source_targets(self.plan(part).n_rows) for part in range(epoch)]
+            return [sum(of_source) for of_source in zip(*parts, strict=True)] or [0] * len(self.sources)
         # The arcs of the epochs follow each other, so together they are one, round and round.
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
@@ -396,17 +340,15 @@ class Mixture:
         return layout
 
 
-def in_order(moments: Sequence[np.ndarray], taken: Sequence[int], n_rows: int | None = None) -> tuple[Ints, Ints]:
+def in_order(moments: Sequence[np.ndarray]) -> tuple[Ints, Ints]:
     """(source, uint16; number among the rows of that source, uint32) of rows in the order of their moments.
 
-    moments: of each source's rows from its row number taken[i] on. n_rows: as many as come first; None: all.
+    moments: of each source's rows.
     """
-    sources = [np.empty(0, dtype=np.uint16)]
-    numbers = [np.empty(0, dtype=np.uint32)]
-    for i, (of_source, first) in enumerate(zip(moments, taken, strict=True)):
-        sources.append(np.full(len(of_source), i, dtype=np.uint16))
-        numbers.append(np.arange(first, first + len(of_source), dtype=np.uint32))
+    rows_of_source = [len(of_source) for of_source in moments]
+    source = np.repeat(np.arange(len(moments), dtype=np.uint16), rows_of_source)
+    number = np.concatenate([np.arange(rows, dtype=np.uint32) for rows in rows_of_source])
     # Stable: rows of one moment come in the order of the sources. Rounded, since the last bits of a moment may be other ones on
     # another kind of processor, and sources of equal shares have many moments in common.
-    order = np.argsort(np.round(np.concatenate([np.empty(0), *moments]), 12), kind="stable")[:n_rows]
-    return np.concatenate(sources)[order], np.concatenate(numbers)[order]
+    order = np.argsort(np.round(np.concatenate(moments), 12), kind="stable")
+    return source[order], number[order]

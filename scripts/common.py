@@ -68,21 +68,21 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
     recorded = vocabulary_of(path)
-    notice = ""
-    if recorded not in (None, vocabulary_digest(tokenizer)):
-        if not tokenizer_path:
-            raise UserError(
-                f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
-            )
-        notice = f"warning: {weight} was trained with another tokenizer than {tokenizer_path}"
-    elif recorded is None and not tokenizer_path and path.suffix == ".pth":
-        notice = unnamed_vocabulary(path)
-    elif not tokenizer_path and path.is_dir() and not has_tokenizer(path):
-        notice = (
-            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path"
+    is_other = recorded not in (None, vocabulary_digest(tokenizer))
+    if tokenizer_path:
+        if is_other:
+            announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
+    elif is_other:
+        raise UserError(
+            f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
         )
-    if notice:
-        announce(notice, to_stderr=True)
+    elif path.is_dir() and not has_tokenizer(path):
+        announce(
+            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path",
+            to_stderr=True,
+        )
+    elif recorded is None and path.suffix == ".pth":
+        announce(unnamed_vocabulary(path), to_stderr=True)
     return tokenizer
 
 
@@ -97,15 +97,25 @@ def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Pa
 
 
 def load_model(weight: str | Path) -> PreTrainedModel:
-    """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode."""
+    """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode.
+
+    Errors: UserError; where the weight is not there it names those that are.
+    """
     path = Path(weight)
-    check_is_there(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such file; {weights_instead(path.parent, ROOT / 'out')}")
     if not path.is_dir():
         own = MiniMindForCausalLM.from_pth(path)
         # A single id may be the default of the config, which nobody chose: that one the tokenizer tells.
         eos_ids = own.config.eos_token_id
         own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
         return own
+    if not (path / "config.json").exists():
+        # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
+        raise UserError(
+            f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
+            f"{weights_instead(path, path.parent)}"
+        )
     utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
@@ -160,18 +170,6 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):
             ids.append(token_id)
     return ids
-
-
-def check_is_there(weight: Path) -> None:
-    """Errors: UserError that names the weights that are there instead."""
-    if not weight.exists():
-        raise UserError(f"{weight}: no such file; {weights_instead(weight.parent, ROOT / 'out')}")
-    if weight.is_dir() and not (weight / "config.json").exists():
-        # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
-        raise UserError(
-            f"{weight}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
-            f"{weights_instead(weight, weight.parent)}"
-        )
 
 
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:

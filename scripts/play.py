@@ -55,7 +55,6 @@ from trainer.reporting.charts import CHARTS, smooth, thin
 from trainer.reporting.records import METRICS_SUFFIX, RunRecords
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
-MOST_BODY_BYTES = 1 << 20
 MOST_NEW_TOKENS = 1024
 # Tokens beside the drawn one that are shown
 ALTERNATIVES = 6
@@ -245,9 +244,8 @@ class LiveRun(RunRecords):
             if curves:
                 charts.append({"title": chart.title, "logarithmic": chart.logarithmic, "curves": curves})
         samples = []
-        for sample in reversed(self.samples):
-            text = for_page(sample["text"].removeprefix(sample["prompt"]))
-            samples.append([sample["update"], for_page(sample["prompt"]), text])
+        for update, prompt, text in reversed(self.samples):
+            samples.append([update, for_page(prompt), for_page(text)])
         return {**self.summary(), "charts": charts, "samples": samples}
 
 
@@ -393,21 +391,12 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.NOT_FOUND, "no such page")
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        # A form of another page can send text, but not this type.
-        is_json = self.headers.get_content_type() == "application/json"
-        if not self._is_own() or self.path != "/api/generate" or not is_json:
+        model = self.server.model
+        if not self._is_own() or self.path != "/api/generate" or model is None:
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
-        if not 0 <= length <= MOST_BODY_BYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the text is too long")
-            return
-        model = self.server.model
-        if model is None:
-            self._refuse(HTTPStatus.NOT_FOUND, "no model is loaded")
-            return
         try:
-            request = parse_request(self.rfile.read(length))
+            request = parse_request(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return

@@ -72,6 +72,12 @@ def steps_of(schedule, rank):
     return steps
 
 
+def write_texts(path, texts):
+    """A jsonl file of these texts; returns its path as a flag takes it."""
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
 def write_corpus(path, n_documents=40, seed=0):
     """A jsonl file of documents of 1 to 30 made-up words; returns its path."""
     generator = random.Random(seed)

@@ -1,6 +1,7 @@
 """Imports run one way, every flag is read, and what would harm does not occur. Reference: the sources, parsed."""
 
 import ast
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -80,6 +81,13 @@ def test_no_module_imports_itself_in_a_circle():
         visit(module, [])
 
 
+def test_no_script_shadows_a_dependency():
+    """Run by path, its folder is searched first. References: the import names of what is installed."""
+    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
+    stems = {path.stem for folder in ("trainer", "scripts") for path in (ROOT / folder).iterdir()}
+    assert not (stems - {"__init__"}) & taken
+
+
 def calls(path):
     """(function name, call) of every call in a file."""
     for node in nodes(path):
@@ -145,14 +153,6 @@ def test_every_flag_is_read(kind):
     by_name |= set(NETWORK_SIZES) if "settings.network_sizes()" in text else set()
     assert flags - read - by_name == set()
     assert all(action.help for action in actions)
-
-
-@pytest.mark.parametrize("script", [path for path in TRAINER if path.stem in SCRIPTS], ids=relative)
-def test_a_script_run_by_path_puts_the_root_first(script):
-    """The assignment comes before every import of ours."""
-    text = script.read_text(encoding="utf-8")
-    first = min(text.index(f"\nfrom {folder}.") for folder in FOLDERS if f"\nfrom {folder}." in text)
-    assert 0 < text.index("    sys.path[0] = str(") < first
 
 
 @pytest.mark.slow

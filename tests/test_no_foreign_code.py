@@ -145,32 +145,23 @@ def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, caps
     capsys.readouterr()
     folder = chat_folder(tmp_path, BOMBS[bomb])
     arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
-    before = peak_of_children()
+    before = peak_memory("RUSAGE_CHILDREN")
     with pytest.raises(SystemExit) as stop:
         run_cli(lambda: generate.main(arguments))
     (line,) = capsys.readouterr().err.splitlines()
     assert stop.value.code == 2
     assert line.startswith("error: --chat: the chat template of this tokenizer")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
-    assert peak_of_children() <= max(before, own_peak(), 1.3 * chat_template.MEMORY)
+    assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
 
 
-def peak_of_children():
+def peak_memory(of):
     """Bytes; 0 where the system does not tell."""
     if sys.platform != "linux":
         return 0
     import resource
 
-    return 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-
-
-def own_peak():
-    """The most memory that this process has had, in bytes; 0 where the system does not tell."""
-    if sys.platform != "linux":
-        return 0
-    import resource
-
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024 * resource.getrusage(getattr(resource, of)).ru_maxrss
 
 
 def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):

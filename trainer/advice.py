@@ -39,7 +39,7 @@ class Forecast:
 
     full_rate: float
     parameters: float
-    depth: laws.Depth
+    layers: int
     parts: Sequence[laws.Part]
     T: int
     text_scale: float
@@ -51,7 +51,7 @@ class Forecast:
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.parts, scale, self.muon)
+        at_the_end = laws.expected_loss(self.parameters, self.layers, tokens, self.parts, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 
@@ -93,35 +93,32 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     return warnings_of(settings, cases)
 
 
-@dataclass(frozen=True)
-class SizeOfRun:
-    """What decides which settings suit a pretraining run.
+def pretraining_notices(
+    settings: PretrainSettings,
+    ranks: Ranks,
+    device_type: str,
+    *,
+    parameters: int,
+    tokens: float,
+    update_tokens: float,
+    T: int,
+    micro_batches: int,
+    has_validation: bool,
+) -> list[str]:
+    """Lines on what a user may want to change.
 
-    tokens, update_tokens: that the run and an update train. micro_batches: of a rank in the whole run. T: positions of a row.
+    settings: as the user has said them. tokens, update_tokens: that the run and an update train. T: positions of a row.
+    micro_batches: of a rank in the whole run.
     """
-
-    parameters: int
-    tokens: float
-    update_tokens: float
-    T: int
-    micro_batches: int
-    ranks: Ranks
-    device_type: str
-    has_validation: bool = True
-
-
-def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
-    """Lines on what a user may want to change. settings: as the user has said them."""
     from_file = settings.from_weight != "none"
     # A plan has chosen some of the settings, which nobody has given.
     is_planned = settings.has_budget
     without_fall = not is_planned and settings.lr_schedule != "wsd"
     by_updates = not is_planned and settings.max_updates > 0
     by_rows = settings.rows_per_update > 0
-    no_validation = not run.has_validation
     cases = [
         ("init_scheme", settings.init_scheme != "default" and from_file, "the weights come from a file"),
-        ("eval_interval", is_changed(settings, "eval_interval") and no_validation, "no validation data"),
+        ("eval_interval", is_changed(settings, "eval_interval") and not has_validation, "no validation data"),
         (
             "decay_share",
             without_fall and is_changed(settings, "decay_share"),
@@ -130,37 +127,40 @@ def pretraining_notices(settings: PretrainSettings, run: SizeOfRun) -> list[str]
         ("epochs", by_updates and is_changed(settings, "epochs"), "--max_updates says when the run ends"),
         ("accumulation_steps", by_rows and is_changed(settings, "accumulation_steps"), "--rows_per_update is given"),
     ]
-    lines = warnings_of(settings, cases) + common_warnings(settings, run.ranks)
-    if settings.warmup_iters >= run.micro_batches:
-        length = counted(run.micro_batches, "micro-batch", "micro-batches")
+    lines = warnings_of(settings, cases) + common_warnings(settings, ranks)
+    if settings.warmup_iters >= micro_batches:
+        length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if run.tokens < WORTH_A_NOTICE:
+    if tokens < WORTH_A_NOTICE:
         return lines
-    is_small = 0 < settings.batch_size * run.T < ENOUGH_POSITIONS and settings.accumulation_steps > 1
+    is_small = 0 < settings.batch_size * T < ENOUGH_POSITIONS and settings.accumulation_steps > 1
     # A budget has been planned with its micro-batches, and a resume keeps those that it has.
     has_its_rows = is_planned or settings.from_resume or by_rows
-    if run.device_type == "cuda" and is_small and not has_its_rows:
+    if device_type == "cuda" and is_small and not has_its_rows:
         lines.append(
-            f"note: between micro-batches as small as {settings.batch_size} x {run.T} positions a GPU waits for the host: "
+            f"note: between micro-batches as small as {settings.batch_size} x {T} positions a GPU waits for the host: "
             "--batch_size auto trains the updates of 32 rows x --accumulation_steps in as few micro-batches as fit"
         )
     if not from_file and not settings.use_moe:
-        lines += unsuitable(settings, run)
+        lines += unsuitable(settings, parameters, tokens, update_tokens)
     return lines
 
 
-def unsuitable(settings: PretrainSettings, run: SizeOfRun) -> list[str]:
+def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
     """A line for updates, and for each learning rate, that are far from what suits the run."""
     lines = []
-    good = laws.batch_tokens(run.tokens)
-    if not 1 / FAR_OFF <= run.update_tokens / good <= FAR_OFF:
+    good = laws.batch_tokens(tokens)
+    if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(
-            f"note: runs of {run.tokens:,.0f} tokens learn most with updates of about {good:,.0f}, and these have "
-            f"{run.update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
+            f"note: runs of {tokens:,.0f} tokens learn most with updates of about {good:,.0f}, and these have "
+            f"{update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
             "have"
         )
-    suitable = {"learning_rate": laws.adamw_rate(run.parameters, run.tokens)}
-    if settings.optimizer == "muon":
+    # An optimiser of one's own has no law.
+    suitable: dict[str, float] = {}
+    if settings.optimizer == "adamw":
+        suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
+    elif settings.optimizer == "muon":
         suitable = {"learning_rate": laws.SIDE_RATE, "muon_lr": laws.MUON_RATE}
         if settings.embed_lr:
             suitable["embed_lr"] = laws.EMBED_RATE

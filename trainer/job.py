@@ -6,7 +6,6 @@ looks into the other. CONTRIBUTING.md has a small one.
 
 In this order the Trainer asks a job:
 
-    replan                                     at the start, and where a clock moves the end
     outlook                                    once, before the first update
     plan                                       for each epoch: its rows
       learning_rate                            for each update
@@ -29,7 +28,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from dataset.loader import Loadable, MakesBatches
-from dataset.mixture import Move
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
@@ -92,7 +90,6 @@ class RunSettings(RowFlags, Protocol):
     save_minutes: str
     keep_checkpoints: int
     from_resume: bool
-    gradient_checkpointing: bool
     report: bool
     tracker: str
     wandb_project: str
@@ -121,20 +118,18 @@ class Progress:
     update: int = 0
     # The last micro-batch, counted over all epochs and resumes.
     step: int = -1
-    # Targets seen so far by all ranks, those of skipped updates included.
+    # Targets seen so far by all ranks, those of skipped updates included; and the rows that hold them.
     tokens: int = 0
+    rows: int = 0
     # Updates that were not applied, as far as they are reported.
     skipped: int = 0
     # gradient norm of the last update whose outcome is known
     grad_norm: float | None = None
+    # lowest and latest validation loss
     best_val_loss: float = float("inf")
-    # The update after which the validation loss was that low, and the latest validation loss.
-    best_val_update: int = 0
     val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
-    # Where the run ends, and each time that its end has moved, for a job whose rows depend on it.
-    moves: list[Move] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -162,13 +157,15 @@ class Length:
     """Where a run ends: after so many epochs or, where they are limited, after so many updates. Then the Trainer sets the epochs that
     these take.
 
-    clock: moves that end in a run with a time budget. flag: raised, it lets a finished run go on; "": none does.
+    clock: moves that end in a run with a time budget. flag: raised, it lets a finished run go on; "": none does. rows_of_epoch: of
+    a run that is one plan, whose parts have as many rows as its flags ask for; 0: the rows of an epoch are the data's.
     """
 
     epochs: int = 1
     max_updates: float = UNLIMITED
     clock: Clock | None = None
     flag: str = "--epochs"
+    rows_of_epoch: int = 0
 
     @property
     def last_update(self) -> float:
@@ -285,14 +282,6 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     def plan(self, epoch: int) -> JobPlan[RecipeT, TotalsT]:
         """The rows of an epoch, the same on every rank and at every call."""
 
-    def replan(self, progress: Progress) -> str | None:
-        """The run is at its start or resumed, or a clock has moved its end. None: the rows that come are the same as before;
-        else a line on the new ones, "" where there is nothing to say.
-
-        A job whose rows depend on the end notes it in `progress.moves`. Errors: DataError where the data has too little.
-        """
-        return None
-
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
         """What the run will do from here on. The model is made fast here, where that pays."""
@@ -313,6 +302,5 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
-        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank. An error of it is
-        told in a line: it is no reason to end the run."""
+        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank."""
         return ()

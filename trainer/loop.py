@@ -36,7 +36,7 @@ from trainer.job import (
     Update,
 )
 from trainer.machine.command_line import name_of
-from trainer.machine.measure import peak_memory, plain_advice, product_rate, told_in_a_line
+from trainer.machine.measure import peak_memory, product_rate, told_in_a_line
 from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
 from trainer.reporting.lines import position
@@ -44,7 +44,7 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
-from trainer.updates import schedule_of, with_accumulation
+from trainer.updates import plain_advice, schedule_of, with_accumulation
 
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0
@@ -128,8 +128,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
         self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
-        # The rows of the epoch that is under way were planned anew.
-        self.has_other_rows = False
 
         # The time of log intervals and epochs, made anew for each epoch.
         self.stopwatch = Stopwatch()
@@ -163,7 +161,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
-            line_on_rows = self.job.replan(self.progress)
+                if self.length.rows_of_epoch:
+                    # With other flags the parts of the plan are longer or shorter; the order of its rows is the same.
+                    self.progress.epoch, self.progress.row = divmod(self.progress.rows, self.length.rows_of_epoch)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
                 lines.say_that_all_is_done(self.job, self.progress, self.reporter)
@@ -173,7 +173,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
             records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
             on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
-            self.prepare(line_on_rows)
+            self.prepare()
             try:
                 exit_code = self.fit()
             finally:
@@ -186,7 +186,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.close()
         return exit_code
 
-    def prepare(self, line_on_rows: str | None) -> None:
+    def prepare(self) -> None:
         """Say what the run will do, and make it fast."""
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
@@ -200,9 +200,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         for text in (*outlook.lines, line):
             self.reporter.say(text)
         self.reporter.record(record)
-        for notice in (*self.surroundings.notices, *outlook.notices, line_on_rows):
-            if notice:
-                self.reporter.say(notice)
+        for notice in (*self.surroundings.notices, *outlook.notices):
+            self.reporter.say(notice)
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
             self.product_rate = product_rate(self.device, self.engine.dtype, sizes=sizes)
@@ -249,17 +248,18 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if not stop_signal:
             return 0
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
-        self.reporter.say(
-            f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
-            "command with --from_resume 1 goes on from here"
-        )
+        saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
+        if not self.progress.update:
+            # The loader failed before there was anything to save.
+            saved = self.saver.how_to_go_on()
+        self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise failure or SaidByAnotherRank
         # As a shell has it for a process that a signal has ended.
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
-        """Train from row `progress.row` to the end of the epoch, or until its rows are planned anew.
+        """Train from row `progress.row` to the end of the epoch.
 
         Returns the number of a stop signal that came, or 0.
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
@@ -301,10 +301,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 return self.signals.signum or stop_signal
             if self.finished:
                 break
-            if self.has_other_rows:
-                # What the loader has made ahead is thrown away.
-                self.seconds_before = self.stopwatch.elapsed()
-                break
         return 0
 
     def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
@@ -312,7 +308,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         progress, length = self.progress, self.length
         # A plan may be large: the last one goes before the next one comes.
         self.current_epoch = None
-        self.has_other_rows = False
         # A clock may move the end of a run beyond the epochs that were planned.
         length.epochs = max(length.epochs, progress.epoch + 1)
         with until_all_are_ready(self.ranks):
@@ -341,6 +336,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         progress, evaluation = self.progress, self.job.evaluation
         progress.update += 1
         progress.tokens += update.totals.targets
+        progress.rows += update.end_row - update.first_row
         progress.row = update.end_row
         if update.end_row == update.n_rows:
             # Behind the last row comes the first one of the next epoch.
@@ -351,10 +347,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if clock is not None and clock.after_update(progress.update):
             # The end of the run has moved.
             self.all_updates = self.length.last_update
-            line = self.job.replan(progress)
-            self.has_other_rows = line is not None
-            if line:
-                self.reporter.say(line)
         self.reporter.advance(progress.update, self.all_updates)
 
         # An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches
@@ -446,7 +438,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (step_seconds * settings.accumulation_steps),
+            "updates_per_second": 1 / (self.stopwatch.training_seconds_per_step(step) * settings.accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
@@ -495,7 +487,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 progress.val_loss = values["val_loss"]
                 if progress.val_loss < progress.best_val_loss:
                     progress.best_val_loss = progress.val_loss
-                    progress.best_val_update = progress.update
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
                 self.reporter.log(

@@ -59,10 +59,11 @@ from trainer.launch import claim, launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import plain_advice, told_in_a_line
+from trainer.machine.measure import told_in_a_line
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
+from trainer.updates import plain_advice
 
 # What a finished run must have been made with to count as done, beside its data, tokenizer and model.
 COMPARED = (

@@ -9,11 +9,12 @@ from trainer.machine.ranks import Ranks
 
 
 class RowFlags(Protocol):
-    """The flags on the rows of an update."""
+    """The flags on the rows of an update, and on how many are computed at once."""
 
     batch_size: int
     accumulation_steps: int
     rows_per_update: int
+    gradient_checkpointing: bool
 
 
 FlagsT = TypeVar("FlagsT", bound=RowFlags)
@@ -41,3 +42,19 @@ def schedule_of(settings: RowFlags, ranks: Ranks, n_rows: int, start_row: int = 
     steps = with_accumulation(settings, ranks).accumulation_steps
     rows_of_rank = ranks.rows_of(settings.batch_size)
     return UpdateSchedule(n_rows, rows_of_rank, steps, ranks.world_size, start_row, settings.rows_per_update)
+
+
+def plain_advice(settings: RowFlags, shorter: str) -> str:
+    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
+    ways = []
+    rows_of_update = settings.batch_size * settings.accumulation_steps
+    for rows in range(settings.batch_size // 2, 0, -1):
+        if rows_of_update % rows == 0:
+            # With --rows_per_update the number of micro-batches follows.
+            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
+            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
+            break
+    if not settings.gradient_checkpointing:
+        ways.append("--gradient_checkpointing 1")
+    ways.append(shorter)
+    return f"try {', or '.join(ways)}"

@@ -11,7 +11,7 @@ from dataset.corpus import Corpus
 from dataset.store.token_store import open_or_build
 from dataset.tokenize_corpus import main
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from tests.helpers import ROOT
+from tests.helpers import ROOT, write_texts
 
 
 def write_files(folder, count):
@@ -71,11 +71,6 @@ def test_tokenize_corpus_makes_the_store_that_the_trainer_opens(tmp_path, capsys
     assert len(stores_in(tmp_path)) == 1
     assert main(["--data_path", f"{paths[0]}:1", f"{paths[1]}:2", "--num_procs", "1"]) == 0
     assert len(stores_in(tmp_path)) == 3
-
-
-def write_texts(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return str(path)
 
 
 def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder):

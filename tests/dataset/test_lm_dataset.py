@@ -1,6 +1,5 @@
 """PretrainDataset. Reference: the public loader's arithmetic on one document, written out here by hand."""
 
-import json
 import tracemalloc
 
 import pytest
@@ -13,18 +12,14 @@ from dataset.reading.documents import DataError
 from tests.dataset.reading.test_documents import FAULTS, HARMLESS
 from tests.dataset.reading.test_documents import TEXTS as GOOD_TEXTS
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+from tests.helpers import write_texts
 
 
 def test_items_are_inputs_targets_and_loss_mask(tmp_path):
     """A short, an exactly fitting, a long and an empty text: no EOS where the text is cut."""
     tokenizer = small_tokenizer(pad="<pad>")
     texts = ["the cat", "b" * 10, "c" * 11, "", "<s>the cat</s>"]
-    dataset = PretrainDataset(write(tmp_path / "a.jsonl", texts), tokenizer, max_length=12)
+    dataset = PretrainDataset(write_texts(tmp_path / "a.jsonl", texts), tokenizer, max_length=12)
     assert len(dataset) == 5
     bos, eos, pad = 0, 1, 2
     for text, item in zip([*texts[:4], "the cat"], dataset, strict=True):
@@ -43,7 +38,7 @@ def test_items_are_inputs_targets_and_loss_mask(tmp_path):
 def test_mask_comes_from_the_length(tmp_path, pad):
     """Pad may be EOS, BOS or missing; every real token stays, EOS included."""
     tokenizer = small_tokenizer(pad=pad)
-    dataset = PretrainDataset(write(tmp_path / "a.jsonl", ["the cat"]), tokenizer, max_length=20)
+    dataset = PretrainDataset(write_texts(tmp_path / "a.jsonl", ["the cat"]), tokenizer, max_length=20)
     n = len(tokenizer("the cat", add_special_tokens=False)["input_ids"]) + 2
     x, y, mask = dataset[0]
     assert mask.tolist() == [1] * (n - 1) + [0] * (20 - n) and y[n - 2] == 1
@@ -54,7 +49,7 @@ def test_mask_comes_from_the_length(tmp_path, pad):
 def test_harmless_kinds_load_identically(tmp_path, kind):
     """An empty text is an item of BOS and EOS here."""
     (tmp_path / "a.jsonl").write_bytes(HARMLESS[kind])
-    clean = PretrainDataset(write(tmp_path / "clean.jsonl", GOOD_TEXTS), small_tokenizer())
+    clean = PretrainDataset(write_texts(tmp_path / "clean.jsonl", GOOD_TEXTS), small_tokenizer())
     dataset = PretrainDataset(tmp_path / "a.jsonl", small_tokenizer())
     assert len(dataset) == 3 + (kind == "empty text")
     for ours, expected in zip(list(dataset)[:3], clean, strict=True):
@@ -75,7 +70,7 @@ def test_faulty_line_names_file_and_line(tmp_path, name):
 def test_a_line_beyond_all_memory_is_not_held(tmp_path, monkeypatch):
     """It is a fault when it is asked for; the lines behind it keep their places."""
     monkeypatch.setattr(faults, "MAX_DOCUMENT_BYTES", 1000)
-    path = write(tmp_path / "a.jsonl", ["the cat", "x" * 30_000_000, "sat"])
+    path = write_texts(tmp_path / "a.jsonl", ["the cat", "x" * 30_000_000, "sat"])
     tracemalloc.start()
     dataset = PretrainDataset(path, small_tokenizer())
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
@@ -99,7 +94,9 @@ def test_a_file_that_is_none_is_one_line(tmp_path, name, data, reason):
 @pytest.mark.slow
 def test_worker_processes_give_the_same_items(tmp_path):
     """Reference: the items of this process. It has used the tokenizer already, which is what makes forks delicate."""
-    dataset = PretrainDataset(write(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)]), small_tokenizer(), 24)
+    dataset = PretrainDataset(
+        write_texts(tmp_path / "a.jsonl", [f"the cat {i}" for i in range(40)]), small_tokenizer(), 24
+    )
     expected = [torch.stack(column) for column in zip(*dataset, strict=True)]
     loader = DataLoader(dataset, batch_size=7, num_workers=2)
     for ours, column in zip(zip(*loader, strict=True), expected, strict=True):

@@ -9,8 +9,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dataset.corpus import split_by_hash
 from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule
@@ -20,7 +18,7 @@ from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.test_packing import make_store, random_lengths
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, batches_of, steps_of
+from tests.helpers import ROOT, batches_of
 
 
 def naive_batch(store, plan, rows, pad_id):
@@ -73,34 +71,6 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
         assert batch.targets[r].tolist() == [y if k else IGNORE for y, k in zip(padded[1:], kept, strict=True)]
         assert batch.document_ids[r].tolist() == [0 if k else -1 for k in kept]
         assert batch.position_ids[r].tolist() == [i if k else 0 for i, k in enumerate(kept)]
-
-
-def naive_deal(n_rows, batch, accumulation, world, start):
-    """[(update, micro-batch, rows), ...] of each rank: rows are dealt like cards, `batch` at a time, round the ranks."""
-    group = batch * accumulation * world
-    dealt = [[] for _ in range(world)]
-    update = -(-start // group)
-    left = list(range(start, n_rows))
-    while left:
-        of_update, left = left[:group], left[group:]
-        micro = 0
-        while of_update:
-            for hand in dealt:
-                hand.append((update, micro, of_update[:batch]))
-                of_update = of_update[batch:]
-            micro += 1
-        update += 1
-    return dealt
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 80), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 80))
-def test_schedule_deals_rows_like_cards(n_rows, batch, accumulation, world, start):
-    """Reference: naive_deal, from any row on, also from the end of an update of another size."""
-    schedule = UpdateSchedule(n_rows, batch, accumulation, world, min(start, n_rows))
-    for rank, expected in enumerate(naive_deal(n_rows, batch, accumulation, world, schedule.start_row)):
-        dealt = [(update, micro, list(range(lo, hi))) for update, micro, lo, hi in steps_of(schedule, rank)]
-        assert dealt == expected
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores

@@ -10,7 +10,7 @@ import pytest
 from common.errors import DataError
 from dataset import mixture as module
 from dataset import packing
-from dataset.mixture import MIXTURE_STREAM, Mixture, Move
+from dataset.mixture import MIXTURE_STREAM, Mixture
 from dataset.packing import EpochPlan
 from dataset.shares import Point, Source, group_sources
 from dataset.store.format import ConcatStore
@@ -143,44 +143,35 @@ def test_the_rows_are_those_of_the_passes_in_their_order():
     assert totals.documents == sum(len(planned.plan(0).pieces_of_row(row)) for row in range(10, 30))
 
 
-def order_of(planned):
-    return [planned.plan(0).pieces_of_row(row) for row in range(planned.plan(0).n_rows)]
+def order_of(planned, epochs=1):
+    plans = ((planned.plan(epoch), row) for epoch in range(epochs) for row in range(planned.plan(epoch).n_rows))
+    return [plan.pieces_of_row(row) for plan, row in plans]
 
 
-@pytest.mark.parametrize("end", [700, 1300])
-def test_a_moved_end_keeps_the_rows_before_it_and_what_was_planned_for_the_fall(end):
-    """The schedule jumps at 0.8 of the run, where the rate begins to fall: 200 rows before the end, wherever that is."""
-    jump = [
-        Source(["web"], (Point(0, 1.0), Point(0.8, 0.6), Point(0.8, 0.0)), repeat=9),
-        Source(["books"], (Point(0, 0.0), Point(0.8, 0.4), Point(0.8, 1.0)), repeat=9),
-    ]
-    planned = mixture(jump, random_lengths(5, (400, 400)), n_rows=1000)
-    start = planned.moves
-    before = order_of(planned)
-    move = Move(row=300, fall_row=end - 200, fall_progress=0.8, end=end)
-    planned.replan([*start, move])
-    after = order_of(planned)
-    assert len(after) == end
-    assert after[:300] == before[:300]
-    # The jump is where the fall begins, to a few rows of estimates.
-    last_of_web = max(row for row in range(end) if after[row][0][0] < 400)
-    assert abs(last_of_web - (end - 200)) <= 5
-    # What is left of the ramp goes over the rows between the move and the jump: 0.15 to 0.4 of books.
-    middle = of_rows(planned, 300, end - 200)
-    assert middle[1] / middle.sum() == pytest.approx((0.15 + 0.4) / 2, abs=0.015)
-    # A second move, and the same again from its record alone.
-    second = Move(row=end - 100, fall_row=end - 100, fall_progress=0.8, end=end + 50)
-    planned.replan([*start, move, second])
-    twice = order_of(planned)
-    assert twice[: end - 100] == after[: end - 100] and len(twice) == end + 50
-    fresh = mixture(jump, random_lengths(5, (400, 400)), n_rows=1000)
-    fresh.replan([*start, move, second])
-    assert order_of(fresh) == twice
-    # No row comes twice in a pass: a piece comes as often as its source was passed over, or once more.
-    for i, targets in enumerate(planned.plan(0).source_targets(end + 50)):
-        pieces = Counter(piece for row in twice for piece in row if (piece[0] >= 400) == bool(i))
+def test_behind_the_planned_end_the_last_shares_go_on():
+    """References: a run of fixed shares that is planned for as many rows, and the last points of the schedule."""
+    lengths = random_lengths(5, (400, 400))
+    fixed = ["a:0.7:x9", "b:0.3:x9"]
+    assert order_of(mixture(fixed, lengths, n_rows=500), 2) == order_of(mixture(fixed, lengths, n_rows=1000))
+
+    to_a_fifth = ["a:0.8..0.2:x9", "b:0.2..0.8:x9"]
+    planned = mixture(to_a_fifth, lengths, n_rows=500)
+    behind = of_rows(planned, 0, 500, epoch=1)
+    assert behind[0] / behind.sum() == pytest.approx(0.2, abs=0.01)
+    # Nothing is left out, and each piece comes as often as its source was passed over, or once more.
+    rows = order_of(planned, 2)
+    for i, targets in enumerate(planned.trained_before(2)):
+        pieces = Counter(piece for row in rows for piece in row if (piece[0] >= 400) == bool(i))
         passes = targets // planned.targets[i]
         assert set(pieces.values()) <= {passes, passes + 1}
+    # A resume asks for what is behind the end alone.
+    assert order_of(planned, 2)[500:] == rows[500:]
+    fresh = mixture(to_a_fifth, lengths, n_rows=500)
+    assert [fresh.plan(1).pieces_of_row(row) for row in range(500)] == rows[500:]
+
+    # Nothing of a source comes that has no share at the end.
+    to_none = mixture(["a:1..0:x9", "b:0..1:x9"], lengths, n_rows=500)
+    assert of_rows(to_none, 0, 500, epoch=1)[0] == 0
 
 
 def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, verified
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,17 +30,7 @@ TIMES = ("tokens_per_second", "updates_per_second", "epoch_Time", "eta", "memory
 
 def make_tokenizer(folder):
     """A byte-level tokenizer of 259 entries: small models, quick starts."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(specials + alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=specials[1], eos_token=specials[2], pad_token=specials[0]
-    )
+    tokenizer = small_tokenizer("<|im_start|>", "<|im_end|>", "<|endoftext|>", vocab_size=259)
     # Fine-tuning wants it.
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)

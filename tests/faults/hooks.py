@@ -229,19 +229,14 @@ class FullFile:
         return getattr(self.file, name)
 
 
-def poison(updates, kind="gradient", rank=0, value="nan"):
-    """Put a NaN or infinity into loss or gradients of the given updates (from 1) on one rank."""
+def poison(updates, rank=0):
+    """Put a NaN into the gradients of the given updates (from 1) on one rank."""
     micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
 
     def poisoned_micro_batch(self, batch, totals, **named):
-        hit = Count.done + 1 in updates and self.ranks.rank == rank
-        objective = self.objective
-        if hit and kind == "loss":
-            self.objective = lambda *a: (lambda loss, sums: (loss + float(value), sums))(*objective(*a))
         micro_batch(self, batch, totals, **named)
-        self.objective = objective
-        if hit and kind == "gradient":
-            self.parameters[-1].grad.view(-1)[-1] = float(value)
+        if Count.done + 1 in updates and self.ranks.rank == rank:
+            self.parameters[-1].grad.view(-1)[-1] = float("nan")
 
     def watched_update(self, *arguments, **named):
         before = [p.detach().clone() for p in self.parameters]
@@ -353,10 +348,7 @@ def shared_memory_is_full():
 
 
 def limit(name, value):
-    """A limit of the shell: RLIMIT_NOFILE (open files); RLIMIT_AS (memory) beyond what the process has already."""
-    if name == "RLIMIT_AS":
-        with open("/proc/self/statm") as file:
-            value += int(file.read().split()[0]) * resource.getpagesize()
+    """A limit of the shell, such as RLIMIT_NOFILE (open files)."""
     resource.setrlimit(getattr(resource, name), (value, value))
 
 

@@ -13,17 +13,6 @@ from tests.faults.harness import make_corpus, rank_environments, start_torchrun
 from trainer.saving.checkpoint import load_checkpoint
 
 
-@pytest.mark.slow
-def test_other_worker_counts_see_the_same_batches(lab, whole):
-    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
-    for workers, update in ((0, 6), (2, 13)):
-        hooks = {**ledger, "signal_at": {"updates": [update]}}
-        assert lab.start("run", hooks, num_workers=workers, from_resume=1).wait() == 143
-    lab.run("run", hooks=ledger, num_workers=1, from_resume=1)
-    assert lab.ledger(lab.folder / "ledger") == lab.ledger(whole.folder / "ledger")
-    assert lab.result("run") == whole.result("whole")
-
-
 def ledgers_agree(one, other, rel_tol=1e-6):
     """The same documents in every update, and the same loss."""
     assert list(one) == list(other)

@@ -80,15 +80,6 @@ def test_a_stop_signal_during_an_evaluation(lab):
     assert lab.result("run")["metrics"] == lab.result("whole")["metrics"]
 
 
-def test_a_stop_signal_inside_a_save(lab, whole):
-    process = lab.start("run", {"slow_save": {"seconds": 0.3}, "slow_updates": {"seconds": 0.02}})
-    assert process.until(lambda: any(lab.stem("run").parent.rglob("update_*.pt.*.tmp")))
-    stop(process, "SIGHUP")
-    check_saved(lab, "run", process)
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
-
-
 def test_a_second_signal_exits_at_once(lab, whole):
     """Inside a save that takes long: out within a second, and the resume goes on from the checkpoint before."""
     process = lab.start("run", {"slow_save": {"seconds": 20}, "slow_updates": {"seconds": 0.02}})

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 from model.backend import CompiledBackend, CompiledFlexBackend, compiled_backend, document_mask
-from model.fast import experts as ways
 from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention
-from model.fast.flex_attention import flex_attend, flex_mask
+from model.fast.flex_attention import flex_mask
 from model.model_minimind import Block, rope_tables
 from tests.model.test_training_losses import batches, gradients, tiny
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -70,19 +69,6 @@ def test_flex_mask_is_torchs_block_mask():
                 assert torch.equal(ours, value) and ours.dtype == value.dtype, (packing, name)
         rule = create_mask(visible, B, None, T, T, device="cpu")
         assert torch.equal(create_mask(mask.mask_mod, B, None, T, T, device="cpu"), rule)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("T, D, tile", [(511, 96, None), (200, 16, 32)])
-def test_flex_attention_is_sdpa(T, D, tile):
-    """Values against F.scaled_dot_product_attention with a bool mask: on a CPU FlexAttention has no gradients."""
-    torch.manual_seed(0)
-    document_ids = (torch.rand(2, T) < 0.02).long().cumsum(1)
-    document_ids[1, -30:] = -1
-    q, k, v = (torch.randn(2, n, T, D) for n in (4, 2, 2))
-    ours = flex_attend(q, k, v, flex_mask(document_ids), tile)
-    theirs = F.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(document_ids), enable_gqa=True)
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 class OutOfResources(Exception):
@@ -160,13 +146,6 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
         assert torch.get_float32_matmul_precision() == precision
 
 
-def test_document_mask_is_the_rule():
-    """Brute force: a key is seen iff it is not later and lies in the same document."""
-    ids = torch.tensor([[0, 0, 1, 1, 1, -1]])
-    rule = [[ids[0, q] == ids[0, k] and k <= q for k in range(6)] for q in range(6)]
-    assert torch.equal(document_mask(ids)[0, 0], torch.tensor(rule))
-
-
 @pytest.mark.parametrize("kind, on_gpu", [("minimind2", False), ("minimind3_moe", True)])
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_compile):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
@@ -225,21 +204,6 @@ def test_what_stays_eager(monkeypatch):
     model.training_losses(ids, ids)
     model.training_losses(ids[:1], ids[:1])
     assert len(calls) == 6
-
-
-@pytest.mark.parametrize("alignment", [1, 4])
-def test_dispatch_plan_sorts_the_slots_by_expert(alignment):
-    """Brute force, with an expert that gets nothing."""
-    torch.manual_seed(0)
-    chosen = torch.stack([torch.randperm(4)[:2] for _ in range(13)])
-    chosen[chosen == 2] = 4
-    place, slot, ends = ways.dispatch_plan(chosen, 5, alignment)
-    expert_of_row = [next(e for e in range(5) if row < ends[e]) for row in range(len(slot))]
-    rows = [row for row in range(len(slot)) if slot[row] < chosen.numel()]
-    assert sorted(slot[rows].tolist()) == list(range(chosen.numel()))
-    assert [expert_of_row[row] for row in rows] == chosen.flatten()[slot[rows]].tolist()
-    assert torch.equal(slot[place.flatten()], torch.arange(chosen.numel()))
-    assert all(end % alignment == 0 for end in ends.tolist()) and ends[-1] == len(slot)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

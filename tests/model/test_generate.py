@@ -43,12 +43,6 @@ def test_greedy_with_cache_equals_greedy_without(kind):
     assert torch.equal(cached, by_hand)
 
 
-def test_beams_with_cache_equal_beams_without():
-    model, ids = tiny("minimind3_moe"), prompt()
-    options = {"max_new_tokens": 8, "do_sample": False, "num_beams": 3, "eos_token_id": None}
-    assert torch.equal(model.generate(ids, use_cache=True, **options), model.generate(ids, use_cache=False, **options))
-
-
 @pytest.mark.parametrize(
     "kind, options",
     [
@@ -114,6 +108,8 @@ def test_logits_to_keep_and_inputs_embeds():
     assert isinstance(model(ids, return_dict=False), tuple)
     with pytest.raises(ValueError, match="exactly one"):
         model()
+    with pytest.raises(AssertionError, match="labels need the logits of all positions"):
+        model(ids, labels=ids, logits_to_keep=torch.arange(6, -1, -1))
 
 
 @every_kind

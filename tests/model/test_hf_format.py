@@ -141,6 +141,7 @@ def folders(tmp_path):
 
 def test_biases_and_gates_that_are_not_zero_are_refused(folders):
     folder = folders("llama", attention_bias=True, mlp_bias=True)
+    load(folder)
     replace(folder, "model.layers.1.mlp.up_proj.bias", lambda bias: bias + 0.5)
     with pytest.raises(ValueError, match="up_proj.bias is not zero: MiniMind has no such part"):
         load(folder)

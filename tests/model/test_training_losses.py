@@ -95,21 +95,6 @@ def test_empty_rows_change_nothing(kind):
 
 
 @every_kind
-def test_packed_rows_give_the_losses_of_each_document_alone(kind):
-    """Brute force: no padding, no packing, one document a call; for seq_aux the mean of the documents' auxiliary losses."""
-    first, second, padded = batches()
-    model = tiny(kind)
-    packed = [model.training_losses(*batch) for batch in (first, second)]
-    singles = []
-    for ids, targets, document_ids, _ in zip(*padded, strict=True):
-        n = int((document_ids == 0).sum())
-        singles.append(model.training_losses(ids[None, :n], targets[None, :n]))
-    torch.testing.assert_close(sum(p[0] for p in packed), sum(s[0] for s in singles), atol=1e-5, rtol=1e-6)
-    if model.config.seq_aux:  # the batch-wise losses take all tokens together, so cutting changes them
-        torch.testing.assert_close(4 * packed[0][1] + packed[1][1], sum(s[1] for s in singles), atol=1e-5, rtol=1e-6)
-
-
-@every_kind
 def test_a_batch_of_padding_only_is_harmless(kind):
     model = tiny(kind)
     ids = torch.zeros(2, 6, dtype=torch.long)
@@ -234,22 +219,6 @@ def test_lengths_beyond_the_positions_get_a_message():
     cache = model(ids[:, :6], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="9 positions"):
         model(ids[:, 6:], past_key_values=cache)
-
-
-@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")  # newer transformers: activation_checkpointing_enable
-@every_kind
-def test_gradient_checkpointing_gives_the_same_gradients(kind):
-    model = tiny(kind, dropout=0.1)
-    ids, targets, document_ids, position_ids = batches()[0]
-    results = []
-    for enable in (False, True):
-        if enable:
-            model.gradient_checkpointing_enable()
-            assert all(layer.gradient_checkpointing for layer in model.model.layers)
-        torch.manual_seed(5)
-        sum(model.training_losses(ids, targets, document_ids, position_ids)).backward()
-        results.append(gradients(model))
-    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("generation, spread", [("minimind2", None), ("minimind3", 0.02)])

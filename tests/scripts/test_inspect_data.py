@@ -16,32 +16,18 @@ from scripts.inspect_data import DataLook, InspectSettings, Piece, text_of_piece
 from tests.chats import ids_and_mask, write_chats
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT
-
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+from tests.helpers import ROOT, write_texts
 
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A corpus of two files, English and Chinese, with 50 copies to the letter, 20 near ones and 5 leaked documents of 30."""
+    """Two files, English and Chinese: the second has 50 copies to the letter and 20 near ones of the first."""
     folder = tmp_path_factory.mktemp("planted")
     generator = random.Random(0)
     texts = [english(generator) for _ in range(150)] + [chinese(generator) for _ in range(150)]
-    validation = [english(generator) for _ in range(15)] + [chinese(generator) for _ in range(15)]
-    leaked = generator.sample(range(30), 5)
-    # One to the letter, the others within documents.
-    with_leaks = [validation[leaked[0]]]
-    for number in leaked[1:]:
-        with_leaks.append(f"{english(generator)}\n{validation[number]}\n{chinese(generator)}")
     exact = generator.sample(texts, 50)
     near = [changed(text, generator, 0.8, 0.95) for text in generator.sample(texts, 20)]
-    first = write(folder / "a.jsonl", texts + with_leaks)
-    second = write(folder / "b.jsonl", exact + near)
-    valid = write(folder / "valid.jsonl", validation)
-    return folder, first, second, valid, leaked
+    return write_texts(folder / "a.jsonl", texts), write_texts(folder / "b.jsonl", exact + near)
 
 
 def look_at(*arguments):
@@ -49,7 +35,7 @@ def look_at(*arguments):
 
 
 def test_all_that_was_planted_is_found_and_nothing_else(planted):
-    folder, first, second, _, _ = planted
+    first, second = planted
     sections = {section.title: section for section in look_at("--data_path", first, second).sections()}
     of_first, of_second = sections["Copies of earlier documents"].rows
     assert of_first == [first, "0", "0"] and of_second[1].startswith("50 ") and 19 <= int(of_second[2].split()[0]) <= 20
@@ -57,7 +43,7 @@ def test_all_that_was_planted_is_found_and_nothing_else(planted):
 
 def test_counts_are_those_of_the_files(planted):
     """Reference: the texts and their ids, one by one."""
-    folder, first, second, _, _ = planted
+    first, second = planted
     look = look_at("--data_path", first, second)
     sources, lengths, _, languages, _ = look.sections()
     all_lengths = []
@@ -82,7 +68,7 @@ def test_counts_are_those_of_the_files(planted):
 @pytest.mark.parametrize("pack", [1, 0])
 def test_a_row_is_what_the_loader_gives(planted, pack):
     """Reference: the batch. The texts of the spans are those of the documents."""
-    folder, first, second, _, _ = planted
+    first, second = planted
     look = look_at("--data_path", first, second, "--max_seq_len", 256, "--pack", pack)
     # The places of documents are known once the texts were read.
     look.sections()
@@ -121,7 +107,7 @@ HOSTILE = ["<script>alert(1)</script>", "\x1b[31mred\x07", "\u202egnp"]
 
 def test_hostile_texts_are_shown_as_texts(tmp_path, capsys):
     """No control character reaches the terminal. All texts are in this row."""
-    path = write(tmp_path / "<b>a.jsonl", [f"{text} {i}" for i, text in enumerate(HOSTILE * 3)])
+    path = write_texts(tmp_path / "<b>a.jsonl", [f"{text} {i}" for i, text in enumerate(HOSTILE * 3)])
     assert inspect_data.main(["--data_path", path, "--row", "0"]) == 0
     out = capsys.readouterr().out
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", out)
@@ -168,8 +154,8 @@ def places_of_rows(look):
 def test_a_copy_in_a_row_has_its_own_place(tmp_path):
     """Reference: each line of the files stands in one row. With --deduplicate the first of equal lines does."""
     same = "the same text three times over"
-    first = write(tmp_path / "a.jsonl", ["one", same, same])
-    second = write(tmp_path / "b.jsonl", [same, "two", "one"])
+    first = write_texts(tmp_path / "a.jsonl", ["one", same, same])
+    second = write_texts(tmp_path / "b.jsonl", [same, "two", "one"])
     flags = ["--data_path", first, second, "--max_seq_len", "16"]
     look = look_at(*flags)
     assert places_of_rows(look) == {f"{name}.jsonl:{line}": 1 for name in "ab" for line in (1, 2, 3)}
@@ -178,7 +164,7 @@ def test_a_copy_in_a_row_has_its_own_place(tmp_path):
 
 
 def test_what_can_be_mended_is_a_line(tmp_path):
-    path = write(tmp_path / "a.jsonl", ["one text"])
+    path = write_texts(tmp_path / "a.jsonl", ["one text"])
     for arguments, message in (
         (["--row", "7"], "--row 7: the first epoch has 1 row, counted from 0"),
         (["--tokenizer_path", str(tmp_path)], "no tokenizer can be loaded"),

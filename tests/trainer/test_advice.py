@@ -4,15 +4,19 @@ import pytest
 
 from tests.helpers import train, write_corpus
 from trainer import advice
-from trainer.advice import SizeOfRun, pretraining_notices, unsuitable
+from trainer.advice import pretraining_notices
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
 
-def size_of(settings, tokens, device_type="cpu"):
-    """The run of these settings, in full rows."""
-    update_tokens = settings.batch_size * settings.accumulation_steps * settings.max_seq_len
-    return SizeOfRun(26_000_000, tokens, update_tokens, 512, 10**6, Ranks(), device_type, has_validation=False)
+def notices(words, tokens, device_type="cpu"):
+    """Those on a run of so many tokens, in full rows."""
+    settings = PretrainSettings.parse(words)
+    run = {
+        "parameters": 26_000_000, "tokens": tokens, "T": 512, "micro_batches": 10**6, "has_validation": False,
+        "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
+    }  # fmt: skip
+    return pretraining_notices(settings, Ranks(), device_type, **run)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +35,8 @@ def size_of(settings, tokens, device_type="cpu"):
 )
 def test_updates_and_rates_that_are_far_off_are_named(words, named):
     """The default update of 131,072 tokens is too large for a run of ten million."""
-    settings = PretrainSettings.parse(words if "--batch_size" in words or not words else [*words, "--batch_size", "1"])
-    assert [line.split()[1] for line in unsuitable(settings, size_of(settings, 1e7))] == named
+    words = [*words, "--batch_size", "1"] if words else []
+    assert [line.split()[1] for line in notices(words, 1e7)] == named
 
 
 PAIRS = [
@@ -46,16 +50,11 @@ PAIRS = [
 ]
 
 
-def lines_on(settings):
-    """Of a run that is too short for a word on its batch and rates."""
-    return pretraining_notices(settings, size_of(settings, 10))
-
-
 @pytest.mark.parametrize(("words", "mended", "said"), PAIRS)
 def test_a_flag_that_another_one_makes_useless_is_named(words, mended, said):
-    """mended: what gives it an effect; None: to drop the first of the two flags."""
-    assert lines_on(PretrainSettings.parse(words)) == [f"warning: {said}"]
-    assert lines_on(PretrainSettings.parse([*words, *mended] if mended else words[2:])) == []
+    """mended: what gives it an effect; None: to drop the first of the two flags. A run of ten tokens has no other lines."""
+    assert notices(words, 10) == [f"warning: {said}"]
+    assert notices([*words, *mended] if mended else words[2:], 10) == []
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
@@ -72,12 +71,7 @@ def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch,
 
 def test_small_micro_batches_on_a_gpu_get_a_line():
     def lines(words, device_type="cuda"):
-        settings = PretrainSettings.parse(words)
-        return [
-            line
-            for line in pretraining_notices(settings, size_of(settings, 1e9, device_type=device_type))
-            if "waits" in line
-        ]
+        return [line for line in notices(words, 1e9, device_type) if "waits" in line]
 
     assert "--batch_size auto" in lines([])[0]
     for words in (["--batch_size", "64"], ["--accumulation_steps", "1"], ["--from_resume", "1"], ["--budget", "10m"]):

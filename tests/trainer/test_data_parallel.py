@@ -24,7 +24,7 @@ from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import DistributedReducer, make_reducer
+from trainer.reducer import DistributedReducer
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
@@ -42,7 +42,6 @@ def rank(folder):
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
-        result["shared"] = shared_sums(ranks)
         result["muon"] = shared_muon(ranks)
     finally:
         dist.destroy_process_group()
@@ -102,30 +101,6 @@ def sharing_memory(ranks, name):
     """The ranks as copies of a command, which share memory."""
     file = os.open(f"{os.environ['RANKS_FOLDER']}/{name}", os.O_RDWR | os.O_CREAT)
     return replace(ranks, sharing=2, memory=SharedMemory(file, 2))
-
-
-def shared_sums(ranks):
-    """Gradients and messages of four updates, added up in shared memory, and by one all-reduce for each of them. Rank 1 has
-    a gradient less in the second update and none in the third."""
-    generator = torch.Generator().manual_seed(ranks.rank)
-    shapes = [(3,), (70, 5), (), (129,), (64,)]
-    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
-    found = []
-    for missing in ([], [2], range(len(shapes)), []):
-        gradients = [torch.randn(shape, generator=generator) for shape in shapes]
-        for number, parameter in enumerate(parameters):
-            is_missing = ranks.rank == 1 and number in missing
-            parameter.grad = None if is_missing else gradients[number].clone()
-            if is_missing:
-                gradients[number].zero_()
-        extra = torch.arange(3.0) + ranks.rank
-        total = reducer.finish(extra)
-        for tensor in (*gradients, extra):
-            dist.all_reduce(tensor)
-        found.append([torch.equal(p.grad, g) for p, g in zip(parameters, gradients, strict=True)])
-        found[-1].append(torch.equal(total, extra))
-    return {"kind": type(reducer).__name__, "equal": found}
 
 
 def shared_muon(ranks):
@@ -218,13 +193,6 @@ def test_sums_of_three_ranks_have_the_same_bits_at_a_start_and_later():
     for first, second, third in run_ranks(three_ranks, world_size=3):
         assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
         assert all(torch.equal(p, q) for p, q in zip(first, third, strict=True))
-
-
-def test_sums_in_shared_memory_equal_those_of_gloo_bitwise(both):
-    """With gradients that are missing on a rank, and a rank that has none."""
-    for result in both:
-        assert result["shared"]["kind"] == "SharedReducer"
-        assert all(all(update) for update in result["shared"]["equal"])
 
 
 def test_muon_with_divided_matrices_equals_muon_alone_bitwise(both):

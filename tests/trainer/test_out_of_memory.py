@@ -13,9 +13,10 @@ from tests.helpers import ROOT, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.machine.command_line import run_cli
-from trainer.machine.measure import is_out_of_memory, plain_advice, told_in_a_line
+from trainer.machine.measure import is_out_of_memory, told_in_a_line
 from trainer.pretrain import first_model, memory
-from trainer.pretrain import job as pretrain_job
+from trainer.sampling import Sampler
+from trainer.updates import plain_advice
 
 CPU = torch.device("cpu")
 GB = 10**9
@@ -113,7 +114,7 @@ STAGES = {
     "model": (first_model, "init_model", 0),
     "backward": (torch.Tensor, "backward", 5),
     "update": (torch.optim.AdamW, "step", 2),
-    "samples": (pretrain_job, "samples", 0),
+    "samples": (Sampler, "sample", 0),
 }
 
 

@@ -17,7 +17,7 @@ from trainer.machine.ranks import init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import pretrain_loss
 from trainer.saving.checkpoint import snapshot
-from trainer.sharding import Shards, is_sharded, own_part, whole_of
+from trainer.sharding import Shards, is_sharded, own_part
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -110,7 +110,6 @@ def of_two_ranks(ranks):
             if (kind, group_size) == ("adamw", 2):
                 found["own"] = own_share(engine)
             found[f"{kind} {group_size}"] = {"norms": norms, "state": state_of(engine)}
-    found["built"] = built(ranks)
     return found
 
 
@@ -121,15 +120,6 @@ def own_share(engine):
         tensors += [kept["exp_avg"], kept["exp_avg_sq"]]
     assert all(is_sharded(tensor) for tensor in tensors)
     return sum(own_part(tensor).numel() for tensor in tensors) / sum(tensor.numel() for tensor in tensors)
-
-
-def built(ranks):
-    """What `Shards` makes on this rank, whose weights are others at first: its weights, ties and buffers."""
-    model = tiny_model(seed=ranks.rank, use_moe=True)
-    Shards(model, ranks, CPU)
-    whole = {name: whole_of(parameter) for name, parameter in model.named_parameters()}
-    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
-    return {"weights": whole, "tied": is_tied, "slots": [b.clone() for b in model.buffers()]}
 
 
 def whole_run(folder):
@@ -186,15 +176,6 @@ def test_updates_equal_those_of_whole_models(both, kind):
 def test_each_rank_has_half_of_weights_and_moments(both):
     for result in both:
         assert result["own"] <= 1.02 / 2
-
-
-def test_all_ranks_get_the_weights_of_rank_0(both):
-    """With ties and buffers."""
-    for result in both:
-        assert result["built"]["tied"]
-        assert all(torch.equal(slots, torch.zeros_like(slots)) for slots in result["built"]["slots"])
-        for name, tensor in tiny_model(use_moe=True).named_parameters():
-            assert torch.equal(result["built"]["weights"][name], tensor)
 
 
 def test_a_run_has_the_losses_of_a_run_with_whole_models(both):

@@ -6,23 +6,25 @@ import os
 import random
 import re
 import signal
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score
 from transformers import AutoModelForSequenceClassification
 
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.helpers import before_update, new_port, run_ranks
+from tests.helpers import before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import init_model, metrics_of
+from trainer.glue.job import GlueJob, init_model, metrics_of
 from trainer.glue.settings import GlueSettings
+from trainer.job import Length, Progress
+from trainer.machine.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +210,17 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
 
 
+@pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
+def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
+    """Of three epochs of 1,000 rows, or of 100 updates; then a line down to 0."""
+    settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
+    job = SimpleNamespace(settings=settings, ranks=Ranks(), length=length)
+    for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
+        epoch, row = divmod(30 * percent, 1000)
+        update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)
+        assert GlueJob.learning_rate(job, update, Progress(update=percent)) == pytest.approx(factor)
+
+
 def test_flags_of_the_published_script_mean_what_they_meant():
     line = "--task_name MRPC --data_dir d --no_cuda --fp16 --per_gpu_train_batch_size 8 --max_grad_norm 0.5 --do_lower_case False"
     settings = GlueSettings.parse([*line.split(), "--eval_all_checkpoints", "--logging_steps", "7", "--server_ip", ""])
@@ -277,19 +290,3 @@ def test_a_finished_seed_is_passed_over_and_one_of_other_flags_or_data_refused(t
     # A further seed is trained beside it.
     train_file.write_text((make_place(tmp_path / "again") / "glue" / "CoLA" / "train.tsv").read_text())
     assert fine_tune(place, out, epochs=1, num_seeds=2, from_resume=1)["cola"]["seeds"].keys() == {"42", "43"}
-
-
-def one_of_two(place, out):
-    new_port("glue")
-    torch.set_num_threads(1)
-    assert train_glue.main(arguments(place, out, epochs=1, batch_size=2, dropout=0.0)) == 0
-
-
-@pytest.mark.slow
-def test_two_ranks_train_as_one_with_their_batches_together(place, tmp_path):
-    """Without dropout the weights agree up to the order of sums; only the first rank writes."""
-    run_ranks(one_of_two, place, tmp_path / "two")
-    one = fine_tune(place, tmp_path / "one", epochs=1, batch_size=4, dropout=0.0)
-    assert json.loads((tmp_path / "two" / "eval_results.json").read_text())["cola"]["metrics"] == one["cola"]["metrics"]
-    a, b = (load_file(tmp_path / run / "cola" / "seed_42" / "model" / "model.safetensors") for run in ("one", "two"))
-    assert all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)

@@ -64,53 +64,6 @@ def test_validation_is_the_loss_of_the_answers_that_are_held_out(tmp_path, chats
     assert record["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-4) and "bits_per_byte" not in record
 
 
-def test_packed_rows_train_as_padded_ones_do(tmp_path, chats):
-    """All conversations in one update, several times: the losses, and the weights after them."""
-    runs = []
-    for pack in (1, 0):
-        runs.append(
-            train(
-                data_path=chats, out_dir=tmp_path / str(pack), pack=pack, batch_size=64, accumulation_steps=1, epochs=3,
-                learning_rate=1e-3,
-            )
-        )  # fmt: skip
-    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
-    packed, padded = (dict(run.engine.model.named_parameters()) for run in runs)
-    for name in packed:
-        torch.testing.assert_close(packed[name], padded[name], atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_to_the_last_bit(tmp_path, chats):
-    """With dropout, and with a validation loss that rises again."""
-    options = {"data_path": chats, "lr_schedule": "constant", "learning_rate": 0.05, "use_moe": 1, "dropout": 0.1}
-    options.update(val_fraction=0.3, eval_interval=1)
-    whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
-    train(out_dir=tmp_path / "parts", epochs=1, **options)
-    parts = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
-    assert parts.progress == whole.progress
-    for mine, theirs in zip(whole.engine.model.parameters(), parts.engine.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-    best = [(tmp_path / name / "full_sft_16_moe.best.pth").read_bytes() for name in ("whole", "parts")]
-    assert best[0] == best[1]
-
-
-def test_it_learns_answers_and_tells_them_in_samples(tmp_path):
-    """Samples are answers alone, without the question and the special tokens."""
-    path = tmp_path / "chats.jsonl"
-    pairs = [("What is up?", "The sky."), ("What is down?", "The ground.")]
-    with open(path, "w", encoding="utf-8") as file:
-        for asked, said in pairs:
-            file.write(json.dumps({"messages": [turn("user", asked), turn("assistant", said)]}) + "\n")
-    run = train(
-        data_path=path, out_dir=tmp_path, hidden_size=32, learning_rate=1e-2, epochs=60, batch_size=2,
-        accumulation_steps=1, sample_prompts="What is up?",
-    )  # fmt: skip
-    assert losses(run)[-1] < 0.05
-    sample = records(run, "prompt")[-1]
-    assert (sample["prompt"], sample["text"]) == ("What is up?", "The sky.")
-
-
 def test_a_faulty_line_is_named_and_can_be_skipped(tmp_path, chats, capsys):
     path = tmp_path / "faulty.jsonl"
     lines = chats.read_text(encoding="utf-8").splitlines()

@@ -69,43 +69,6 @@ def test_any_text_round_trips_and_gives_no_special_token(tokenizer, text):
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
-# ---------------------------------------------------------------------------------------------------- chat template
-
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
-CHAT = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "天气?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "Look it up.",
-        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "北京"}}}],
-    },
-    {"role": "tool", "content": "sunny"},
-    {"role": "assistant", "content": "晴。"},
-]
-
-
-def test_chat_template_text(tokenizer):
-    """Reference: ChatML, written out by hand."""
-    plain = tokenizer.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
-    assert (
-        plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n天气?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert tokenizer.apply_chat_template(CHAT[1:2], tokenize=False) == "<|im_start|>user\n天气?<|im_end|>\n"
-    full = tokenizer.apply_chat_template(CHAT, tools=TOOLS, tokenize=False)
-    assert full == (
-        "<|im_start|>system\nBe brief.\n\nFunctions that you may call, a JSON schema each:\n"
-        + json.dumps(TOOLS[0])
-        + '\nA call is a JSON object with "name" and "arguments" between <tool_call> and </tool_call>.<|im_end|>\n'
-        "<|im_start|>user\n天气?<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\nLook it up.\n</think>\n\n"
-        '<tool_call>\n{"name": "weather", "arguments": {"city": "北京"}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>tool\n<tool_response>\nsunny\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n晴。<|im_end|>\n"
-    )
-
-
 # -------------------------------------------------------------------------------------------------------- training
 
 

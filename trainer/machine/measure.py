@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import transformers
@@ -245,15 +244,6 @@ def what_the_machine_lacks(error: Exception) -> str | None:
     return None
 
 
-class BatchSettings(Protocol):
-    """The flags that decide how many rows are computed at once."""
-
-    batch_size: int
-    accumulation_steps: int
-    rows_per_update: int
-    gradient_checkpointing: bool
-
-
 @contextlib.contextmanager
 def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation into a UserError, whose line ends with what `advise()` gives."""
@@ -265,19 +255,3 @@ def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[
             raise
         # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
         raise UserError(f"no memory is left on {device}: {advise()}") from None
-
-
-def plain_advice(settings: BatchSettings, shorter: str) -> str:
-    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
-    ways = []
-    rows_of_update = settings.batch_size * settings.accumulation_steps
-    for rows in range(settings.batch_size // 2, 0, -1):
-        if rows_of_update % rows == 0:
-            # With --rows_per_update the number of micro-batches follows.
-            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
-            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
-            break
-    if not settings.gradient_checkpointing:
-        ways.append("--gradient_checkpointing 1")
-    ways.append(shorter)
-    return f"try {', or '.join(ways)}"

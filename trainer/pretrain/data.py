@@ -1,4 +1,4 @@
-"""The data of a run as its flags name it, and where a mixture ends whose shares change over the run."""
+"""The data of a run as its flags name it, and where the run ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,12 +10,11 @@ from common.paths import ROOT
 from common.wording import announce, counted
 from dataset.corpus import Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.mixture import Move
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_known
-from trainer.budget.clock import Clock, clock_of_plan
-from trainer.job import UNLIMITED, Length, Progress
+from trainer.budget.clock import clock_of_plan
+from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
@@ -116,6 +115,14 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
                 "tokenizer that the weights were trained with"
             )
         corpus.plan(0)
+        # A clock that finds more time may ask for more than there is.
+        may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget
+        shortage = corpus.mixture.shortage() if corpus.mixture is not None and may_be_short else ""
+        if shortage:
+            raise DataError(
+                f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {shortage}; allow more "
+                "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
+            )
     return corpus
 
 
@@ -126,8 +133,8 @@ def length_of_run(
     validation: ValidationBatches | None,
     layers: int,
     prompts: int,
-) -> "tuple[Length, PlannedEnd | None]":
-    """Where a run ends: by its flags or by the clock of a --budget; what keeps a plan that depends on it in step, None: none does.
+) -> Length:
+    """Where a run ends: by its flags or by the clock of a --budget.
 
     layers: of the model. prompts: how many samples it draws.
     """
@@ -138,64 +145,8 @@ def length_of_run(
     if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
-    if length.clock is not None or (corpus.is_one_plan and not settings.max_updates):
-        # A plan is for one budget, and another number of passes would be another plan from the first row on.
+        length.rows_of_epoch = settings.max_updates * rows_of_update(settings, ranks)
+    if length.clock is not None or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
+        # A plan is for one budget or one course of shares, and another number of passes would be another plan from the first row on.
         length.flag = ""
-    follows_end = corpus.is_one_plan and settings.max_updates
-    return length, PlannedEnd(settings, ranks, corpus, length.clock) if follows_end else None
-
-
-class PlannedEnd:
-    """Keeps the plan of a run of some updates in step with where the run ends.
-
-    settings: with the final number of rows in an update. corpus: whose shares change.
-    """
-
-    def __init__(self, settings: PretrainSettings, ranks: Ranks, corpus: Corpus, clock: Clock | None) -> None:
-        self.settings = settings
-        self.ranks = ranks
-        self.clock = clock
-        assert corpus.mixture is not None
-        self.mixture = corpus.mixture
-        self.has_told_shortage = False
-
-    def replan(self, progress: Progress) -> str | None:
-        """As `Job.replan`."""
-        # At its start a run has those of the plan.
-        moves = [*(progress.moves or self.mixture.moves)]
-        last = moves[-1]
-        place = progress
-        if progress.epoch:
-            # The run was at its end. If it is given more updates, its one epoch goes on.
-            place = replace(progress, epoch=0, row=last.end)
-        # What is left of the run, in rows
-        rows = rows_of_update(self.settings, self.ranks)
-        course = self.clock.moved if self.clock is not None else None
-        if course is None:
-            end = place.row + max(self.settings.max_updates - place.update, 0) * rows
-            move = Move(place.row, end, 1.0, end)
-        else:
-            end = place.row + max(course.end - place.update, 0) * rows
-            fall_row = place.row + max(course.fall_from - place.update, 0) * rows
-            move = Move(place.row, fall_row, 1 - self.settings.decay_share, end)
-        # A resume finds the end where it was, unless there are other updates, or other rows in one. Within the fall, which has
-        # no beginning any more, only the end matters.
-        falls_elsewhere = move.fall_row not in (last.fall_row, move.row)
-        is_new = move.end != last.end or falls_elsewhere
-        if is_new:
-            moves.append(move)
-            progress.epoch, progress.row = place.epoch, place.row
-        progress.moves = moves
-        self.mixture.replan(moves)
-        shortage = self.mixture.shortage()
-        line = ""
-        if shortage and not self.settings.has_budget:
-            raise DataError(
-                f"--data_path: too little text for {counted(self.settings.max_updates, 'update')}: {shortage}; allow more "
-                "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
-            )
-        if shortage and not self.has_told_shortage:
-            # A clock moves the end as the time asks for it.
-            self.has_told_shortage = True
-            line = f"warning: with the end that the budget sets, {shortage}"
-        return line if line or is_new else None
+    return length

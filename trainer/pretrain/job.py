@@ -11,6 +11,7 @@ import torch
 
 from common.errors import user_errors
 from common.settings import write_settings
+from common.wording import counted
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
@@ -40,6 +41,7 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
+from trainer.updates import rows_of_update
 
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
@@ -75,6 +77,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
             self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
+            self.notices += self.first_model.notices
             settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
@@ -116,6 +119,12 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
         encoder = self.first_model.encoder
+        # What the course of changing shares is laid out for; "": for epochs, which are in the row layout
+        planned_for = ""
+        if settings.max_updates and self.corpus.shares_change:
+            planned_for = (
+                f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
+            )
         self.identity = Identity(
             {
                 # Before the tokenizer, whose fingerprint has it too.
@@ -124,18 +133,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": architecture(self.config),
                 "row layout": self.corpus.layout(),
+                "length of the mixture": planned_for,
                 "optimizer": settings.optimizer,
             },
             {
                 "data": self.kind.flags_of_data,
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
+                "length of the mixture": "--max_updates, --rows_per_update",
             },
             ONLY_AT_START,
         )
         without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
-        if without_graphs and settings.cuda_graphs == "1":
-            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {without_graphs}")
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -148,6 +157,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ranks=ranks,
             device=device,
         )
+        if settings.cuda_graphs == "1" and self.engine.graphs is None:
+            why = without_graphs or f"the optimiser {settings.optimizer} is not a fused one"
+            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {why}")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)
@@ -163,7 +175,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.evaluation.samples = Sampler(
                 self.first_model.tokenizer, encoder, self.prompts, settings.seed, with_prompt=not self.kind.answers
             )
-        self.length, self.planned_end = length_of_run(
+        self.length = length_of_run(
             settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
         )
 
@@ -172,26 +184,20 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def plan(self, epoch: int) -> RowPlan:
         return self.corpus.plan(epoch)
 
-    def replan(self, progress: Progress) -> str | None:
-        # The rows of a mixture whose shares change over the run depend on its end.
-        return None if self.planned_end is None else self.planned_end.replan(progress)
-
     def outlook(self, progress: Progress) -> Outlook:
-        settings = self.settings
         outlook = pretraining_outlook(
-            settings,
+            self.settings,
+            self.asked,
             self.first_model,
             self.corpus,
-            self.validation,
-            asked=self.asked,
-            epoch=progress.epoch,
-            length=self.length,
+            # Of a run that is one plan all is said, wherever it stands.
+            epoch=0 if self.corpus.is_one_plan else progress.epoch,
+            epochs=self.length.epochs,
             device_type=self.device.type,
             ranks=self.ranks,
-            notices=self.notices,
             answers=self.kind.answers,
         )
-        outlook.notices = [*outlook.notices, *self.make_fast(outlook)]
+        outlook.notices = [*self.notices, *outlook.notices, *self.make_fast(outlook)]
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:

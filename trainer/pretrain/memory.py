@@ -27,12 +27,13 @@ from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
-from trainer.machine.measure import available_memory, is_out_of_memory, plain_advice, total_memory
+from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
 from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import kept_of_run
+from trainer.updates import plain_advice
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:

@@ -3,21 +3,19 @@
 import gzip
 import lzma
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from common.wording import counted
-from dataset.corpus import Corpus, ValidationBatches
+from dataset.corpus import Corpus
 from dataset.quality.leaks import leak_notices
 from dataset.store.format import Documents, Ints
 from dataset.tokenizing.tokenizer_files import note_on_spelt_tokens
-from model.config import parameter_count
-from trainer.advice import Forecast, NextCommand, SizeOfRun, next_command, note_on_expected, pretraining_notices
+from trainer.advice import Forecast, NextCommand, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
-from trainer.job import SHORT_RUN_FLOPS, Length, Outlook
+from trainer.job import SHORT_RUN_FLOPS, Outlook
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.memory import flops_per_token, mean_context
@@ -28,30 +26,28 @@ from trainer.updates import rows_of_update, schedule_of
 
 def pretraining_outlook(
     settings: PretrainSettings,
+    asked: PretrainSettings,
     first_model: FirstModel,
     corpus: Corpus,
-    validation: ValidationBatches | None,
     *,
-    asked: PretrainSettings,
     epoch: int,
-    length: Length,
+    epochs: int,
     device_type: str,
     ranks: Ranks,
-    notices: Sequence[str],
     answers: bool,
 ) -> Outlook:
     """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
-    next. notices: lines that are known already. answers: the run trains the answers of conversations.
+    next, of so many epochs. answers: the run trains the answers of conversations.
     """
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
-    n_rows: float = first.n_rows * length.epochs
+    n_rows = first.n_rows * epochs
     if settings.max_updates:
         # The last update of an epoch may have fewer rows.
-        epochs = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
-        n_rows = min(first.n_rows * epochs, settings.max_updates * rows_of_update(settings, ranks))
+        passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
+        n_rows = min(first.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
     # As if each row were one document, which is the most that it can cost: this decides on compiling.
     flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
     trained = first.row_targets(0, first.n_rows)
@@ -74,24 +70,25 @@ def pretraining_outlook(
     # As the flags count them, rounded up: the last micro-batch may have fewer rows.
     rows_of_flags = settings.usual_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
-    run = SizeOfRun(
-        parameters=parameters,
-        tokens=n_rows * first.T * first.fill,
-        update_tokens=rows_of_update(settings, ranks) * first.T * first.fill,
-        T=first.T,
-        micro_batches=math.ceil(n_rows / of_all_ranks),
-        ranks=ranks,
-        device_type=device_type,
-        has_validation=bool(corpus.val_store),
-    )
-    said = [*first_model.notices, *notices]
+    tokens = n_rows * first.T * first.fill
+    said = []
     # The chat template writes special tokens, and a message that spells one stays text.
     by_weights = settings.parse_special_tokens is False and settings.from_weight != "none"
     if (settings.parse_special_tokens is None or by_weights) and ranks.is_main and not answers:
         said += note_on_spelt_tokens(corpus.stores, tokenizer, by_weights)
     if first_model.encoder.eos_id is None:
         said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    said += pretraining_notices(asked, run)
+    said += pretraining_notices(
+        asked,
+        ranks,
+        device_type,
+        parameters=parameters,
+        tokens=tokens,
+        update_tokens=rows_of_update(settings, ranks) * first.T * first.fill,
+        T=first.T,
+        micro_batches=math.ceil(n_rows / of_all_ranks),
+        has_validation=corpus.val_store is not None,
+    )
 
     data_fields: dict[str, object] = {}
     bytes_per_token = 0.0
@@ -102,25 +99,26 @@ def pretraining_outlook(
         data_fields["trained"] = ANSWERS
     elif ranks.is_main:
         # To count the bytes of a large corpus takes a while.
-        data_fields["bytes_per_token"] = bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
-        if validation is not None:
+        bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
+        if corpus.val_store is not None:
             assert corpus.val_documents is not None
-            data_fields["compressors"] = compressed(validation.store, corpus.val_documents, tokenizer)
+            data_fields["compressors"] = compressed(corpus.val_store, corpus.val_documents, tokenizer)
 
-    # Known are fresh dense models on documents; a run of seconds has no curve.
+    # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
-    is_known = settings.from_weight == "none" and not config.use_moe and not answers
+    has_law = settings.optimizer in ("adamw", "muon")
+    is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
         forecast = Forecast(
             full_rate=settings.learning_rate,
-            parameters=parameter_count(config),
-            depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
+            parameters=parameters,
+            layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
             T=first.T,
             text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
             muon=settings.optimizer == "muon",
         )
-        said.append(note_on_expected(parameters, run.tokens))
+        said.append(note_on_expected(parameters, tokens))
     return Outlook(
         plan=plan,
         lines=lines,
@@ -160,19 +158,11 @@ SAMPLE_BYTES = 1 << 20
 
 
 def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, float]:
-    """{"gzip": bits per byte, "xz": bits per byte, "bytes": of the text that was compressed}; {} where there is no text.
-
-    documents: their numbers. Of a long text every n-th document is taken, so the same text gives the same figures.
-    """
-    step = max(1, math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES))
-    texts = []
-    for document in documents[::step].tolist():
-        begin, end = int(store.offsets[document]), int(store.offsets[document + 1])
-        # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
-        ids = np.asarray(store.tokens[begin : min(end, begin + SAMPLE_BYTES)]).tolist()
-        texts.append(tokenizer.decode(ids, skip_special_tokens=True))
-    raw = "\n".join(texts).encode(errors="replace")
-    if not raw.strip():
-        return {}
-    bits = {"gzip": 8 * len(gzip.compress(raw, 9, mtime=0)), "xz": 8 * len(lzma.compress(raw, preset=6))}
-    return {name: count / len(raw) for name, count in bits.items()} | {"bytes": len(raw)}
+    """{compressor: bits per byte}. documents: their numbers; of a long text every n-th is taken."""
+    chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
+    begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
+    # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
+    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
+    raw = laws.text_of(store, places, tokenizer)
+    packed = {"gzip": gzip.compress(raw, 9, mtime=0), "xz": lzma.compress(raw, preset=6)}
+    return {name: 8 * len(short) / max(len(raw), 1) for name, short in packed.items()}

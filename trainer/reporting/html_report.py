@@ -17,7 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.charts import CHARTS, LOSS, Curve, smooth, thin
-from trainer.reporting.records import RunRecords, quality, remarks, trains_answers
+from trainer.reporting.records import RunRecords, quality, risen_validation, trains_answers
 
 # Evaluations before the last one whose samples are shown
 EARLIER = 20
@@ -52,7 +52,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
         machine=table([{**run.noted("machine"), **run.noted("versions")} for run in runs]),
         summary=summary,
         quality=quality,
-        remarks=remarks,
+        risen_validation=risen_validation,
         samples=samples,
     )
     with atomic_file(page) as file:
@@ -175,13 +175,9 @@ def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str],
 
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
-    updates = sorted({sample["update"] for sample in run.samples}, reverse=True)
+    updates = sorted({update for update, *_ in run.samples}, reverse=True)
     chosen = updates[:: math.ceil(len(updates) / (EARLIER + 1))]
-    found = []
-    for sample in sorted(run.samples, key=lambda sample: -sample["update"]):
-        if sample["update"] in chosen:
-            found.append((sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"])))
-    return found
+    return [sample for sample in sorted(run.samples, key=lambda sample: -sample[0]) if sample[0] in chosen]
 
 
 def summary(run: RunRecords) -> str:

@@ -1,7 +1,6 @@
 """What a run says and records: at its start, in its log lines, and at its end."""
 
 import contextlib
-import glob
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.settings import write_settings
-from common.wording import counted, one_line
+from common.wording import counted
 from trainer.advice import train_on
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
@@ -55,17 +54,13 @@ def open_records(
         )
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
-    begun = [metrics, settings_file, *job.files.begun]
-    files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun]
-    if resumed:
-        names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
-        checkpoints.bring_back([*names, *job.files.replaced])
-    else:
+    if not resumed:
+        begun = [metrics, settings_file, *job.files.begun]
+        files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun, *job.files.outputs.values()]
         for pattern in job.files.replaced:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
-        unsaved = [] if is_finished(metrics) else begun
-        checkpoints.set_aside(files, job.files.outputs.values(), reporter.say, unsaved)
+        checkpoints.set_aside(files, [] if is_finished(metrics) else begun, reporter.say)
     write_settings(job.files.settings, settings_file)
     for write in job.files.begun.values():
         write()
@@ -142,31 +137,7 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) ->
 def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is_complete: bool) -> None:
     """On rank 0: say and record how the run has ended, close its records, and write its report."""
     # To count what was trained may take a while, and a run that is stopped must end soon.
-    if is_complete:
-        tell_trained(job, progress, reporter)
-    if progress.skipped:
-        updates = counted(progress.update, "update")
-        reporter.say(
-            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
-        )
-    if is_complete:
-        risen = risen_validation(progress.best_val_loss, progress.best_val_update, progress.val_loss, job.files.stem)
-        if risen:
-            reporter.say(risen)
-        reporter.say(left_by(job))
-    reporter.close()
-    if is_complete and job.settings.report:
-        write_own_report(job.files.stem, reporter.say)
-
-
-def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
-    """Say and record what was trained of each source."""
-    try:
-        trained = job.trained(progress)
-    except Exception as error:
-        # Hours of training do not end with an error for want of this.
-        reporter.say(f"warning: the run is done, but what was trained cannot be counted: {one_line(error)}")
-        return
+    trained = job.trained(progress) if is_complete else []
     total = max(sum(tokens for _, tokens, _ in trained), 1)
     sources = []
     for name, tokens, passes in trained:
@@ -175,6 +146,20 @@ def tell_trained(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter
         reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
     if sources:
         reporter.record({**position(progress), "trained": sources})
+    if progress.skipped:
+        updates = counted(progress.update, "update")
+        reporter.say(
+            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
+        )
+    if is_complete:
+        # A disk that was full may have taken no line.
+        with contextlib.suppress(UserError):
+            if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):
+                reporter.say(risen)
+        reporter.say(left_by(job))
+    reporter.close()
+    if is_complete and job.settings.report:
+        write_own_report(job.files.stem, reporter.say)
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
@@ -199,7 +184,7 @@ def left_by(job: Job[Any, Any, Any]) -> str:
 
 
 def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
-    """For a finished run that is asked to go on. Outputs that were moved away are written again."""
+    """For a finished run that is asked to go on. Outputs that are missing are written."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (a higher {length.flag} goes on)" if length.flag else ""
@@ -208,7 +193,7 @@ def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: 
     # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
     all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
-        # A later run has moved them away, and this one was brought back by renaming its folder.
+        # Its end has come with a lower number of updates, before they were due.
         weights = snapshot(engine.weights())
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
     reporter.say(left_by(job))

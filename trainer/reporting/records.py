@@ -1,6 +1,8 @@
 """Reading a metrics file back: curves, samples and what each start has noted about itself."""
 
+import contextlib
 import json
+import math
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +46,7 @@ def is_number(value: object) -> bool:
 class RunRecords:
     """What a metrics file holds, as far as it was read.
 
-    samples, starts: lists of dicts. trained: what was trained of each source, noted at the end of the run. columns: {field:
+    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: what was trained of each source, noted at the end of the run. columns: {field:
     (tokens, values)}, as arrays, since a Python number takes four times their memory.
     """
 
@@ -53,7 +55,7 @@ class RunRecords:
         self.name = path.name.removesuffix(METRICS_SUFFIX)
         # Bytes that were read: up to the end of the last whole line
         self.position = 0
-        self.samples: list[dict[str, Any]] = []
+        self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
         self.trained: list[dict[str, Any]] = []
         self.columns: dict[str, tuple[array, array]] = {}
@@ -79,22 +81,20 @@ class RunRecords:
                 if not piece.endswith(b"\n") and len(piece) < MOST_LINE_BYTES:
                     # It is being written.
                     break
-                self.take(piece)
                 self.position += len(piece)
+                # One that a crash cut off, or that is none of ours, is passed over.
+                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                    self._take(json.loads(piece))
 
-    def take(self, line: str | bytes) -> None:
-        """Take over one line. One that a crash cut off, or that is none of ours, is passed over."""
-        try:
-            record = json.loads(line)
-            tokens = record["tokens"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return
+    def _take(self, record: dict[str, Any]) -> None:
+        tokens = record["tokens"]
         if not is_number(tokens):
             return
         if "settings" in record:
             self.starts.append(record)
         elif "text" in record:
-            self.samples.append(record)
+            prompt = record["prompt"]
+            self.samples.append((record["update"], prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
         else:
@@ -156,13 +156,16 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     return bars + [(name, compressors[name]) for name in ("xz", "gzip") if name in compressors]
 
 
-def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str | None:
-    """A sentence for a run whose validation loss was lower, after `update`, than it is at the end; None: it was not.
-
-    stem: path of the run's files without their endings.
-    """
+def risen_validation(run: RunRecords) -> str | None:
+    """A sentence for a run whose validation loss was lower before than it is at the end; None: it was not."""
+    tokens, values = run.columns.get("val_loss", ((0,), (math.inf,)))
+    lowest, last = min(values), values[-1]
     if not lowest < last:
         return None
+    # Every line has its update, and lines with the same number of tokens have the same one.
+    line_tokens, updates = run.columns["update"]
+    update = int(updates[line_tokens.index(tokens[values.index(lowest)])])
+    stem = run.path.with_name(run.name)
     best = Path(f"{stem}.best.pth")
     of_best, of_last = (f" ({best})", f" ({stem}.pth)") if best.is_file() else ("", "")
     line = (
@@ -172,25 +175,3 @@ def risen_validation(lowest: float, update: int, last: float, stem: Path) -> str
     if last > OVERFITTED * lowest:
         line += ", so the model has begun to learn its training data by heart (fewer epochs or more data help)"
     return line
-
-
-def remarks(run: RunRecords) -> list[str]:
-    """Sentences on how good a run's model is, beside its figures."""
-    sentences = []
-    if "val_loss" in run.columns:
-        tokens, values = run.columns["val_loss"]
-        lowest = min(values)
-        # Every line has its update, and lines with the same number of tokens have the same one.
-        line_tokens, updates = run.columns["update"]
-        update = int(updates[line_tokens.index(tokens[values.index(lowest)])])
-        risen = risen_validation(lowest, update, values[-1], run.path.with_name(run.name))
-        if risen:
-            sentences.append(f"{risen[0].upper()}{risen[1:]}.")
-    answers = trains_answers(run)
-    if (answers or "bytes_per_token" in run.noted("data")) and "val_loss" not in run.columns:
-        gives = "the loss on other answers" if answers else "bits per byte, beside those of gzip and xz,"
-        sentences.append(
-            f"Nothing was held out, so this run does not tell. --val_fraction 0.02 holds out a fiftieth of the "
-            f"{'conversations' if answers else 'documents'}, and shows {gives} here."
-        )
-    return sentences

@@ -19,12 +19,10 @@ from common.wording import for_terminal, nowhere
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
-# A line of the metrics file.
-Record = Mapping[str, Any]
 
 
 class Reporter:
-    """Prints and records. On the other ranks every method does nothing."""
+    """Prints and records. On the other ranks nothing is opened, and every other method does nothing."""
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
@@ -33,16 +31,12 @@ class Reporter:
         self.file: io.FileIO | None = None
         self.bar: tqdm | None = None
         self.has_terminal = is_main and sys.stdout.isatty()
-        # Lines that a full disk did not take; they are tried again with the next one.
-        self._unwritten = b""
 
     def open(self, path: Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
         is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
         """
-        if not self.is_main:
-            return
         kept = []
         if is_past and path.exists():
             for line in path.read_bytes().splitlines(keepends=True):
@@ -79,10 +73,8 @@ class Reporter:
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 
-    def log(self, record: Record, text: str) -> None:
+    def log(self, record: Mapping[str, Any], text: str) -> None:
         """Record one dict (`step` and `update` are its axis) and print `text`."""
-        if not self.is_main:
-            return
         self.say(text)
         self.record(record)
         numbers = flat_numbers(record)
@@ -90,12 +82,15 @@ class Reporter:
         del numbers["step"]
         self._to_tracker("log", numbers, step=record["step"])
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Mapping[str, Any]) -> None:
         """Put a dict into the metrics file alone."""
         if self.file:
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
-            self._write(text.encode(errors="backslashreplace") + b"\n")
+            try:
+                self.file.write(text.encode(errors="backslashreplace") + b"\n")
+            except OSError as error:
+                self.say(f"warning: {self.file.name}: {error.strerror}: this line is missing there; training goes on")
 
     def close(self) -> None:
         with self._terminal():
@@ -103,8 +98,6 @@ class Reporter:
                 self.bar.close()
         self.bar = None
         if self.file:
-            # The disk may have room again by now.
-            self._write(b"")
             self.file.close()
         self._to_tracker("finish")
 
@@ -133,18 +126,6 @@ class Reporter:
             self.bar = None
             self.has_terminal = False
 
-    def _write(self, line: bytes) -> None:
-        """Append to the metrics file what an earlier write has left, and the line."""
-        assert self.file is not None
-        is_first_failure = not self._unwritten
-        self._unwritten += line
-        try:
-            # A disk that becomes full takes a part.
-            self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
-        except OSError as error:
-            if is_first_failure:
-                self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
-
 
 def finite(value: Any) -> Any:
     """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
@@ -155,7 +136,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def flat_numbers(record: Record) -> dict[str, float]:
+def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers and reports draw."""
     values: dict[str, Any] = {}
     for name, value in record.items():
@@ -192,6 +173,8 @@ class Stopwatch:
         # As if the interval that a stop broke off had begun so long ago.
         self.last = self.start - seconds_before
         self.first_step = first_step
+        # Seconds of evaluations, which come behind the first update
+        self.seconds_paused = 0.0
         # (when the first update was done, the micro-batch behind it)
         self.warm: tuple[float, int] | None = None
 
@@ -207,11 +190,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes does not count for the next lap: evaluations are no training."""
+        """What the block takes does not count as training: it is an evaluation."""
         start = time.perf_counter()
         yield
+        seconds = time.perf_counter() - start
+        self.seconds_paused += seconds
         # Moving the lap's beginning leaves out just the pause.
-        self.last += time.perf_counter() - start
+        self.last += seconds
 
     def after_update(self, last_step: int) -> None:
         """last_step: the update's last micro-batch, counted from 0."""
@@ -219,11 +204,18 @@ class Stopwatch:
             self.warm = time.perf_counter(), last_step + 1
 
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done.
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done, evaluations between them included.
 
         The first update, in which code is compiled, is left out once there are others.
         """
+        return self._mean_of_steps(step, time.perf_counter())
+
+    def training_seconds_per_step(self, step: int) -> float:
+        """`seconds_per_step` without evaluations."""
+        return self._mean_of_steps(step, time.perf_counter() - self.seconds_paused)
+
+    def _mean_of_steps(self, step: int, now: float) -> float:
         start, first_step = self.start, self.first_step
         if self.warm is not None and step >= self.warm[1]:
             start, first_step = self.warm
-        return (time.perf_counter() - start) / (step - first_step + 1)
+        return (now - start) / (step - first_step + 1)

@@ -27,10 +27,10 @@ somebody has put there. These files are read by torch's restricted unpickler alo
 import contextlib
 import errno
 import glob
+import itertools
 import os
 import pickle
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -44,37 +44,26 @@ from common.files import (
     atomic_file,
     file_digest,
     forget_cached,
-    is_link_of,
-    link_or_copy,
     remove,
     remove_if_possible,
-    replace,
 )
 from model.pth_format import check_kind
-from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
 from trainer.sharding import is_sharded, replaced, whole_of
 
-# The endings of what a run writes beside its stem, the mark of its lock among it
-OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")
-# What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
-LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 # The file of a checkpoint. Whatever else lies beside it is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
-# What a save, or the attempt to write at a start, leaves half done, with the number of its process
-LEFT_OF_A_SAVE = re.compile(r"update_\d+(\..+)?\.tmp", re.ASCII)
 
 
 def remove_temporaries(stem: Path) -> None:
     """Delete what a killed run of this name left half written beside `stem`.
 
-    Other names in the same place are left alone; they may belong to a run that is writing them now, such as one whose name
-    begins with this one and a dot. What cannot be deleted stays for the next start: a rank of the killed run that is not gone
-    yet may still be writing there.
+    What cannot be deleted stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
     """
     for start in (f"{stem.name}.", f".{stem.name}."):
         for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
-            if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
+            # a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
+            if "_" not in path.name.removeprefix(start):
                 remove_if_possible(path)
 
 
@@ -175,14 +164,9 @@ def update_of(path: Path) -> int:
 
 
 def kept_of_run(stem: Path, name: str) -> Path | None:
-    """The file `name` of the run that a resume goes on with; None: it has no such one, or no checkpoint.
-
-    A run whose folder was renamed back has its files among its checkpoints until the resume begins. What stands beside them then
-    is that of the later run; without a checkpoint it may be of a run with other data.
-    """
-    checkpoints = Checkpoints(f"{stem}_resume")
-    places = (checkpoints.folder / name, stem.parent / name) if checkpoints.paths() else ()
-    return next((path for path in places if path.exists()), None)
+    """The file `name` of the run that a resume goes on with; None: it has none, or no checkpoint and may have had other data."""
+    path = stem.parent / name
+    return path if path.exists() and Checkpoints(f"{stem}_resume").paths() else None
 
 
 class Checkpoints:
@@ -280,9 +264,8 @@ class Checkpoints:
 
     def remove_leftovers(self) -> None:
         """Delete what a killed run has left half written in the folder. Nothing may be being saved."""
-        for path in self.folder.glob("update_*.tmp"):
-            if LEFT_OF_A_SAVE.fullmatch(path.name):
-                remove_if_possible(path)
+        for path in self.folder.glob("update_[0-9]*.tmp"):
+            remove_if_possible(path)
         for digest_file in self.folder.glob("update_*.pt.sha256"):
             checkpoint = digest_file.with_suffix("")
             # Killed between the two renames.
@@ -297,61 +280,31 @@ class Checkpoints:
             os.rmdir(self.folder)
 
     def set_aside(
-        self,
-        files: Iterable[Path],
-        weights: Iterable[Path] = (),
-        notice: Callable[[str], None] = print,
-        unsaved: Iterable[Path] = (),
+        self, files: Iterable[Path], unsaved: Iterable[Path] = (), notice: Callable[[str], None] = print
     ) -> None:
-        """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
+        """Move an earlier run out of the way of a fresh one: its checkpoints and other `files` (or folders), into one folder.
 
-        One rename ends the move. A kill before it leaves some of them in the folder of the checkpoints, where the next start finds
-        them, fresh or not. `weights` (files or folders) stay here too until the new ones replace them. `unsaved`: files that are
-        deleted if there is nothing else, since their run ended before it had saved anything.
+        unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
         """
         files = [path for path in files if path.exists()]
-        weights = [path for path in weights if path.exists()]
-        # An earlier run was brought back, by renaming its folder, and not gone on with: first it goes away again.
-        if any((self.folder / path.name).exists() for path in files + weights):
-            self._move(notice)
-        asides = self._asides()
-        # What the last move has linked there is there already.
-        weights = [path for path in weights if not (asides and is_link_of(asides[-1] / path.name, path))]
-        if not self.paths() and not weights and set(files) <= set(unsaved):
+        aside = self.folder.with_name(f"{self.folder.name}_old")
+        # If it is there, a start was killed while it moved, and this one goes on with that.
+        if not aside.exists() and not self.paths() and set(files) <= set(unsaved):
             for path in files:
                 remove(path)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # All checkpoints at once, and first: a resume finds either the whole run, or none.
+        if self.folder.exists():
+            self.folder.rename(aside)
+        else:
+            aside.mkdir(exist_ok=True)
         for path in files:
-            os.replace(path, self.folder / path.name)
-        for path in weights:
-            if path.is_dir():
-                shutil.copytree(path, self.folder / path.name, copy_function=link_or_copy)
-            else:
-                link_or_copy(path, self.folder / path.name)
-        self._move(notice)
-
-    def _move(self, notice: Callable[[str], None]) -> None:
-        """Rename the folder to the next free {name}_oldN."""
-        number = folder_number(self._asides()[-1]) + 1 if self._asides() else 1
-        old = self.folder.with_name(f"{self.folder.name}_old{number}")
-        hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
-        self.folder.rename(old)
-        notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
-
-    def _asides(self) -> list[Path]:
-        """The folders that `set_aside` has made, the latest last."""
-        found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
-        return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
-
-    def bring_back(self, patterns: Iterable[str]) -> None:
-        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was.
-
-        patterns: of the names of what it moves. Whatever else is in the folder stays there.
-        """
-        for pattern in patterns:
-            for path in list(self.folder.glob(pattern)):
-                replace(path, self.folder.parent / path.name)
+            os.replace(path, aside / path.name)
+        numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
+        old = next(path for path in numbered if not path.exists())
+        aside.rename(old)
+        hint = "; --from_resume 1 would have gone on with it" if Checkpoints(old).paths() else ""
+        notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
 
     def newest(self, notice: Callable[[str], None] = print) -> Path | None:
         """The newest checkpoint whose digest holds, or None where there is none at all. Others are named through `notice`.
@@ -370,9 +323,3 @@ class Checkpoints:
                 "the weights that the run has saved (--from_weight, of encoders --model_path)"
             )
         return None
-
-
-def folder_number(folder: Path) -> int:
-    """n of {name}_old{n}, 0 if that is no number."""
-    number = folder.name.rpartition("_old")[2]
-    return int(number) if number.isdecimal() else 0

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from common.errors import UserError, user_errors
 from common.wording import counted
-from dataset.mixture import Move
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
@@ -152,7 +151,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
-        progress = Progress(**{**state["progress"], "moves": [Move(**move) for move in state["progress"]["moves"]]})
+        progress = Progress(**state["progress"])
         self.best_weights = state["best"]
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]

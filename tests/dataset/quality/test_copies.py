@@ -3,10 +3,9 @@
 import random
 
 import numpy as np
-import pytest
 
 from dataset.quality.copies import NONE, exact_copies, near_copies
-from tests.dataset.quality.planted import changed, chinese, english, jaccard
+from tests.dataset.quality.planted import changed, english, jaccard
 
 
 def no_exact(n):
@@ -15,36 +14,6 @@ def no_exact(n):
 
 def find(texts):
     return near_copies(enumerate(texts), no_exact(len(texts)))
-
-
-def test_exact_copies_are_those_of_an_earlier_hash():
-    """Reference: a dictionary. All 50 of 50 planted ones among others."""
-    generator = random.Random(12)
-    for size, kinds in ((0, 1), (1, 1), (40, 5), (300, 250)):
-        numbers = [generator.randrange(kinds) for _ in range(size)]
-        first = {}
-        expected = []
-        for i, number in enumerate(numbers):
-            expected.append(first.get(number, NONE))
-            first.setdefault(number, i)
-        found = exact_copies(np.array(numbers, np.uint64))
-        assert found.of.tolist() == expected
-        assert found.is_exact.tolist() == [of != NONE for of in expected]
-        assert found.exact == len(numbers) - len(first)
-    planted = [*range(1000), *generator.sample(range(1000), 50)]
-    assert exact_copies(np.array(planted, np.uint64)).exact == 50
-
-
-@pytest.mark.parametrize("kind", [english, chinese])
-def test_near_duplicates_are_found_and_nothing_else(kind):
-    """20 planted copies with a similarity of 0.8 to 0.9 among 400 texts, Chinese without a space included."""
-    generator = random.Random(1)
-    texts = [kind(generator) for _ in range(400)]
-    originals = generator.sample(range(400), 20)
-    planted = [changed(texts[i], generator, 0.8, 0.9) for i in originals]
-    found = find(texts + planted)
-    assert (found.of[400:] == originals).sum() >= 19
-    assert (found.of[:400] == NONE).all()
 
 
 def test_white_space_and_case_make_no_difference():

@@ -6,7 +6,7 @@ import pytest
 from dataset.corpus import Corpus
 from dataset.quality import leaks
 from dataset.quality.leaks import leak_notices
-from tests.dataset.test_corpus_sources import write_texts
+from tests.helpers import write_texts
 
 
 def words(number, count=60):

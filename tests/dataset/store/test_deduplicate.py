@@ -1,6 +1,5 @@
 """Stores without copies. Reference: the store of a file from which the copies were taken out by hand."""
 
-import json
 import random
 import sys
 
@@ -13,13 +12,9 @@ from dataset.store import deduplicate
 from dataset.store.deduplicate import notice_of, open_sources, stored_texts
 from dataset.store.token_store import open_or_build
 from tests.dataset.quality.planted import changed, chinese, english
+from tests.helpers import write_texts
 
 ARRAYS = ("tokens", "offsets", "text_bytes", "doc_hash")
-
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return str(path)
 
 
 def texts_with_copies():
@@ -32,7 +27,7 @@ def texts_with_copies():
 
 
 def is_store_of(store, texts, tmp_path, encoder):
-    reference = open_or_build(write(tmp_path / "reference.jsonl", texts), encoder, num_procs=1, progress=False)
+    reference = open_or_build(write_texts(tmp_path / "reference.jsonl", texts), encoder, num_procs=1, progress=False)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(store, name), getattr(reference, name), err_msg=name)
     assert store.max_token_id >= reference.max_token_id
@@ -47,7 +42,7 @@ def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
     # Several blocks.
     monkeypatch.setattr(deduplicate, "BLOCK_TOKENS", 500)
     texts, no_exact, no_near = texts_with_copies()
-    path = write(tmp_path / "a.jsonl", texts)
+    path = write_texts(tmp_path / "a.jsonl", texts)
     (exact,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
     (near,) = open_sources([[path]], encoder, "near", num_procs=1, progress=False)
     assert is_store_of(exact, no_exact, tmp_path, encoder)
@@ -62,8 +57,8 @@ def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
 
 
 def test_a_later_source_loses_what_an_earlier_one_has(tmp_path, encoder):
-    first = write(tmp_path / "a.jsonl", ["one text", "shared text"])
-    second = write(tmp_path / "b.jsonl", ["shared text", "other text", "other text"])
+    first = write_texts(tmp_path / "a.jsonl", ["one text", "shared text"])
+    second = write_texts(tmp_path / "b.jsonl", ["shared text", "other text", "other text"])
     stores = open_sources([[first], [second]], encoder, "exact", num_procs=1, progress=False)
     assert [len(store) for store in stores] == [2, 1]
     # By itself it keeps the shared text, so it is another store.
@@ -74,14 +69,14 @@ def test_a_later_source_loses_what_an_earlier_one_has(tmp_path, encoder):
 
 
 def test_a_source_of_copies_alone_is_refused(tmp_path, encoder):
-    first = write(tmp_path / "a.jsonl", ["one text", "two"])
-    second = write(tmp_path / "b.jsonl", ["two"])
+    first = write_texts(tmp_path / "a.jsonl", ["one text", "two"])
+    second = write_texts(tmp_path / "b.jsonl", ["two"])
     with pytest.raises(DataError, match=r"b.jsonl: all 1 document are copies .* sources before it"):
         open_sources([[first], [second]], encoder, "exact", num_procs=1, progress=False)
 
 
 def test_a_damaged_one_is_made_anew(tmp_path, encoder, capsys):
-    path = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
+    path = write_texts(tmp_path / "a.jsonl", ["one text", "one text", "another"])
     (store,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
     expected = bytes_of(store.folder)
     (store.folder / "tokens.bin").write_bytes(b"\1" * store.tokens.nbytes)
@@ -104,7 +99,7 @@ def test_texts_come_back_in_the_order_of_the_store(tmp_path, encoder):
 
 
 def test_near_without_the_library_is_told_before_anything_is_looked_at(tmp_path, encoder, monkeypatch):
-    path = write(tmp_path / "a.jsonl", ["one text"])
+    path = write_texts(tmp_path / "a.jsonl", ["one text"])
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(DataError, match="pip install rensa"):
         open_sources([[path]], encoder, "near", num_procs=1, progress=False)

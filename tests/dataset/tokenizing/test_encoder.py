@@ -13,17 +13,19 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
 
 
-def small_tokenizer(bos="<s>", eos="</s>", pad=None, template=False, vocab_size=300):
+def small_tokenizer(
+    bos="<s>", eos="</s>", pad=None, template=False, vocab_size=300, texts=("the cat sat on the mat", "a cat")
+):
     """A byte-level BPE tokenizer with these special tokens; template: its post-processor adds BOS and EOS itself."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    specials = [token for token in (bos, eos, pad) if token]
+    specials = list(dict.fromkeys(token for token in (bos, eos, pad) if token))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(["the cat sat on the mat", "a cat"], trainer)
+    backend.train_from_iterator(texts, trainer)
     if template:
         pairs = [(bos, backend.token_to_id(bos)), (eos, backend.token_to_id(eos))]
         backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=pairs)

@@ -72,7 +72,7 @@ def test_an_export_has_the_names_of_transformers_4(kind, tmp_path):
     else:
         assert config.get("rope_scaling") is None
     generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
-    assert (generation["bos_token_id"], generation["eos_token_id"]) == (1, 2)
+    assert [generation[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, 2, 0]
 
 
 def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(tmp_path):
@@ -95,7 +95,7 @@ def test_an_export_adds_the_bos_that_training_put_where_the_tokenizer_adds_none(
 # ------------------------------------------------------------------------------------------- the model card
 
 
-def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
+def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(tmp_path, monkeypatch):
     """Neither the folders of the run and of the export nor the name of the user; the data's names stay."""
     home = tmp_path / "home" / "alice"
     home.mkdir(parents=True)
@@ -116,10 +116,12 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
     start = {"started": "2026-01-01 00:00:00", "model": {}, "data": {}, "machine": {}, "versions": {}}
     lines = [
         {"update": 1, "tokens": 9, "settings": settings, "command": command, **start},
-        {"update": 1, "tokens": 9, "loss": 3.0},
+        {"update": 10, "tokens": 1234567, "loss": 3.25},
+        {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
     ]
     weight = write(home)
-    weight.with_name("pretrain_32.metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
+    weight.with_name("pretrain_32.metrics.jsonl").write_text(text)
     own_tokenizer = home / "tokenizer"
     load_tokenizer(MODEL).save_pretrained(own_tokenizer)
     export_hf.export(weight, home / "hf", tokenizer_path=own_tokenizer)
@@ -131,6 +133,8 @@ def test_nothing_in_an_export_tells_of_places_or_people(tmp_path, monkeypatch):
     assert export_hf.shown(str(home / "a.jsonl")) == "`a.jsonl`"
     card = (home / "hf" / "README.md").read_text()
     assert "wiki.jsonl:0.7" in card and "code.jsonl" in card and "more.jsonl" in card and "valid.jsonl" in card
+    for told in ("library_name: transformers", "| updates | 20 |", "| tokens | 1,234,567 |", "3.5000", "bitwise"):
+        assert told in card
     assert "| `--learning_rate` | `0.0005` |" in card
 
 

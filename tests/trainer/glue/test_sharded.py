@@ -93,6 +93,14 @@ def test_a_run_is_that_of_whole_models(both, folder):
     assert configs[0] == configs[1] and '"ElectraForSequenceClassification"' in configs[0]
 
 
+def test_two_ranks_train_as_one_with_their_batches_together(both, place, folder):
+    """The weights agree up to the order of sums."""
+    assert train_glue.main(arguments(place, folder / "one", **{**RUN, "batch_size": 6})) == 0
+    assert results(folder / "one")["metrics"] == results(folder / "none")["metrics"]
+    one, two = (load_file(model_file(folder / name)) for name in ("one", "none"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
+
+
 def test_a_stopped_run_goes_on_bitwise(both, folder):
     """Its checkpoints have parts."""
     assert both[0] == [["update_00000002.pt"], ["update_00000003.pt", "update_00000004.pt"]]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.errors import UserError
+from tests.faults.harness import rank_environments
 from tests.helpers import flags
 from trainer.electra.settings import ElectraSettings
 from trainer.machine import cpu_ranks
@@ -99,13 +100,7 @@ def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkey
     (warning,) = divide(cpu("2"), wide, by_itself=True).notices
     assert "--cpu_processes 2 has no effect" in warning
     monkeypatch.undo()
-    for name, value in {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }.items():
+    for name, value in rank_environments(1)[0].items():
         monkeypatch.setenv(name, value)
     assert divide(cpu("2"), wide, by_itself=True).processes == 1
 

@@ -10,9 +10,8 @@ import torch
 
 from common.errors import UserError
 from common.processes import ignore_stop_signals
-from dataset.reading.documents import DataError
 from trainer.machine import compiling, devices
-from trainer.machine.command_line import StopSignals, line_of, run_cli
+from trainer.machine.command_line import StopSignals, line_of
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype, rng_state, seed_everything, set_rng_state
 from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
@@ -24,11 +23,6 @@ CPU = torch.device("cpu")
 def no_launcher(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def test_ddp_without_a_launcher_says_how_to_launch():
-    with pytest.raises(UserError, match="torchrun --nproc_per_node"):
-        init_distributed_mode("cpu", ddp=True)
 
 
 def test_default_device_is_the_best_there_is(monkeypatch):
@@ -68,16 +62,6 @@ def test_seeds_and_random_states():
     assert draws() == following
     seed_everything(5, rank=1)
     assert draws() != first
-
-
-@pytest.mark.parametrize("error", [UserError("first\nsecond"), DataError("first\nsecond")])
-def test_run_cli_prints_one_line(capsys, error):
-    def main():
-        raise error
-
-    with pytest.raises(SystemExit) as end:
-        run_cli(main)
-    assert end.value.code == 2 and capsys.readouterr().err == "error: first second\n"
 
 
 def test_stop_signals_are_noted_and_the_old_handlers_come_back():

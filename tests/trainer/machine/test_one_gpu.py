@@ -14,6 +14,7 @@ from model import model_minimind, moe
 from model.fast import experts as ways
 from model.fast import flex_attention
 from tests.dataset.electra.test_electra_dataset import write_lines
+from tests.faults.harness import rank_environments
 from tests.helpers import flags, losses, records, train, trainers_that_fit, write_corpus
 from tests.trainer.glue.glue_helpers import fine_tune, make_place
 from tests.trainer.machine.simulated_cuda import simulated_cuda
@@ -219,9 +220,8 @@ def test_fine_tuning_starts_and_ends_there(tmp_path):
 @pytest.mark.parametrize("local_rank", [0, 1])
 def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
     """Two ranks on two GPUs: NCCL where this PyTorch has it, otherwise Gloo, as on Windows."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name, value in {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 2, **place}.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in rank_environments(2)[local_rank].items():
+        monkeypatch.setenv(name, value)
     asked = {}
     monkeypatch.setattr(ranks_module, "rendezvous_store", lambda timeout: None)
     for nccl, backend in ((True, "nccl"), (False, "gloo")):
@@ -237,8 +237,7 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 2, **place}.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in rank_environments(2)[1].items():
+        monkeypatch.setenv(name, value)
     with simulated_cuda(gpus=1), pytest.raises(UserError, match="more processes than this machine has GPUs"):
         ranks_module.init_distributed_mode()

@@ -1,12 +1,9 @@
 """Warm-up and parameter groups; that the steps are those of torch's AdamW is tests/trainer/test_tour.py."""
 
-from unittest import mock
-
 import pytest
 from torch import nn
 
-from tests.helpers import tiny_model, train, write_corpus
-from trainer.engine import Engine
+from tests.helpers import tiny_model
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.schedules import get_lr, learning_rate
 
@@ -48,27 +45,6 @@ def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
 @pytest.mark.parametrize(("warmup", "factor"), [(0.25, 0.25), (1.0, 1.0), (7.0, 1.0)])
 def test_warmup_multiplies_the_schedule(warmup, factor):
     assert learning_rate(0.3, warmup, 5e-4) == pytest.approx(factor * get_lr(300, 1000, 5e-4), rel=1e-12)
-
-
-@pytest.mark.slow
-def test_rates_do_not_depend_on_the_cut(tmp_path):
-    """Each update gets the same rate as 1x8, 2x4 and 8x1, warm-up (counted in micro-batches) included."""
-    data = write_corpus(tmp_path / "data.jsonl", 60)
-    rates, update = [], Engine.update
-
-    def noted(engine, lr, *requests):
-        rates[-1].append(lr)
-        update(engine, lr, *requests)
-
-    for batch_size, steps in ((1, 8), (2, 4), (8, 1)):
-        rates.append([])
-        with mock.patch.object(Engine, "update", noted):
-            train(
-                data_path=data, out_dir=tmp_path, batch_size=batch_size, accumulation_steps=steps,
-                warmup_iters=2 * steps, epochs=2, log_interval=100,
-            )  # fmt: skip
-    assert rates[0] == pytest.approx(rates[1], rel=1e-12) and rates[0] == pytest.approx(rates[2], rel=1e-12)
-    assert rates[0][0] == pytest.approx(1.1 * 5e-4 / 2)  # two updates of warm-up
 
 
 class WithBias(nn.Module):

@@ -1,4 +1,4 @@
-"""Runs whose shares change: what is trained, a stop and a resume, another batch, a clock that moves the end.
+"""Runs whose shares change: what is trained, a stop and a resume, another batch, another end.
 
 Reference: a run that nothing disturbed, and the rows that the plan has."""
 
@@ -77,7 +77,7 @@ def clock(courses):
 
     def made(job, *args):
         make(job, *args)
-        job.length.clock = job.planned_end.clock = Moves(courses, job.settings.max_updates)
+        job.length.clock = Moves(courses, job.settings.max_updates)
 
     with mock.patch.object(PretrainJob, "__init__", made):
         yield
@@ -100,17 +100,11 @@ def assert_same(one, other):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def planned_rows(trainer):
-    """The rows of the plan as the engine gets them."""
-    plan = trainer.job.plan(0)
+def planned_rows(trainer, epoch=0):
+    """The rows of a plan as the engine gets them."""
+    plan = trainer.job.plan(epoch)
     batch = trainer.job.assembler[plan.recipe(range(plan.n_rows))]
     return [str(row) for row in zip(batch.input_ids.tolist(), batch.targets.tolist(), strict=True)]
-
-
-def first_share(plan, lo, hi):
-    """The first source's share of the targets in the rows [lo, hi)."""
-    given = [after - before for before, after in zip(plan.source_targets(lo), plan.source_targets(hi), strict=True)]
-    return given[0] / sum(given)
 
 
 def schedule(sources, repeat=""):
@@ -134,7 +128,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit_and_trains_each_row_once(sources,
 
 @pytest.mark.slow
 def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
-    """A run of some passes keeps its rows; one of some updates has another end, and keeps the rows that it has trained."""
+    """Reference: the rows of the plan. Where shares change, so long as the run keeps the rows that it was planned for."""
     options = {"data_path": schedule(sources), "out_dir": tmp_path / "epochs"}
     with trained_rows() as rows:
         with stopped_after(5):
@@ -146,41 +140,49 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
     with trained_rows() as rows:
         with stopped_after(20):
             run(**options)
-        resumed = run(**options, from_resume=1, batch_size=6)
-        assert len(rows) == 20 * 4 + 20 * 12 and rows == planned_rows(resumed)
-        # More updates than before, behind the end of the schedule.
-        longer = run(**{**options, "max_updates": 50}, from_resume=1, batch_size=6)
-    assert len(rows) == 20 * 4 + 30 * 12 and rows == planned_rows(longer)
-    assert first_share(longer.job.plan(0), 20 * 4 + 20 * 12, len(rows)) == pytest.approx(0.2, abs=0.03)
+        for other in ({"batch_size": 6}, {"max_updates": 50}):
+            with pytest.raises(
+                UserError, match=r"\(--max_updates, --rows_per_update\): 40 updates of 4 rows there, .* in this run"
+            ):
+                run(**{**options, **other}, from_resume=1)
+        resumed = run(**options, from_resume=1, batch_size=6, rows_per_update=4)
+    assert rows == planned_rows(resumed)
+
+
+@pytest.mark.slow
+def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_path):
+    """A stopped run and a finished one, which has trained its whole plan. Reference: the rows of the longest run."""
+    options = {"data_path": [f"{sources[0]}:0.7:x9", f"{sources[1]}:0.3:x9"], "out_dir": tmp_path}
+    with trained_rows() as rows:
+        with stopped_after(7):
+            run(**options, max_updates=40)
+        run(**options, max_updates=20, from_resume=1)
+        longest = run(**options, max_updates=50, from_resume=1)
+    assert len(rows) == 50 * 4 and rows == planned_rows(longest)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_clock_moves_the_end_of_the_schedule_too(sources, tmp_path, num_workers):
-    """The end comes nearer, then further away; and the same with a stop in between, bit for bit."""
-    courses = {
-        4: Course(fall_from=40, end=60),
-        30: Course(fall_from=60, end=80),
-        70: Course(fall_from=70, end=84, fall_rate=0.5),
-    }
-    options = {
-        "data_path": schedule(sources, ":x9"), "max_updates": 100, "lr_schedule": "wsd", "decay_share": 0.2,
-        "num_workers": num_workers,
-    }  # fmt: skip
-    with clock(courses), trained_rows() as rows:
-        whole = run(out_dir=tmp_path / "whole", **options)
-    assert whole.progress.update == 84 and len(rows) == 84 * 4
-    assert rows == planned_rows(whole)
-    plan = whole.job.plan(0)
-    # Where the rate begins to fall, the schedule is at 0.8 of its way: 0.32 of the tokens there are of the first source.
-    assert first_share(plan, 55 * 4, 65 * 4) == pytest.approx(0.32, abs=0.06)
-    assert first_share(plan, 76 * 4, 84 * 4) == pytest.approx(0.22, abs=0.06)
-    for stop in (20, 30, 75):
-        with clock(courses), stopped_after(stop):
+def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
+    """Earlier, where the rest of the schedule is not trained, or later, where its last shares go on; and the same with stops, bit for
+    bit. Reference: the rows of the plan."""
+    options = {"data_path": schedule(sources, ":x9"), "max_updates": 50, "num_workers": num_workers}
+    sooner = {4: Course(fall_from=20, end=30)}
+    later = {**sooner, 20: Course(fall_from=50, end=70), 60: Course(fall_from=60, end=64, fall_rate=0.5)}
+    with clock(sooner), trained_rows() as rows:
+        ended = run(out_dir=tmp_path / "sooner", **options)
+    assert rows == planned_rows(ended)[: 30 * 4]
+    with clock(later), trained_rows() as rows:
+        whole = run(out_dir=tmp_path / "later", **options)
+    assert rows == [*planned_rows(whole), *planned_rows(whole, epoch=1)][: 64 * 4]
+    for stop in (20, 50, 55):
+        with clock(later), stopped_after(stop):
             run(out_dir=tmp_path / "cut", from_resume=1, **options)
-    with clock(courses):
+    with clock(later):
         resumed = run(out_dir=tmp_path / "cut", from_resume=1, **options)
     assert_same(whole, resumed)
+    assert resumed.job.trained(resumed.progress) == whole.job.trained(whole.progress)
+    assert sum(tokens for _, tokens, _ in resumed.job.trained(resumed.progress)) == whole.progress.tokens
 
 
 @pytest.mark.slow

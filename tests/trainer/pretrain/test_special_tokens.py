@@ -7,21 +7,16 @@ import pytest
 from common.errors import UserError
 from scripts import evaluate, export_hf
 from scripts.common import load
-from tests.helpers import records, train
+from tests.helpers import records, train, write_texts
 
 MARKED = [f"<|im_start|>How much is {i} and one?<|im_end|> <|im_start|>It is {i + 1}.<|im_end|>" for i in range(60)]
-
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory):
     """(the data, validation data, the folder of a run with --parse_special_tokens 1, that run)"""
     folder = tmp_path_factory.mktemp("marked")
-    data, val = write(folder / "t.jsonl", MARKED[:40]), write(folder / "v.jsonl", MARKED[40:])
+    data, val = write_texts(folder / "t.jsonl", MARKED[:40]), write_texts(folder / "v.jsonl", MARKED[40:])
     run = train(data_path=data, val_path=val, out_dir=folder / "out", parse_special_tokens=1, learning_rate=0.01)
     return data, val, folder / "out", run
 
@@ -67,7 +62,7 @@ def test_spelt_tokens_are_told_where_the_flag_is_not_given(marked, tmp_path, cap
     train(data_path=data, out_dir=tmp_path / "a")
     assert told in capsys.readouterr().out
     train(data_path=data, out_dir=tmp_path / "b", parse_special_tokens=0)
-    train(data_path=write(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38), out_dir=tmp_path / "c")
+    train(data_path=write_texts(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38), out_dir=tmp_path / "c")
     assert "spell <|im" not in capsys.readouterr().out
     # A weight that was read without them cannot be given the flag.
     train(data_path=data, out_dir=tmp_path / "d", from_weight=tmp_path / "c" / "pretrain_16.pth")

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainer.saving import checkpoint
-from trainer.saving.checkpoint import Checkpoints, kept_of_run, load_checkpoint, snapshot, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
 from trainer.saving.weights import save_weights
 
 
@@ -208,7 +208,7 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
 
 
 def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
-    """Through saves, a start, a run that takes the place of another one, and its coming back."""
+    """Through saves, a start, and a run that takes the place of another one."""
     folder = tmp_path / "run_resume"
     folder.mkdir()
     copies = [
@@ -233,24 +233,11 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     metrics = tmp_path / "run.metrics.jsonl"
     metrics.write_text("of the first run")
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoints.set_aside([metrics], notice=lambda text: None)
-    assert not metrics.exists() and not folder.exists()
-    os.rename(tmp_path / "run_resume_old1", folder)
-    checkpoints.bring_back([metrics.name])
-    assert metrics.read_text() == "of the first run" and (tmp_path / "notes.txt").read_text() == "mine"
-    assert set(os.listdir(folder)) == own | foreign.keys()
-    assert {name: (folder / name).read_bytes() for name in foreign} == foreign
-
-
-def test_the_files_of_the_run_that_a_resume_goes_on_with(tmp_path):
-    """Of one whose folder was renamed back they lie among the checkpoints, and those of a later run where they belong."""
-    own = tmp_path / "run.settings.yaml"
-    own.touch()
-    assert kept_of_run(tmp_path / "run", own.name) is None
-    save(Checkpoints(tmp_path / "run_resume"), 1)
-    assert kept_of_run(tmp_path / "run", own.name) == own and kept_of_run(tmp_path / "run", "run.pth") is None
-    (tmp_path / "run_resume" / own.name).touch()
-    assert kept_of_run(tmp_path / "run", own.name) == tmp_path / "run_resume" / own.name
+    checkpoints.set_aside([metrics])
+    old = tmp_path / "run_resume_old1"
+    assert sorted(os.listdir(tmp_path)) == ["notes.txt", old.name]
+    assert set(os.listdir(old)) == own | foreign.keys() | {metrics.name}
+    assert {name: (old / name).read_bytes() for name in foreign} == foreign
 
 
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):
