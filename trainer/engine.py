@@ -103,7 +103,8 @@ class Engine(Generic[BatchT, TotalsT]):
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
         shards: how the model is sharded among the ranks; None: each has the whole. cuda_graphs: whether updates are to be recorded
-        and replayed, which wants an objective that reads the device alone; None: they never can be (see trainer/cuda_graphs.py).
+        and replayed, which wants a fused optimiser and an objective that reads the device alone; False: they could be; None: they
+        cannot (see trainer/cuda_graphs.py).
         """
         self.model = model
         self.optimizer = optimizer
@@ -135,8 +136,8 @@ class Engine(Generic[BatchT, TotalsT]):
         # In the order of the fields of Outcome
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs[Any, Any] | None = None
-        if cuda_graphs is not None:
-            assert self.fused and ranks.world_size == 1 and not self.scaler.is_enabled()
+        if cuda_graphs is not None and self.fused:
+            assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
                 partial(self._accumulate, last=True, counts=True),
                 self._end_update,

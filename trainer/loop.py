@@ -248,10 +248,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if not stop_signal:
             return 0
         because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
-        self.reporter.say(
-            f"stopped {because} after update {self.progress.update}; everything is saved, and the same "
-            "command with --from_resume 1 goes on from here"
-        )
+        saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
+        if not self.progress.update:
+            # The loader failed before there was anything to save.
+            saved = self.saver.how_to_go_on()
+        self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise failure or SaidByAnotherRank
         # As a shell has it for a process that a signal has ended.
@@ -437,7 +438,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (step_seconds * settings.accumulation_steps),
+            "updates_per_second": 1 / (self.stopwatch.training_seconds_per_step(step) * settings.accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,

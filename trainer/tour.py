@@ -4,8 +4,8 @@
     python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} a line
 
 Read this file first. trainer/train_pretrain.py does the same in the same order. With the same flags and --dtype float32
---use_compile 0 --cpu_processes 1 it gets the same losses and weights, to the last bit (tests/trainer/test_tour.py); its
---max_updates counts those of the run, not of a pass. It adds what a run of hours needs: other input formats, several
+--use_compile 0 --cpu_processes 1 it gets the same losses and weights, to the last bit (tests/trainer/test_tour.py); but there
+--max_updates limits the whole run, here each pass. It adds what a run of hours needs: other input formats, several
 processes, half precision, compiled code, checkpoints, validation, a budget of time. The model and the packing are the library's.
 
 Shapes: B rows of a micro-batch, T positions of a row, V entries of the vocabulary.
@@ -30,12 +30,11 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import IGNORE
 from dataset.packing import EpochPlan
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
 ROOT = Path(__file__).resolve().parents[1]
-# The target of a position at which nothing is predicted, as torch's own cross-entropy has it
-NO_TARGET = -100
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -65,10 +64,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespace:
     """All documents as one long array: `tokens` int64 [N], and `offsets` int64 [documents + 1], where each begins.
 
+    EpochPlan reads `offsets`: any object that has them will do.
     A document is BOS, the ids of its text, EOS. So the model learns how texts begin, and that they end.
     """
     with open(path, encoding="utf-8") as lines:
-        texts = [json.loads(line)["text"] for line in lines if line.strip()]
+        records = [json.loads(line) for line in lines if line.strip()]
+    if not records or not all("text" in record for record in records):
+        sys.exit(f'{path}: each line must be an object {{"text": "..."}}')
+    texts = [record["text"] for record in records]
     # A text that spells a special token, such as a page about this tokenizer, must not become one: hence split_special_tokens.
     ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     documents = [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in ids_of_texts]
@@ -82,16 +85,17 @@ def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[tor
     Documents share rows, so that little is padding (`plan` says which, see dataset/packing.py). A piece of a document with n
     pairs of (input, target) takes n positions: the target of a position is the next token of the same document. `document_ids`
     keeps the documents of a row apart: attention looks at earlier positions of the own document alone. Padding has document -1
-    and no target.
+    and no target (IGNORE, as torch's own cross-entropy has it).
     """
     shape = (len(rows), plan.T)
     input_ids = torch.zeros(shape, dtype=torch.int64)
-    targets = torch.full(shape, NO_TARGET)
+    targets = torch.full(shape, IGNORE)
     document_ids = torch.full(shape, -1)
     position_ids = torch.zeros(shape, dtype=torch.int64)
     for b, row in enumerate(rows):
         t = 0
         for number, (document, start, pairs) in enumerate(plan.pieces_of_row(row)):
+            # `start` counts within the document.
             begin = data.offsets[document] + start
             piece = torch.tensor(data.tokens[begin : begin + pairs + 1])
             input_ids[b, t : t + pairs] = piece[:-1]
@@ -113,11 +117,8 @@ def slices(first: int, end: int, size: int) -> Iterator[range]:
 def train(args: argparse.Namespace) -> Path:
     """Train as the flags say. Returns the path of the saved weights."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    data_path = args.data_path or build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model", trust_remote_code=False)
-    data = read_tokens(Path(data_path), tokenizer)
-
     torch.manual_seed(args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "model", trust_remote_code=False)
     config = MiniMindConfig(
         hidden_size=args.hidden_size,
         num_hidden_layers=args.num_hidden_layers,
@@ -128,6 +129,9 @@ def train(args: argparse.Namespace) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = MiniMindForCausalLM(config).train()
+    data_path = args.data_path or build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
+    data = read_tokens(Path(data_path), tokenizer)
+
     model.to(device)
     # Weight decay pulls matrices towards 0. Norm weights are factors around 1 and are left alone.
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -147,7 +151,6 @@ def train(args: argparse.Namespace) -> Path:
         plan = EpochPlan(data, args.max_seq_len, args.seed, epoch)
         n_rows = min(plan.n_rows, args.max_updates * rows_of_update) if args.max_updates else plan.n_rows
         n_steps = math.ceil(n_rows / args.batch_size)
-        step = 0
         loss_sum = 0.0
         targets_since_line = 0
         started = time.perf_counter()
@@ -158,7 +161,9 @@ def train(args: argparse.Namespace) -> Path:
             # The loss of an update is the mean over all of its targets. Each micro-batch adds its sum, divided by the number of the
             # whole update: however the rows are cut into micro-batches, the gradient is the same.
             n_targets, n_documents = plan.totals(update_rows.start, update_rows.stop)
-            for rows in slices(update_rows.start, update_rows.stop, args.batch_size):
+            first_step = update_rows.start // args.batch_size
+            micro_batches = slices(update_rows.start, update_rows.stop, args.batch_size)
+            for step, rows in enumerate(micro_batches, first_step):
                 batch = [part.to(device) for part in make_batch(data, plan, rows)]
                 # Cross-entropy summed over the targets, and the auxiliary loss that spreads tokens over the experts, a mean over the
                 # documents (0 for a dense model).
@@ -168,10 +173,10 @@ def train(args: argparse.Namespace) -> Path:
                 loss.backward()
                 loss_sum += cross_entropy.item()
                 targets_since_line += plan.row_targets(rows.start, rows.stop)
-                step += 1
-                if (step - 1) % args.log_interval == 0 or step == n_steps:
-                    minutes_left = (time.perf_counter() - started) / step * (n_steps - step) / 60
-                    place = f"Epoch:[{epoch + 1}/{args.epochs}]({step - 1}/{n_steps})"
+                if step % args.log_interval == 0 or step == n_steps - 1:
+                    done_steps = step + 1
+                    minutes_left = (time.perf_counter() - started) / done_steps * (n_steps - done_steps) / 60
+                    place = f"Epoch:[{epoch + 1}/{args.epochs}]({step}/{n_steps})"
                     mean_loss = loss_sum / targets_since_line
                     print(f"{place} loss:{mean_loss:.3f} lr:{rate:.12f} epoch_Time:{minutes_left:.1f}min:", flush=True)
                     loss_sum = 0.0
@@ -182,7 +187,7 @@ def train(args: argparse.Namespace) -> Path:
                     group["lr"] = rate
                 optimizer.step()
             else:
-                print(f"step {step - 1}: the gradient is not finite: this update is not applied")
+                print(f"step {step}: the gradient is not finite: this update is not applied")
             optimizer.zero_grad()
 
     path = save(model, Path(args.out_dir))

@@ -1,4 +1,4 @@
-"""Pretrain a MiniMind on a jsonl corpus.
+"""Pretrain a MiniMind on your own text: .jsonl, .txt, .parquet and others (dataset/README.md).
 
     python trainer/train_pretrain.py --epochs 1                      # one device: CUDA, MPS or CPU, whichever is there
     python trainer/train_pretrain.py --device cpu --hidden_size 256  # a small one on a CPU

@@ -40,6 +40,7 @@ def test_a_batch_cannot_be_assembled(lab, whole, workers, batch, update):
         assert lab.state("run")["progress"]["update"] == update
     else:
         assert lab.checkpoints("run") == []
+        assert "after update 0; no checkpoint was saved yet" in process.out
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
 

@@ -43,6 +43,28 @@ def all_equal(xs, ys):
     return all(torch.equal(x, y) for x, y in zip(xs, ys, strict=True))
 
 
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_an_optimiser_that_is_not_fused_has_no_graphs(cuda_graphs):
+    """On one CUDA GPU the trainer asks for them whatever --optimizer is. Reference: torch's SGD by itself."""
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = partial(pretrain_loss, model)
+    sums = n_sums(model.config)
+    engine = Engine(
+        model, optimizer, objective, device=CPU, dtype=torch.float32, ranks=Ranks(), n_sums=sums, grad_clip=0.0,
+        cuda_graphs=cuda_graphs,
+    )  # fmt: skip
+    twin = tiny_model()
+    twin.load_state_dict(model.state_dict())
+    batch, totals = batch_of()
+    pretrain_loss(twin, batch, totals)[0].backward()
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    engine.micro_batch(batch, totals, last=True)
+    engine.update(0.1)
+    assert engine.graphs is None
+    assert all_equal(engine.parameters, twin.parameters())
+
+
 # ------------------------------------------------------------------------------------------- accumulation
 
 

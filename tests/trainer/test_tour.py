@@ -12,6 +12,14 @@ from trainer import tour, train_pretrain
 PLAIN = ("--dtype", "float32", "--use_compile", "0", "--cpu_processes", "1", "--device", "cpu", "--report", "0")
 
 
+@pytest.mark.parametrize("text", ["", '{"texts": "a"}\n', "[]\n"])
+def test_a_file_without_texts_gets_one_line(text, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    with pytest.raises(SystemExit, match='each line must be an object {"text": "..."}'):
+        tour.train(tour.parse_args([f"--data_path={path}", f"--out_dir={tmp_path}"]))
+
+
 @pytest.mark.parametrize(("use_moe", "epochs", "max_updates"), [(0, 2, 0), (1, 2, 0), (0, 1, 3)])
 def test_tour_has_the_losses_and_weights_of_the_trainer(use_moe, epochs, max_updates, tmp_path, capsys):
     """Two epochs whose last update is short, of two micro-batches, whose last one is short too."""

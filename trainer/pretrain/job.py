@@ -145,8 +145,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ONLY_AT_START,
         )
         without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
-        if without_graphs and settings.cuda_graphs == "1":
-            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {without_graphs}")
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -159,6 +157,9 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             ranks=ranks,
             device=device,
         )
+        if settings.cuda_graphs == "1" and self.engine.graphs is None:
+            why = without_graphs or f"the optimiser {settings.optimizer} is not a fused one"
+            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {why}")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)

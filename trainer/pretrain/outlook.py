@@ -104,14 +104,15 @@ def pretraining_outlook(
             assert corpus.val_documents is not None
             data_fields["compressors"] = compressed(corpus.val_store, corpus.val_documents, tokenizer)
 
-    # Known are fresh dense models on documents; a run of seconds has no curve.
+    # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
-    is_known = settings.from_weight == "none" and not config.use_moe and not answers
+    has_law = settings.optimizer in ("adamw", "muon")
+    is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
         forecast = Forecast(
             full_rate=settings.learning_rate,
             parameters=parameters,
-            depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
+            layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
             T=first.T,
             text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),

@@ -31,8 +31,6 @@ class Reporter:
         self.file: io.FileIO | None = None
         self.bar: tqdm | None = None
         self.has_terminal = is_main and sys.stdout.isatty()
-        # Lines that a full disk did not take; they are tried again with the next one.
-        self._unwritten = b""
 
     def open(self, path: Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
@@ -89,7 +87,10 @@ class Reporter:
         if self.file:
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
-            self._write(text.encode(errors="backslashreplace") + b"\n")
+            try:
+                self.file.write(text.encode(errors="backslashreplace") + b"\n")
+            except OSError as error:
+                self.say(f"warning: {self.file.name}: {error.strerror}: this line is missing there; training goes on")
 
     def close(self) -> None:
         with self._terminal():
@@ -97,8 +98,6 @@ class Reporter:
                 self.bar.close()
         self.bar = None
         if self.file:
-            # The disk may have room again by now.
-            self._write(b"")
             self.file.close()
         self._to_tracker("finish")
 
@@ -126,18 +125,6 @@ class Reporter:
                 self.bar.disable = True
             self.bar = None
             self.has_terminal = False
-
-    def _write(self, line: bytes) -> None:
-        """Append to the metrics file what an earlier write has left, and the line."""
-        assert self.file is not None
-        is_first_failure = not self._unwritten
-        self._unwritten += line
-        try:
-            # A disk that becomes full takes a part.
-            self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
-        except OSError as error:
-            if is_first_failure:
-                self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
 
 
 def finite(value: Any) -> Any:
@@ -186,6 +173,8 @@ class Stopwatch:
         # As if the interval that a stop broke off had begun so long ago.
         self.last = self.start - seconds_before
         self.first_step = first_step
+        # Seconds of evaluations, which come behind the first update
+        self.seconds_paused = 0.0
         # (when the first update was done, the micro-batch behind it)
         self.warm: tuple[float, int] | None = None
 
@@ -201,11 +190,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes does not count for the next lap: evaluations are no training."""
+        """What the block takes does not count as training: it is an evaluation."""
         start = time.perf_counter()
         yield
+        seconds = time.perf_counter() - start
+        self.seconds_paused += seconds
         # Moving the lap's beginning leaves out just the pause.
-        self.last += time.perf_counter() - start
+        self.last += seconds
 
     def after_update(self, last_step: int) -> None:
         """last_step: the update's last micro-batch, counted from 0."""
@@ -213,11 +204,18 @@ class Stopwatch:
             self.warm = time.perf_counter(), last_step + 1
 
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done.
+        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done, evaluations between them included.
 
         The first update, in which code is compiled, is left out once there are others.
         """
+        return self._mean_of_steps(step, time.perf_counter())
+
+    def training_seconds_per_step(self, step: int) -> float:
+        """`seconds_per_step` without evaluations."""
+        return self._mean_of_steps(step, time.perf_counter() - self.seconds_paused)
+
+    def _mean_of_steps(self, step: int, now: float) -> float:
         start, first_step = self.start, self.first_step
         if self.warm is not None and step >= self.warm[1]:
             start, first_step = self.warm
-        return (time.perf_counter() - start) / (step - first_step + 1)
+        return (now - start) / (step - first_step + 1)
