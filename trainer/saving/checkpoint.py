@@ -11,7 +11,8 @@ How a save goes on, so that a kill or a loss of power at any moment leaves a run
 2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and then
    renamed. A file with its own name is always whole.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start.
+   checkpoint, from a kill between the two, is removed by the next start. Where an update is saved again, its digest file has a
+   line for either content until the checkpoint is replaced.
 4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
    what is compared comes from the disk. A disk that returns something else ends the save here.
 5. Only then older checkpoints are deleted.
@@ -129,13 +130,14 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 def verified(path: Path) -> bool:
     """Whether a checkpoint's bytes are those that its digest was made from."""
     try:
-        return Path(f"{path}.sha256").read_bytes() == digest_line(path, file_digest(path))
+        lines = Path(f"{path}.sha256").read_bytes().splitlines(keepends=True)
+        return digest_line(path, file_digest(path)) in lines
     except OSError:
         return False
 
 
 def digest_line(path: Path, digest: str) -> bytes:
-    """The content of a checkpoint's digest file."""
+    """A line of a checkpoint's digest file."""
     return f"{digest}  {path.name}\n".encode()
 
 
@@ -181,7 +183,8 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Existing checkpoints, newest first."""
-        return sorted((path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0), reverse=True)
+        found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
+        return sorted(found, key=update_of, reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
@@ -223,16 +226,23 @@ class Checkpoints:
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
         path = self.folder / f"update_{update:08d}.pt"
+        digest_path = Path(f"{path}.sha256")
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             writer = HashingWriter(file)
             write_tensors(state, writer)
             digest = writer.digest.hexdigest()
             # The digest first: a checkpoint is never seen without it.
-            with atomic_file(f"{path}.sha256") as digest_file:
+            saved_before = path.exists()
+            earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
+            with atomic_file(digest_path) as digest_file:
+                digest_file.write(earlier + digest_line(path, digest))
+        if saved_before:
+            with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
         forget_cached(path)
         if file_digest(path) != digest:
+            self._damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
         self._damaged.discard(path)
         self._prune(path)
@@ -242,7 +252,7 @@ class Checkpoints:
 
         Those with a higher number were damaged when this run resumed from one before them.
         """
-        good = [path for path in self.paths() if path <= newest and path not in self._damaged]
+        good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self._damaged]
         for path in self.paths():
             if path not in good[: self.keep]:
                 self._remove(path)

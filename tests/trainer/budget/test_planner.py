@@ -148,7 +148,7 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         planned(tmp_path, text, budget_tokens=4000, from_resume=1)
     # Without the budget a run of the default width would begin beside it, and one of its own width would end elsewhere.
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
-    for said in ([], ["--hidden_size", "16"]):
+    for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
         with pytest.raises(
             UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
         ):

@@ -1,5 +1,6 @@
 """Checkpoints as files, in one process; tests/faults has the runs that are killed. References: plain torch.save and sha256sum."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -93,6 +94,56 @@ def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatc
     with pytest.raises(OSError, match="update_00000002.pt"):
         checkpoints.wait()
     assert "update_00000001.pt" in names(checkpoints)
+
+
+def test_one_that_reads_back_differently_is_none_of_those_that_are_kept(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for update in (3, 4):
+        save(checkpoints, update)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
+        checkpoints.save(state(5), 5)
+        with pytest.raises(OSError, match="update_00000005.pt"):
+            checkpoints.wait()
+    save(checkpoints, 6)
+    assert names(checkpoints) == ["update_00000006.pt", "update_00000004.pt"]
+
+
+def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_path, monkeypatch):
+    """At each of the renames, before and after it; a kill is an error here behind which nothing is done."""
+    replace, renames = os.replace, []
+
+    def killed_at(number, after):
+        def stop(source, target):
+            renames.append(target)
+            if len(renames) == number and not after:
+                raise KeyboardInterrupt
+            replace(source, target)
+            if len(renames) == number:
+                raise KeyboardInterrupt
+
+        return stop
+
+    for number, after in itertools.product((1, 2, 3), (False, True)):
+        checkpoints = Checkpoints(tmp_path / f"{number}_{after}", keep=1)
+        save(checkpoints, 1)
+        renames.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed_at(number, after))
+            checkpoints.save({**state(1), "evaluated": True}, 1)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.wait()
+        path = Checkpoints(checkpoints.folder).newest()
+        assert path is not None and ("evaluated" in load_checkpoint(path)) == ((number, after) >= (2, True))
+        save(checkpoints, 1)
+        assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
+
+
+def test_the_newest_of_more_than_eight_digits(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for update in (99999998, 99999999, 100000000):
+        save(checkpoints, update)
+    assert names(checkpoints) == ["update_100000000.pt", "update_99999999.pt"]
 
 
 def test_saves_never_overlap(tmp_path, monkeypatch):

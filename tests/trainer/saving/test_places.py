@@ -77,6 +77,16 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
 
 
+def test_a_failed_last_save_ends_with_its_cause(tmp_path, data, monkeypatch):
+    def fail(self, state, update):
+        raise OSError(28, os.strerror(28), "update_1.pt")
+
+    monkeypatch.setattr(Checkpoints, "_write", fail)
+    with pytest.raises(UserError) as error:
+        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
+    assert f"(update_1.pt: {os.strerror(28)}); no checkpoint was saved yet" in str(error.value)
+
+
 # ------------------------------------------------------------------------------ killed before the first save
 
 
