@@ -244,9 +244,8 @@ class LiveRun(RunRecords):
             if curves:
                 charts.append({"title": chart.title, "logarithmic": chart.logarithmic, "curves": curves})
         samples = []
-        for sample in reversed(self.samples):
-            text = for_page(sample["text"].removeprefix(sample["prompt"]))
-            samples.append([sample["update"], for_page(sample["prompt"]), text])
+        for update, prompt, text in reversed(self.samples):
+            samples.append([update, for_page(prompt), for_page(text)])
         return {**self.summary(), "charts": charts, "samples": samples}
 
 

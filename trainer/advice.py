@@ -39,7 +39,7 @@ class Forecast:
 
     full_rate: float
     parameters: float
-    depth: laws.Depth
+    layers: int
     parts: Sequence[laws.Part]
     T: int
     text_scale: float
@@ -51,7 +51,7 @@ class Forecast:
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.depth, tokens, self.parts, scale, self.muon)
+        at_the_end = laws.expected_loss(self.parameters, self.layers, tokens, self.parts, scale, self.muon)
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 

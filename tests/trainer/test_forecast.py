@@ -8,7 +8,7 @@ from tests.trainer.budget.test_plan import text
 from trainer import advice
 from trainer.advice import PREMIUM_OF_FULL_RATE
 from trainer.budget import laws
-from trainer.budget.laws import Depth, expected_loss, row_scale
+from trainer.budget.laws import expected_loss, row_scale
 from trainer.pretrain import outlook
 
 
@@ -27,7 +27,6 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     assert "`expected` in the lines below: the training loss that runs of this size reach" in printed
     metrics = records(run)
     config = run.job.config
-    depth = Depth(config.num_hidden_layers, config.num_attention_heads)
     first = run.job.plan(0)
     targets = first.row_targets(0, first.n_rows)
     for record in metrics:
@@ -37,7 +36,9 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
             continue
         # The rows are short ones.
         scale = 0.1 * row_scale(first.T)
-        at_the_end = expected_loss(parameter_count(run.job.config), depth, tokens, text(targets), scale, muon=False)
+        at_the_end = expected_loss(
+            parameter_count(config), config.num_hidden_layers, tokens, text(targets), scale, muon=False
+        )
         wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed

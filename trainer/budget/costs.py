@@ -5,11 +5,8 @@ that training reaches. The shares were measured on two cores with AVX512-BF16, b
 behaves otherwise is found out by timing some sizes (`measure`), which corrects the estimates.
 """
 
-import contextlib
 import math
-import signal
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -30,7 +27,7 @@ from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import Engine
 from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main
+from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
@@ -54,8 +51,6 @@ MUON_SHARE = 0.7
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
-# Part of a time budget that compiling for measurements may take. Other programs may slow it down without bounds.
-COMPILING_PART = 0.25
 # No machine is further away from the estimate than this. Small updates of a GPU wait for its launches, of which the estimate knows
 # nothing.
 MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
@@ -126,26 +121,25 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     corpus = open_corpus(settings, encoder, ranks, kind)
     plan = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
-    val_fraction = settings.val_fraction
-    # What is held out already is not in the plan of the corpus.
-    trained_part = 1.0
+    # What the user holds out is not in the plan of the corpus.
+    held_out_now = 0.0
     n_documents = len(corpus.store)
     # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
     n_tokens = len(corpus.store.tokens)
     is_free = not {"val_path", "val_fraction"} & set(given)
     if is_free and n_documents == 1 and encoder.can_be_cut and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS:
         # One long text: its last part.
-        val_fraction = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
-        trained_part = 1 - val_fraction
+        held_out_now = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
     elif is_free and n_documents >= FEWEST_DOCUMENTS:
         fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
-        val_fraction = float(f"{fraction:.1g}")
+        held_out_now = float(f"{fraction:.1g}")
         # Copies of a text are held out together, so of few different texts it may be none or all.
-        _, held_out = split_by_hash(corpus.store, val_fraction)
+        _, held_out = split_by_hash(corpus.store, held_out_now)
         if not 0 < len(held_out) < n_documents:
-            val_fraction = 0.0
-        trained_part = 1 - val_fraction
+            held_out_now = 0.0
+    val_fraction = held_out_now or settings.val_fraction
+    trained_part = 1 - held_out_now
     tokens_of_pass = trained_part * plan.n_pairs
     validation = corpus.validation()
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * plan.T)) if validation is None else len(validation)
@@ -219,7 +213,6 @@ class RunCosts:
         self.prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
-        self.compile_seconds = math.inf if self.seconds is None else COMPILING_PART * self.seconds
         # {(width, layers): how long an update took, relative to the estimate}, of the sizes that were measured
         self.corrections: dict[tuple[int, int], float] = {}
         # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
@@ -327,23 +320,13 @@ class RunCosts:
         assert self.seconds is not None
         return min(TIMED_PART * self.seconds, MOST_TIMED_S)
 
-    def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> bool:
-        """Time some updates of a plan that has so many, and correct the estimates by that. A collective: all ranks must call it.
-
-        False: compiling took too long. From here on costs are those of plain code.
-        """
+    def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> None:
+        """Time some updates of a plan that has so many, and correct the estimates by that. A collective: all ranks must call it."""
         ranks = self.machine.ranks
-        began = time.monotonic()
         times = max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * updates)))
-        found = self.timed(config, ranks.rows_of(cut.batch_size), times)
+        micro_batch, rest = self.timed(config, ranks.rows_of(cut.batch_size), times)
         if ranks.memory is not None:
             ranks.memory.give_back(ranks.rank)
-        self.compile_seconds -= time.monotonic() - began
-        if found is None:
-            self.compiled = False
-            self.corrections.clear()
-            return False
-        micro_batch, rest = found
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
         self.compiled_for.add((config.hidden_size, cut.batch_size))
@@ -351,14 +334,13 @@ class RunCosts:
         most = MOST_CORRECTION[self.machine.device.type]
         factor = measured / self.estimated_seconds(config, cut.rows)
         self.corrections[config.hidden_size, config.num_hidden_layers] = min(max(factor, 1 / most), most)
-        return True
 
-    def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float] | None:
+    def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
 
         Both are the middle of at least `times`, and of as many more as it takes until they have taken `timed_seconds()`: a machine
         may be slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
-        None: compiling took too long on some rank. All ranks must call it: they wait for each other, as in the run.
+        All ranks must call it: they wait for each other, as in the run.
         """
         device, dtype, ranks = self.machine.device, self.machine.dtype, self.machine.ranks
         T, recomputes = self.data.T, self.settings.gradient_checkpointing
@@ -396,17 +378,8 @@ class RunCosts:
             engine.micro_batch(batch, totals, last=True)
             engine.update(1e-6)
 
-        # The first one compiles, and waits for no other rank.
-        is_compiled = 1.0
-        try:
-            with time_limit(self.compile_seconds if self.compiled else math.inf):
-                micro_batch()
-        except TimeUp:
-            is_compiled = 0.0
-        if least_of_ranks(ranks, is_compiled, device) == 0.0:
-            engine.close()
-            torch.compiler.reset()
-            return None
+        # The first one compiles.
+        micro_batch()
         last_of_update()
         of_micro_batch: list[float] = []
         of_last: list[float] = []
@@ -420,26 +393,3 @@ class RunCosts:
             of_last.append(seconds(last_of_update, device))
         engine.close()
         return median(of_micro_batch), median(of_last) - median(of_micro_batch)
-
-
-class TimeUp(BaseException):
-    """The time of a block is over. No `except Exception` on the way catches it."""
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """End the block after so many seconds. Errors: TimeUp. Windows has no such timer: the block goes on."""
-    if math.isinf(seconds) or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise TimeUp
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -50,21 +50,12 @@ POWER_OF_DEPTH = 5
 TOKENS_OF_THREE_LAYERS = 22e6
 
 
-class Depth(NamedTuple):
-    """The layers of a model, and the query heads of each."""
-
-    layers: int
-    heads: int
-
-    def factor(self, tokens: float) -> float:
-        """What the loss of such a model is of that of WIKI, whose models have two layers, after so many different tokens."""
-        # Four layers with a single head in each gained nothing.
-        if self.heads == 1:
-            return 1.0
-        half = TOKENS_OF_THREE_LAYERS if self.layers == 3 else TOKENS_OF_DEPTH
-        of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
-        of_layers = 1 - math.exp(-max(self.layers - 2, 0))
-        return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
+def factor_of_depth(layers: int, tokens: float) -> float:
+    """What the loss of a model with so many layers is of that of WIKI, whose models have two, after so many different tokens."""
+    half = TOKENS_OF_THREE_LAYERS if layers == 3 else TOKENS_OF_DEPTH
+    of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
+    of_layers = 1 - math.exp(-max(layers - 2, 0))
+    return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
 
 
 # Relative range that is told with an expected loss, on text that was measured: a fit without all runs of one length meets these
@@ -139,7 +130,7 @@ def is_repeated_too_often(passes: float) -> bool:
 
 def expected_loss(
     parameters: float,
-    depth: Depth,
+    layers: int,
     tokens: float,
     parts: Sequence[Part],
     scale: float = 1.0,
@@ -149,7 +140,7 @@ def expected_loss(
     effective = effective_tokens(tokens, parts)
     if not muon:
         effective /= TOKENS_OF_ADAMW
-    return scale * WIKI.loss(parameters, effective) * depth.factor(effective)
+    return scale * WIKI.loss(parameters, effective) * factor_of_depth(layers, effective)
 
 
 def batch_tokens(tokens: float) -> float:
@@ -241,8 +232,8 @@ TOKENS_OF_DEEP_MODELS = 24e6
 def layers_for(width: int, tokens: float) -> tuple[int, int]:
     """The fewest and the most blocks that go with a width, in a run of so many tokens."""
     shallow = max(2, round(width / SHALLOW_ASPECT))
-    # See Depth: with a single head more layers gain nothing.
-    deep = max(2, round(width / DEEP_ASPECT)) if width >= 2 * HEAD_WIDTH else shallow
+    # Four layers with a single head in each gained nothing.
+    deep = max(2, round(width / DEEP_ASPECT)) if heads_for(width) > 1 else shallow
     if tokens <= TOKENS_OF_SHALLOW_MODELS:
         return shallow, shallow
     if tokens >= TOKENS_OF_DEEP_MODELS:

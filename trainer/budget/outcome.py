@@ -213,10 +213,8 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Col
         return None
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    # There is one run of a model with more than two layers and a single head in each.
-    is_such_shape = plan.config.num_hidden_layers == 2 or plan.config.num_attention_heads > 1
     is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(given)
-    if is_such_text and is_such_vocabulary and is_such_shape and is_as_planned and not beyond_measurement(plan):
+    if is_such_text and is_such_vocabulary and is_as_planned and not beyond_measurement(plan):
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE

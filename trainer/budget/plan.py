@@ -167,7 +167,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: RunCosts, cut: Cut
         return None
     tokens = updates * data.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
-    depth = laws.Depth(config.num_hidden_layers, config.num_attention_heads)
+    layers = config.num_hidden_layers
     scale = data.text_scale * laws.row_scale(data.T)
     seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
@@ -181,7 +181,7 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: RunCosts, cut: Cut
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, depth, tokens, data.parts, scale, muon=costs.optimizer == "muon"),
+        loss=laws.expected_loss(parameters, layers, tokens, data.parts, scale, muon=costs.optimizer == "muon"),
     )
 
 

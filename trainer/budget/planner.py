@@ -23,7 +23,7 @@ from common.wording import announce
 from model.config import MiniMindConfig
 from model.hf_format import read_config
 from trainer.budget import laws
-from trainer.budget.costs import COMPILING_PART, Machine, RunCosts, look_at_data, share_of_product_rate
+from trainer.budget.costs import Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.plan import Demands, Plan, best_plan, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
@@ -201,13 +201,9 @@ def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCos
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
         on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
-        if costs.measure(plan.config, plan.cut, plan.updates):
-            measurements -= 1
-            measured = plan
-        else:
-            measured = None
-            line = f"planning: compiling takes more than {COMPILING_PART:.0%} of the budget: the run trains plain code"
-            on_main(ranks, partial(announce, line))
+        costs.measure(plan.config, plan.cut, plan.updates)
+        measurements -= 1
+        measured = plan
 
 
 def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts, measured: Plan | None) -> Plan:

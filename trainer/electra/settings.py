@@ -11,7 +11,7 @@ from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
-from trainer.reporting.settings import OutputSettings, log_interval, save_interval
+from trainer.reporting.settings import OutputSettings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ SIZES = {
 NETWORK_SIZES = tuple(one.name for one in fields(Size))[:6]
 # Updates.
 WARM_UP = 10_000
-USUAL_SAVE_INTERVAL = 1000
 # With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
 # its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
@@ -65,10 +64,8 @@ def seed_or_none(text: str) -> int | None:
 class ElectraOutput(OutputSettings):
     """output"""
 
-    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
+    usual_save_interval: ClassVar[int] = 1000
 
-    save_interval: int = save_interval(USUAL_SAVE_INTERVAL, "updates")
-    log_interval: int = log_interval("updates")
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-ELECTRA")
     save_percents: list[float] = setting(
         [6.25, 12.5, 25.0, 50.0, 100.0],

@@ -11,19 +11,16 @@ from dataset.glue.glue_tasks import METRICS, TASKS, task_list
 from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.optim.settings import UpdateSettings
-from trainer.reporting.settings import OutputSettings, save_interval
-
-USUAL_SAVE_INTERVAL = 500
+from trainer.reporting.settings import OutputSettings
 
 
 @dataclass(kw_only=True)
 class GlueOutput(OutputSettings):
     """output"""
 
-    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
+    usual_save_interval: ClassVar[int] = 500
 
     out_dir: str = with_default(OutputSettings, "out_dir", str(ROOT / "out" / "glue"), ("--output_dir",))
-    save_interval: int = save_interval(USUAL_SAVE_INTERVAL, "updates")
     log_interval: int = with_default(OutputSettings, "log_interval", 100, ("--logging_steps",))
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-GLUE")
     save_steps: int = setting(0, check=not_negative(int), help="updates between models in checkpoint-{update}; 0: none")

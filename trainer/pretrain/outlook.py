@@ -112,7 +112,7 @@ def pretraining_outlook(
         forecast = Forecast(
             full_rate=settings.learning_rate,
             parameters=parameters,
-            depth=laws.Depth(config.num_hidden_layers, config.num_attention_heads),
+            layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
             T=first.T,
             text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),

@@ -175,13 +175,9 @@ def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str],
 
 def samples(run: RunRecords) -> list[tuple[int, str, str]]:
     """[(update, prompt, continuation)], latest first: of the last evaluation and of at most EARLIER before it."""
-    updates = sorted({sample["update"] for sample in run.samples}, reverse=True)
+    updates = sorted({update for update, *_ in run.samples}, reverse=True)
     chosen = updates[:: math.ceil(len(updates) / (EARLIER + 1))]
-    found = []
-    for sample in sorted(run.samples, key=lambda sample: -sample["update"]):
-        if sample["update"] in chosen:
-            found.append((sample["update"], sample["prompt"], sample["text"].removeprefix(sample["prompt"])))
-    return found
+    return [sample for sample in sorted(run.samples, key=lambda sample: -sample[0]) if sample[0] in chosen]
 
 
 def summary(run: RunRecords) -> str:

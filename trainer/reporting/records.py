@@ -46,7 +46,7 @@ def is_number(value: object) -> bool:
 class RunRecords:
     """What a metrics file holds, as far as it was read.
 
-    samples, starts: lists of dicts. trained: what was trained of each source, noted at the end of the run. columns: {field:
+    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: what was trained of each source, noted at the end of the run. columns: {field:
     (tokens, values)}, as arrays, since a Python number takes four times their memory.
     """
 
@@ -55,7 +55,7 @@ class RunRecords:
         self.name = path.name.removesuffix(METRICS_SUFFIX)
         # Bytes that were read: up to the end of the last whole line
         self.position = 0
-        self.samples: list[dict[str, Any]] = []
+        self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
         self.trained: list[dict[str, Any]] = []
         self.columns: dict[str, tuple[array, array]] = {}
@@ -93,7 +93,8 @@ class RunRecords:
         if "settings" in record:
             self.starts.append(record)
         elif "text" in record:
-            self.samples.append(record)
+            prompt = record["prompt"]
+            self.samples.append((record["update"], prompt, record["text"].removeprefix(prompt)))
         elif "trained" in record:
             self.trained = record["trained"]
         else:

@@ -2,13 +2,11 @@
 
 import argparse
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from common.flags import AUTO, not_negative, positive
 from common.paths import ROOT
 from common.settings import Settings, setting, switch
-
-USUAL_SAVE_INTERVAL = 100
 
 
 def minutes(text: str) -> str:
@@ -21,26 +19,12 @@ def minutes(text: str) -> str:
     return text
 
 
-def save_interval(usual: int, unit: str = "micro-batches") -> Any:
-    """The field of --save_interval. usual: where neither it nor --save_minutes is given."""
-    # None: not given. OutputSettings.fill_in gives it a value.
-    return setting(
-        None,
-        check=not_negative(int),
-        help=f"{unit} between saves; 0: they do not count (default: {usual} without --save_minutes, else 0)",
-    )
-
-
-def log_interval(unit: str = "micro-batches") -> Any:
-    """The field of --log_interval."""
-    return setting(100, check=positive(int), help=f"{unit} between log lines")
-
-
 @dataclass(kw_only=True)
 class OutputSettings(Settings):
     """output"""
 
-    usual_save_interval: ClassVar[int] = USUAL_SAVE_INTERVAL
+    # save_interval where neither it nor save_minutes is given
+    usual_save_interval: ClassVar[int] = 100
 
     out_dir: str = setting(
         str(ROOT / "out"),
@@ -48,7 +32,13 @@ class OutputSettings(Settings):
         aliases=("--save_dir",),
         first=True,
     )
-    save_interval: int = save_interval(USUAL_SAVE_INTERVAL)
+    # None: not given. `fill_in` gives it a value.
+    save_interval: int = setting(
+        None,
+        check=not_negative(int),
+        help="micro-batches (ELECTRA, GLUE: updates) between saves; 0: they do not count (default: 100, ELECTRA 1000, GLUE "
+        "500; 0 with --save_minutes)",
+    )
     # None: not given. As above.
     save_minutes: str = setting(
         None,
@@ -57,7 +47,9 @@ class OutputSettings(Settings):
         "its default on a CUDA GPU, 0 elsewhere)",
     )
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
-    log_interval: int = log_interval()
+    log_interval: int = setting(
+        100, check=positive(int), help="micro-batches (ELECTRA, GLUE: updates) between log lines"
+    )
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
     tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="log to an experiment tracker too")
     use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")

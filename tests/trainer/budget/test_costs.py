@@ -107,7 +107,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ranks = Ranks(memory=SharedMemory(file, 1))
     sizes_then = []
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
-    assert costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
+    costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
 
 

@@ -239,31 +239,6 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
     assert [line["loss"] for line in of_two] == pytest.approx(losses(one), rel=1e-5)
 
 
-def test_a_plan_does_not_wait_for_the_compiler(text, tmp_path, monkeypatch, capfd):
-    """A machine so busy that compiling takes a minute: of a budget of 20 s a quarter is lost with it at most."""
-    loss = costs.pretrain_loss
-    choices = []
-
-    def slow_where_compiled(*arguments):
-        if choices[-1] == "1":
-            time.sleep(60)
-        return loss(*arguments)
-
-    monkeypatch.setattr(costs, "compile_blocks", lambda model, choice, *_, **__: choices.append(choice))
-    monkeypatch.setattr(costs, "pretrain_loss", slow_where_compiled)
-    monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda _: None)
-    monkeypatch.setattr(costs, "COMPILE_SECONDS", 1.0)
-    monkeypatch.setattr(planner, "COMPILE_SECONDS", 1.0)
-    monkeypatch.setattr(costs, "COMPILING_PART", 0.05)
-    monkeypatch.setattr(planner, "seconds_since_start", lambda: 0.0)
-    began = time.monotonic()
-    options = {"data_path": text, "out_dir": tmp_path, "budget": "20s", "dry_run": 1, "use_compile": None}
-    assert train_pretrain.main(flags(**{**SMALL_MODEL, **options})) == 0
-    assert time.monotonic() - began < 50
-    printed = capfd.readouterr().out
-    assert "compiling takes more than" in printed and "--use_compile 0" in printed
-
-
 @pytest.mark.slow
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
