@@ -165,7 +165,7 @@ def load_config(what: str, folder: Path) -> Any:
 def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any) -> tuple[Any, dict[str, list[str]]]:
     """(the network of such a folder in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
 
-    What is missing or has another shape is random. kind: a class of transformers. config: of load_config, perhaps changed.
+    What is missing or has another shape is random. Behind the name of one with another shape stand both. kind: a class of transformers. config: of load_config, perhaps changed.
     Errors: UserError.
     """
     try:
@@ -181,8 +181,10 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
         )
     except Exception as error:
         raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
-    # Each of these comes with its two shapes.
-    faults["mismatched_keys"] = [key for key, *_ in faults["mismatched_keys"]]
+    shapes = "{} is {} in the file, {} in the config"
+    faults["mismatched_keys"] = [
+        shapes.format(key, list(found), list(wanted)) for key, found, wanted in faults["mismatched_keys"]
+    ]
     return network, {what: sorted(keys) for what, keys in faults.items()}
 
 

@@ -358,6 +358,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: an int (the last so many positions, 0: all) or an index tensor.
         labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
         """
+        keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        assert labels is None or keeps_all, "labels need the logits of all positions: leave logits_to_keep out"
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

@@ -123,16 +123,20 @@ def export(
 
         # The files that were just written are looked at, so that an error of writing is found as well.
         reloaded = load_model(unfinished)
-        model.load_state_dict({name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()})
+        rounded = {name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()}
+        rounding = largest_change(model.state_dict(), rounded)
+        model.load_state_dict(rounded)
         difference, positions = compare(model, reloaded, DocumentEncoder(tokenizer))
         said = verdict(
             difference, positions, f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
         )
+        dtype_name = str(out_dtype).removeprefix("torch.")
+        if rounding:
+            said += f"; {dtype_name} has changed weights by {rounding:.1e} at most"
         write_model_card(unfinished, model, weight, config, said, out_dir.name)
         # In float32 the reloaded weights are the file itself, mapped, and Windows renames no folder of a mapped file. Cycles hold them.
         del reloaded
         gc.collect()
-    dtype_name = str(out_dtype).removeprefix("torch.")
     assert config.architectures
     announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
     return difference
@@ -174,11 +178,15 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
     save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, parses_special_tokens(folder))
     # As they are in the file: those that half precision does not hold stay in fp32.
-    written = torch.load(path, weights_only=True)
-    rounding = max(float((tensor - written[name].float()).abs().max()) for name, tensor in model.state_dict().items())
+    rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
     announce(f"{path}: {model.config.generation}\n{said}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
+
+
+def largest_change(state: StateDict, rounded: StateDict) -> float:
+    """The largest difference of a number in fp32 from the same one in another precision."""
+    return max(float((tensor - rounded[name].float()).abs().max()) for name, tensor in state.items())
 
 
 def smallest_exact(state: StateDict) -> torch.dtype:
@@ -201,6 +209,16 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
     # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
+    # Of classifiers, of encoders, or of this machine
+    for name in (
+        "id2label",
+        "label2id",
+        "problem_type",
+        "_name_or_path",
+        "chunk_size_feed_forward",
+        "is_encoder_decoder",
+    ):
+        fields.pop(name, None)
     rope = fields["rope_parameters"]
     fields["rope_theta"] = rope["rope_theta"]
     fields["torch_dtype"] = fields["dtype"]

@@ -113,9 +113,13 @@ def typed_prompts() -> Iterator[str]:
         # `utf8` answers for bytes that are no text.
         sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
+        came = False
         for line in sys.stdin:
             if line.strip():
+                came = True
                 yield line.rstrip("\n")
+        if not came:
+            raise UserError("no prompt came through the pipe: nothing to continue")
         return
     # Windows has no such module.
     with contextlib.suppress(ImportError):
@@ -149,7 +153,10 @@ def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> 
     """Errors: UserError for a prompt that the model cannot continue."""
     most = room(model, sampling)
     if len(ids) > most:
-        raise UserError(f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit with max_new_tokens")
+        raise UserError(
+            f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit beside "
+            f"{counted(sampling.max_new_tokens, 'new token')} (--max_new_tokens)"
+        )
     if not ids:
         raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
 

@@ -1,6 +1,7 @@
 """Imports run one way, every flag is read, and what would harm does not occur. Reference: the sources, parsed."""
 
 import ast
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -78,6 +79,13 @@ def test_no_module_imports_itself_in_a_circle():
 
     for module in edges:
         visit(module, [])
+
+
+def test_no_script_shadows_a_dependency():
+    """Run by path, its folder is searched first. References: the import names of what is installed."""
+    taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
+    stems = {path.stem for folder in ("trainer", "scripts") for path in (ROOT / folder).iterdir()}
+    assert not (stems - {"__init__"}) & taken
 
 
 def calls(path):

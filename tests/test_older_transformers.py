@@ -21,7 +21,8 @@ FIELDS = {kind: {**fields, "rope_theta": 50_000.0} for kind, fields in KINDS.ite
 FIELDS["llama_yarn"] = {"inference_rope_scaling": True, "rope_theta": 50_000.0}
 # What each version is said to compute: docs/scripts.md and the model cards say the same. The newer one reads the rest too.
 OLDEST = [kind for kind in FIELDS if "qwen3" not in kind and "yarn" not in kind]
-READS = {"4.48.3": OLDEST, "4.57.3": [kind for kind in FIELDS if kind not in OLDEST]}
+NEWER = [kind for kind in FIELDS if kind not in OLDEST]
+READS = {"4.48.3": OLDEST, "4.51.3": NEWER, "4.57.3": NEWER}
 CHAT = [{"role": "user", "content": "hi"}]
 # Words that the classifier's vocabulary has, and a text of several scripts.
 TEXT = {"classes": "a cab", "causal": " ".join(export_hf.TEXTS)}
@@ -57,6 +58,7 @@ json.dump(answers, sys.stdout)
 # {version: what is installed aside}; torch, numpy and the rest are those of this process.
 PINNED = {
     "4.48.3": ("transformers==4.48.3", "tokenizers==0.21.4", "huggingface_hub==0.36.0"),
+    "4.51.3": ("transformers==4.51.3", "tokenizers==0.21.4", "huggingface_hub==0.36.0"),
     "4.57.3": ("transformers==4.57.3", "tokenizers==0.22.1", "huggingface_hub==0.36.0"),
 }
 

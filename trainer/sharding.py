@@ -185,7 +185,7 @@ class Shards:
         if hasattr(model, FORWARD_METHOD):
             register_fsdp_forward_method(model, FORWARD_METHOD)
 
-        # Each rank gets its parts of the weights, one tensor at a time: no rank but the first has room for all of them. Buffers stay whole.
+        # Each rank gets its parts of the weights of rank 0, one tensor at a time: a GPU has no room for all of them. Buffers stay whole.
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 assert is_sharded(parameter)

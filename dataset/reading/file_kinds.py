@@ -355,7 +355,7 @@ def is_own_output(below: PurePath, there: Collection[PurePath]) -> bool:
     if below.suffix == ".json" and below.with_suffix(".pth") in there:
         return True
     # Below the folder that was named alone: whatever that one is called, the user wants what is in it.
-    if any(re.search(r"_resume(_old\d+)?$", folder) for folder in below.parts[:-1]):
+    if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
         return True
     # files that tell a token store, a model, a tokenizer
     marks = (("meta.json", "tokens.bin"), ("config.json", "model.safetensors"), ("tokenizer_config.json",))

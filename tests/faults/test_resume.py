@@ -30,7 +30,7 @@ def test_metrics_after_a_kill_in_the_middle_of_an_update(lab, whole):
 
 
 def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
-    """Nothing is deleted, with its metrics and weights; renamed back, as the resume says, it resumes."""
+    """Nothing is deleted; copied back with its metrics and weights, it resumes."""
     lab.start("run", {"signal_at": {"updates": [5]}}).wait()
     weights = Path(f"{lab.stem('run')}.pth").read_bytes()
     kept = {path.name: digest(list(path.read_bytes())) for path in lab.checkpoints("run")}
@@ -45,11 +45,13 @@ def test_a_fresh_run_sets_the_old_one_aside(lab, whole):
     assert (old / "pretrain_32.metrics.jsonl").read_text() == lines
     assert (old / "pretrain_32.pth").read_bytes() == weights
 
-    shutil.rmtree(lab.stem("run").parent / "pretrain_32_resume")
-    old.rename(lab.stem("run").parent / "pretrain_32_resume")
-    lab.run("run", from_resume=1)
-    assert lab.result("run") == whole.result("whole")
-    assert not (lab.stem("run").parent / "pretrain_32_resume" / "pretrain_32.metrics.jsonl").exists()
+    # Copied into the place of another run, it resumes.
+    stem = lab.stem("again")
+    shutil.copytree(old, f"{stem}_resume")
+    for path in Path(f"{stem}_resume").glob("pretrain_32.*"):
+        path.rename(stem.with_name(path.name))
+    lab.run("again", from_resume=1)
+    assert lab.result("again") == whole.result("whole")
 
 
 def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
@@ -65,15 +67,22 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     assert Path(f"{stem}.metrics.jsonl").read_text().count('"settings"') == 1
 
 
-def test_a_fresh_run_killed_right_after_setting_aside(lab, whole):
-    """At its first system call that writes: the old run is whole in one place, and the next start is clean."""
+@pytest.mark.parametrize("call, at", [("rename", 1), ("replace", 2), ("replace", 3), ("rename", 2)])
+def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, call, at):
+    """Before the move, within it and at its end: the next start goes on with the old run, or has all of it in one folder."""
     lab.start("run", {"signal_at": {"updates": [5]}}).wait()
-    kept = sorted(path.name for path in lab.checkpoints("run"))
-    assert lab.start("run", {"kill_at_call": {"name": "replace", "at": 1}}).wait() == -9
-    found = sorted(path.name for path in (lab.folder / "run").rglob("update_*.pt"))
-    assert found[: len(kept)] == kept and all(map(verified, (lab.folder / "run").rglob("update_*.pt")))
+    stem, folder = lab.stem("run"), Path(f"{lab.stem('run')}_resume")
+    before = {path.name: path.read_bytes() for path in (*stem.parent.glob(f"{stem.name}.*"), *folder.iterdir())}
+    assert lab.start("run", {"kill_at_call": {"name": call, "at": at}}).wait() == -9
+    is_moving = (call, at) != ("rename", 1)
+    assert Path(f"{folder}_old").exists() is is_moving
     lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")
+    kept = {path.name: path.read_bytes() for path in stem.parent.glob("*_old*/*")}
+    assert kept == (before if is_moving else {})
+    assert sorted(path.name for path in stem.parent.glob("*_old*")) == (
+        ["pretrain_32_resume_old1"] if is_moving else []
+    )
 
 
 @pytest.mark.slow

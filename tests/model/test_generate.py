@@ -108,6 +108,8 @@ def test_logits_to_keep_and_inputs_embeds():
     assert isinstance(model(ids, return_dict=False), tuple)
     with pytest.raises(ValueError, match="exactly one"):
         model()
+    with pytest.raises(AssertionError, match="labels need the logits of all positions"):
+        model(ids, labels=ids, logits_to_keep=torch.arange(6, -1, -1))
 
 
 @every_kind

@@ -126,9 +126,14 @@ def test_weights_of_wrapped_models_and_with_position_tables_are_read(prefix, pat
     state = {f"{prefix}{key}".replace("layers.0.", "layers.0._orig_mod."): t for key, t in model.state_dict().items()}
     state = {**state, "model.freqs_cos": torch.ones(4, 8), "pos_cis": torch.ones(4)}
     # In a checkpoint they have an entry of their own.
-    for content in (state, {"model": state, "epoch": 3}):
+    nested = ({"model": {"state_dict": state}}, {"state_dict": {"model": state}, "model": None})
+    for content in (state, {"model": state, "epoch": 3}, *nested):
         torch.save(content, path)
         assert are_equal(MiniMindForCausalLM.from_pth(path), model)
+    endless = {}
+    endless["model"] = endless
+    torch.save(endless, path)
+    refuse(path, "model is no plain block")
 
 
 # ------------------------------------------------------------------------------------------------ what does not fit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from common.errors import UserError
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
@@ -90,11 +90,24 @@ def test_the_folder_holds_what_other_programs_look_for(tmp_path):
     assert {t.dtype for t in state.values()} == {torch.float16}
     config = json.loads((folder / "config.json").read_text())
     assert config["dtype"] == "float16" and "auto_map" not in config
+    assert not config.keys() & {"id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"}
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.encode("the cat") == AutoTokenizer.from_pretrained(ROOT / "model").encode("the cat")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False).startswith(
         "<|im_start|>user"
     )
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_a_dtype_that_changes_weights_says_by_how_much(dtype, tmp_path, capsys):
+    """Reference: torch's rounding of the source's weights."""
+    weight = write(tmp_path)
+    export_hf.export(weight, tmp_path / "hf", dtype=dtype)
+    state = torch.load(weight, weights_only=True)
+    change = max((tensor.bfloat16().float() - tensor.float()).abs().max().item() for tensor in state.values())
+    said = f"; bfloat16 has changed weights by {change:.1e} at most"
+    for text in (capsys.readouterr().out, (tmp_path / "hf" / "README.md").read_text()):
+        assert (said in text) == ("has changed" in text) == (dtype == "bfloat16")
 
 
 def test_a_wide_weight_chooses_the_dtype(tmp_path):
@@ -108,6 +121,16 @@ def test_a_wide_weight_chooses_the_dtype(tmp_path):
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.float32}
     export_hf.export(tmp_path / "source", tmp_path / "hf", dtype="bfloat16", overwrite=True)
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_weights_of_another_shape_are_told_with_both_shapes(tmp_path):
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+    )
+    model.config.vocab_size = 20
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"lm_head.weight is \[16, 8\] in the file, \[20, 8\] in the config"):
+        load_model(tmp_path)
 
 
 def test_a_wrong_export_is_not_written(tmp_path, monkeypatch):

@@ -76,6 +76,9 @@ def test_the_seed_decides_the_text(weight, capsys):
 def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokenizer, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
     assert run(weight, "--temperature", "0", capsys=capsys).err.count("tokens/s") == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    with pytest.raises(UserError, match="no prompt came through the pipe"):
+        run(weight, capsys=capsys)
 
     seen = []
     monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or "yes")
@@ -126,6 +129,7 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
         (["--weight", "nowhere.pth"], "no such file"),
         (["--weight", "."], "no config.json"),
         (["--max_new_tokens", "32768"], "leaves no room"),
+        (["hi " * 200, "--max_new_tokens", "32760"], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
         (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
     ],
 )

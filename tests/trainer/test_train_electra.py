@@ -4,6 +4,7 @@ an uninterrupted run."""
 import copy
 import json
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -20,8 +21,9 @@ from common.errors import UserError
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
 from tests.helpers import ROOT, before_update, command_line, trainers_that_fit
 from trainer import train_electra
-from trainer.electra.job import VAL_SEED
-from trainer.electra.settings import NETWORK_SIZES
+from trainer.electra.job import VAL_SEED, ElectraJob
+from trainer.electra.settings import NETWORK_SIZES, ElectraSettings
+from trainer.job import Progress
 from trainer.machine.command_line import run_cli
 from trainer.optim.build import without_bias_correction
 
@@ -316,6 +318,16 @@ def test_adam_without_bias_correction(fused):
         by_hand = by_hand - 1e-2 * (m / (v.sqrt() + 1e-6) + 0.1 * by_hand)
         optimizer.step()
     assert torch.allclose(p.double(), by_hand, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps, warmup", [(1_000, 100), (1_000_000, 10_000)])
+def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates_at_most(steps, warmup):
+    """Reference: the original schedule, whose decay goes on during the warm-up."""
+    line = ["--data_path", "a.txt", "--vocab_path", "b.txt", "--learning_rate", "1", "--max_steps", str(steps)]
+    job = SimpleNamespace(settings=ElectraSettings.parse(line))
+    for update, factor in ((warmup // 2, 0.5), (warmup, 1), (2 * warmup, 1)):
+        rate = ElectraJob.learning_rate(job, None, Progress(update=update))
+        assert rate == pytest.approx(factor * (1 - update / steps))
 
 
 @pytest.mark.parametrize(

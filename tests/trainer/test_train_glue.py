@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,8 +21,10 @@ from tests.helpers import before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
-from trainer.glue.job import init_model, metrics_of
+from trainer.glue.job import GlueJob, init_model, metrics_of
 from trainer.glue.settings import GlueSettings
+from trainer.job import Length, Progress
+from trainer.machine.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +208,17 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
     assert found["updates"] == 6 and found["results"].keys() == {"matthews"}
     assert found["made_with"]["batch_size"] == 5 and found["made_with"]["grad_clip"] == 1
     assert list((tmp_path / "cache").glob("CoLA-train-*.npz"))
+
+
+@pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
+def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
+    """Of three epochs of 1,000 rows, or of 100 updates; then a line down to 0."""
+    settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
+    job = SimpleNamespace(settings=settings, ranks=Ranks(), length=length)
+    for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):
+        epoch, row = divmod(30 * percent, 1000)
+        update = SimpleNamespace(epoch=epoch, n_rows=1000, first_row=row)
+        assert GlueJob.learning_rate(job, update, Progress(update=percent)) == pytest.approx(factor)
 
 
 def test_flags_of_the_published_script_mean_what_they_meant():

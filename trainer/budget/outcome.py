@@ -301,14 +301,17 @@ def budget_flag(settings: PretrainSettings) -> str:
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
     """For a resume without a budget. Errors: UserError where the run was a planned one, which would end elsewhere, or where a run
     of the default width would begin beside it."""
-    # The flags that a plan prints say where the run ends, and need no clock. The width of a folder of weights is that folder's.
-    if said_ends(settings, given) or settings.hidden_size is None:
+    # The width of a folder of weights is that folder's.
+    if settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
     if "hidden_size" in given or Checkpoints(f"{own}_resume").paths():
+        # The flags that a plan prints say where the run ends, and need no clock.
+        if said_ends(settings, given):
+            return
         given = {*given, "hidden_size", "use_moe"}
     for path, before in kept_plans(settings, given):
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say where this "
-            "one ends by --max_updates"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say the "
+            "--hidden_size and --max_updates of this one"
         )

@@ -208,7 +208,7 @@ def settle_on_rows(
     if is_open and free is not None and needed(settled.batch_size) > free:
         shorter = plain_advice(settled, "a smaller --max_seq_len or model")
         lines.append(
-            f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:.2g} GB, and {free / 1e9:.2g} GB are free on "
+            f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
             f"{device.type}: if memory runs out, {shorter}"
         )
     return settled, lines

@@ -1,7 +1,6 @@
 """What a run says and records: at its start, in its log lines, and at its end."""
 
 import contextlib
-import glob
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,17 +54,13 @@ def open_records(
         )
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
-    begun = [metrics, settings_file, *job.files.begun]
-    files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun]
-    if resumed:
-        names = [glob.escape(path.name) for path in (*files, *job.files.outputs.values())]
-        checkpoints.bring_back([*names, *job.files.replaced])
-    else:
+    if not resumed:
+        begun = [metrics, settings_file, *job.files.begun]
+        files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun, *job.files.outputs.values()]
         for pattern in job.files.replaced:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
-        unsaved = [] if is_finished(metrics) else begun
-        checkpoints.set_aside(files, job.files.outputs.values(), reporter.say, unsaved)
+        checkpoints.set_aside(files, [] if is_finished(metrics) else begun, reporter.say)
     write_settings(job.files.settings, settings_file)
     for write in job.files.begun.values():
         write()
@@ -189,7 +184,7 @@ def left_by(job: Job[Any, Any, Any]) -> str:
 
 
 def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
-    """For a finished run that is asked to go on. Outputs that were moved away are written again."""
+    """For a finished run that is asked to go on. Outputs that are missing are written."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (a higher {length.flag} goes on)" if length.flag else ""
@@ -198,7 +193,7 @@ def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: 
     # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
     all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
-        # A later run has moved them away, and this one was brought back by renaming its folder.
+        # Its end has come with a lower number of updates, before they were due.
         weights = snapshot(engine.weights())
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
     reporter.say(left_by(job))

@@ -31,8 +31,6 @@ class Reporter:
         self.file: io.FileIO | None = None
         self.bar: tqdm | None = None
         self.has_terminal = is_main and sys.stdout.isatty()
-        # Lines that a full disk did not take; they are tried again with the next one.
-        self._unwritten = b""
 
     def open(self, path: Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
@@ -89,7 +87,10 @@ class Reporter:
         if self.file:
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
-            self._write(text.encode(errors="backslashreplace") + b"\n")
+            try:
+                self.file.write(text.encode(errors="backslashreplace") + b"\n")
+            except OSError as error:
+                self.say(f"warning: {self.file.name}: {error.strerror}: this line is missing there; training goes on")
 
     def close(self) -> None:
         with self._terminal():
@@ -97,8 +98,6 @@ class Reporter:
                 self.bar.close()
         self.bar = None
         if self.file:
-            # The disk may have room again by now.
-            self._write(b"")
             self.file.close()
         self._to_tracker("finish")
 
@@ -126,18 +125,6 @@ class Reporter:
                 self.bar.disable = True
             self.bar = None
             self.has_terminal = False
-
-    def _write(self, line: bytes) -> None:
-        """Append to the metrics file what an earlier write has left, and the line."""
-        assert self.file is not None
-        is_first_failure = not self._unwritten
-        self._unwritten += line
-        try:
-            # A disk that becomes full takes a part.
-            self._unwritten = self._unwritten[self.file.write(self._unwritten) :]
-        except OSError as error:
-            if is_first_failure:
-                self.say(f"warning: {self.file.name}: {error.strerror}; the line is kept and tried again")
 
 
 def finite(value: Any) -> Any:

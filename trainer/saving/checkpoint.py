@@ -11,7 +11,8 @@ How a save goes on, so that a kill or a loss of power at any moment leaves a run
 2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and then
    renamed. A file with its own name is always whole.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start.
+   checkpoint, from a kill between the two, is removed by the next start. Where an update is saved again, its digest file has a
+   line for either content until the checkpoint is replaced.
 4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
    what is compared comes from the disk. A disk that returns something else ends the save here.
 5. Only then older checkpoints are deleted.
@@ -26,10 +27,10 @@ somebody has put there. These files are read by torch's restricted unpickler alo
 import contextlib
 import errno
 import glob
+import itertools
 import os
 import pickle
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,37 +44,26 @@ from common.files import (
     atomic_file,
     file_digest,
     forget_cached,
-    is_link_of,
-    link_or_copy,
     remove,
     remove_if_possible,
-    replace,
 )
 from model.pth_format import check_kind
-from trainer.saving.places import RECORDS
 from trainer.saving.weights import write_tensors
 from trainer.sharding import is_sharded, replaced, whole_of
 
-# The endings of what a run writes beside its stem, the mark of its lock among it
-OF_A_RUN = (*RECORDS, "plan.yaml", "pth", "json", "best.pth", "best.json", "running")
-# What is left of them behind the stem: with the number of the process that wrote it, or in one word of which nothing else is made.
-LEFT_BEHIND = re.compile(rf"(({'|'.join(map(re.escape, OF_A_RUN))})\.\d+|[^.]+)\.tmp")
 # The file of a checkpoint. Whatever else lies beside it is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
-# What a save, or the attempt to write at a start, leaves half done, with the number of its process
-LEFT_OF_A_SAVE = re.compile(r"update_\d+(\..+)?\.tmp", re.ASCII)
 
 
 def remove_temporaries(stem: Path) -> None:
     """Delete what a killed run of this name left half written beside `stem`.
 
-    Other names in the same place are left alone; they may belong to a run that is writing them now, such as one whose name
-    begins with this one and a dot. What cannot be deleted stays for the next start: a rank of the killed run that is not gone
-    yet may still be writing there.
+    What cannot be deleted stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
     """
     for start in (f"{stem.name}.", f".{stem.name}."):
         for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
-            if LEFT_BEHIND.fullmatch(path.name.removeprefix(start)):
+            # a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
+            if "_" not in path.name.removeprefix(start):
                 remove_if_possible(path)
 
 
@@ -140,13 +130,14 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 def verified(path: Path) -> bool:
     """Whether a checkpoint's bytes are those that its digest was made from."""
     try:
-        return Path(f"{path}.sha256").read_bytes() == digest_line(path, file_digest(path))
+        lines = Path(f"{path}.sha256").read_bytes().splitlines(keepends=True)
+        return digest_line(path, file_digest(path)) in lines
     except OSError:
         return False
 
 
 def digest_line(path: Path, digest: str) -> bytes:
-    """The content of a checkpoint's digest file."""
+    """A line of a checkpoint's digest file."""
     return f"{digest}  {path.name}\n".encode()
 
 
@@ -173,14 +164,9 @@ def update_of(path: Path) -> int:
 
 
 def kept_of_run(stem: Path, name: str) -> Path | None:
-    """The file `name` of the run that a resume goes on with; None: it has no such one, or no checkpoint.
-
-    A run whose folder was renamed back has its files among its checkpoints until the resume begins. What stands beside them then
-    is that of the later run; without a checkpoint it may be of a run with other data.
-    """
-    checkpoints = Checkpoints(f"{stem}_resume")
-    places = (checkpoints.folder / name, stem.parent / name) if checkpoints.paths() else ()
-    return next((path for path in places if path.exists()), None)
+    """The file `name` of the run that a resume goes on with; None: it has none, or no checkpoint and may have had other data."""
+    path = stem.parent / name
+    return path if path.exists() and Checkpoints(f"{stem}_resume").paths() else None
 
 
 class Checkpoints:
@@ -197,7 +183,8 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Existing checkpoints, newest first."""
-        return sorted((path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0), reverse=True)
+        found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
+        return sorted(found, key=update_of, reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
@@ -239,16 +226,23 @@ class Checkpoints:
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
         path = self.folder / f"update_{update:08d}.pt"
+        digest_path = Path(f"{path}.sha256")
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             writer = HashingWriter(file)
             write_tensors(state, writer)
             digest = writer.digest.hexdigest()
             # The digest first: a checkpoint is never seen without it.
-            with atomic_file(f"{path}.sha256") as digest_file:
+            saved_before = path.exists()
+            earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
+            with atomic_file(digest_path) as digest_file:
+                digest_file.write(earlier + digest_line(path, digest))
+        if saved_before:
+            with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
         forget_cached(path)
         if file_digest(path) != digest:
+            self._damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
         self._damaged.discard(path)
         self._prune(path)
@@ -258,7 +252,7 @@ class Checkpoints:
 
         Those with a higher number were damaged when this run resumed from one before them.
         """
-        good = [path for path in self.paths() if path <= newest and path not in self._damaged]
+        good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self._damaged]
         for path in self.paths():
             if path not in good[: self.keep]:
                 self._remove(path)
@@ -270,9 +264,8 @@ class Checkpoints:
 
     def remove_leftovers(self) -> None:
         """Delete what a killed run has left half written in the folder. Nothing may be being saved."""
-        for path in self.folder.glob("update_*.tmp"):
-            if LEFT_OF_A_SAVE.fullmatch(path.name):
-                remove_if_possible(path)
+        for path in self.folder.glob("update_[0-9]*.tmp"):
+            remove_if_possible(path)
         for digest_file in self.folder.glob("update_*.pt.sha256"):
             checkpoint = digest_file.with_suffix("")
             # Killed between the two renames.
@@ -287,61 +280,31 @@ class Checkpoints:
             os.rmdir(self.folder)
 
     def set_aside(
-        self,
-        files: Iterable[Path],
-        weights: Iterable[Path] = (),
-        notice: Callable[[str], None] = print,
-        unsaved: Iterable[Path] = (),
+        self, files: Iterable[Path], unsaved: Iterable[Path] = (), notice: Callable[[str], None] = print
     ) -> None:
-        """Keep an earlier run when a fresh one takes its place: its checkpoints and other `files` move to a folder.
+        """Move an earlier run out of the way of a fresh one: its checkpoints and other `files` (or folders), into one folder.
 
-        One rename ends the move. A kill before it leaves some of them in the folder of the checkpoints, where the next start finds
-        them, fresh or not. `weights` (files or folders) stay here too until the new ones replace them. `unsaved`: files that are
-        deleted if there is nothing else, since their run ended before it had saved anything.
+        unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
         """
         files = [path for path in files if path.exists()]
-        weights = [path for path in weights if path.exists()]
-        # An earlier run was brought back, by renaming its folder, and not gone on with: first it goes away again.
-        if any((self.folder / path.name).exists() for path in files + weights):
-            self._move(notice)
-        asides = self._asides()
-        # What the last move has linked there is there already.
-        weights = [path for path in weights if not (asides and is_link_of(asides[-1] / path.name, path))]
-        if not self.paths() and not weights and set(files) <= set(unsaved):
+        aside = self.folder.with_name(f"{self.folder.name}_old")
+        # If it is there, a start was killed while it moved, and this one goes on with that.
+        if not aside.exists() and not self.paths() and set(files) <= set(unsaved):
             for path in files:
                 remove(path)
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        # All checkpoints at once, and first: a resume finds either the whole run, or none.
+        if self.folder.exists():
+            self.folder.rename(aside)
+        else:
+            aside.mkdir(exist_ok=True)
         for path in files:
-            os.replace(path, self.folder / path.name)
-        for path in weights:
-            if path.is_dir():
-                shutil.copytree(path, self.folder / path.name, copy_function=link_or_copy)
-            else:
-                link_or_copy(path, self.folder / path.name)
-        self._move(notice)
-
-    def _move(self, notice: Callable[[str], None]) -> None:
-        """Rename the folder to the next free {name}_oldN."""
-        number = folder_number(self._asides()[-1]) + 1 if self._asides() else 1
-        old = self.folder.with_name(f"{self.folder.name}_old{number}")
-        hint = "; --from_resume 1 would have gone on with it" if self.paths() else ""
-        self.folder.rename(old)
-        notice(f"a fresh run: what there is of the one before is now in {old}{hint}")
-
-    def _asides(self) -> list[Path]:
-        """The folders that `set_aside` has made, the latest last."""
-        found = self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*")
-        return sorted((folder for folder in found if folder_number(folder)), key=folder_number)
-
-    def bring_back(self, patterns: Iterable[str]) -> None:
-        """Put what `set_aside` has moved with a run, whose folder was renamed back, where it was.
-
-        patterns: of the names of what it moves. Whatever else is in the folder stays there.
-        """
-        for pattern in patterns:
-            for path in list(self.folder.glob(pattern)):
-                replace(path, self.folder.parent / path.name)
+            os.replace(path, aside / path.name)
+        numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
+        old = next(path for path in numbered if not path.exists())
+        aside.rename(old)
+        hint = "; --from_resume 1 would have gone on with it" if Checkpoints(old).paths() else ""
+        notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
 
     def newest(self, notice: Callable[[str], None] = print) -> Path | None:
         """The newest checkpoint whose digest holds, or None where there is none at all. Others are named through `notice`.
@@ -360,9 +323,3 @@ class Checkpoints:
                 "the weights that the run has saved (--from_weight, of encoders --model_path)"
             )
         return None
-
-
-def folder_number(folder: Path) -> int:
-    """n of {name}_old{n}, 0 if that is no number."""
-    number = folder.name.rpartition("_old")[2]
-    return int(number) if number.isdecimal() else 0

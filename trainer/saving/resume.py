@@ -57,9 +57,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.saved_update = progress.update
         problem = self._wait()
         if problem:
-            self.reporter.say(
-                f"warning: the save before this one failed ({problem}); {self._what_is_left()}, training goes on"
-            )
+            self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")
         # All ranks take part in both.
         state = snapshot(self._state_dict(progress, seconds), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
@@ -100,7 +98,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         }
 
     def _wait(self) -> str:
-        """Wait for the save that is under way, if any. Returns how it failed, "": it did not.
+        """Wait for the save that is under way, if any. Returns how it failed and what there is to go on from, "": it did not.
 
         All ranks wait for that of rank 0, which may take longer than they wait for a message: they hear that it still works.
         """
@@ -110,7 +108,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
                 with user_errors():
                     self.checkpoints.wait()
             except UserError as error:
-                return str(error)
+                return f"({error}); {self.how_to_go_on()}"
             return ""
 
         return on_main(self.ranks, wait)
@@ -121,14 +119,10 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         All ranks wait for it: a launcher that sees one of them gone ends the others at once.
         """
         problem = self._wait()
-        end_all(self.ranks, problem and f"the last save failed ({problem}); {self._what_is_left()}")
-
-    def _what_is_left(self) -> str:
-        """What a user has after a save that failed."""
-        return "the checkpoint before it is intact" if self.checkpoints.paths() else "there is no checkpoint before it"
+        end_all(self.ranks, problem and f"the last save failed {problem}")
 
     def how_to_go_on(self) -> str:
-        """What a user has after an error that no save came before."""
+        """What a user has after an error, on rank 0, which reads the files."""
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"

@@ -2,12 +2,13 @@
 
 import io
 import json
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests.helpers import losses, records, train
-from trainer.reporting.reporter import Stopwatch, finite, flat_numbers
+from trainer.reporting.reporter import Reporter, Stopwatch, finite, flat_numbers
 
 
 class Terminal(io.StringIO):
@@ -99,3 +100,11 @@ def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
     assert watch.seconds_per_step(9) == 1.5
     assert watch.training_seconds_per_step(9) == 1.0
     assert watch.lap() == 68.0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
+    reporter = Reporter(is_main=True)
+    with open("/dev/full", "wb", buffering=0) as reporter.file:
+        reporter.record({"step": 1})
+    assert "warning: /dev/full: No space left on device" in capsys.readouterr().out

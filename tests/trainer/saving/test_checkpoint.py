@@ -1,5 +1,6 @@
 """Checkpoints as files, in one process; tests/faults has the runs that are killed. References: plain torch.save and sha256sum."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainer.saving import checkpoint
-from trainer.saving.checkpoint import Checkpoints, kept_of_run, load_checkpoint, snapshot, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
 from trainer.saving.weights import save_weights
 
 
@@ -95,6 +96,56 @@ def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatc
     assert "update_00000001.pt" in names(checkpoints)
 
 
+def test_one_that_reads_back_differently_is_none_of_those_that_are_kept(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for update in (3, 4):
+        save(checkpoints, update)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
+        checkpoints.save(state(5), 5)
+        with pytest.raises(OSError, match="update_00000005.pt"):
+            checkpoints.wait()
+    save(checkpoints, 6)
+    assert names(checkpoints) == ["update_00000006.pt", "update_00000004.pt"]
+
+
+def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_path, monkeypatch):
+    """At each of the renames, before and after it; a kill is an error here behind which nothing is done."""
+    replace, renames = os.replace, []
+
+    def killed_at(number, after):
+        def stop(source, target):
+            renames.append(target)
+            if len(renames) == number and not after:
+                raise KeyboardInterrupt
+            replace(source, target)
+            if len(renames) == number:
+                raise KeyboardInterrupt
+
+        return stop
+
+    for number, after in itertools.product((1, 2, 3), (False, True)):
+        checkpoints = Checkpoints(tmp_path / f"{number}_{after}", keep=1)
+        save(checkpoints, 1)
+        renames.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", killed_at(number, after))
+            checkpoints.save({**state(1), "evaluated": True}, 1)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoints.wait()
+        path = Checkpoints(checkpoints.folder).newest()
+        assert path is not None and ("evaluated" in load_checkpoint(path)) == ((number, after) >= (2, True))
+        save(checkpoints, 1)
+        assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
+
+
+def test_the_newest_of_more_than_eight_digits(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for update in (99999998, 99999999, 100000000):
+        save(checkpoints, update)
+    assert names(checkpoints) == ["update_100000000.pt", "update_99999999.pt"]
+
+
 def test_saves_never_overlap(tmp_path, monkeypatch):
     """The second waits for the first; the training thread goes on meanwhile."""
     running, most, write = [], [], Checkpoints._write
@@ -157,7 +208,7 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
 
 
 def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
-    """Through saves, a start, a run that takes the place of another one, and its coming back."""
+    """Through saves, a start, and a run that takes the place of another one."""
     folder = tmp_path / "run_resume"
     folder.mkdir()
     copies = [
@@ -182,24 +233,11 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     metrics = tmp_path / "run.metrics.jsonl"
     metrics.write_text("of the first run")
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoints.set_aside([metrics], notice=lambda text: None)
-    assert not metrics.exists() and not folder.exists()
-    os.rename(tmp_path / "run_resume_old1", folder)
-    checkpoints.bring_back([metrics.name])
-    assert metrics.read_text() == "of the first run" and (tmp_path / "notes.txt").read_text() == "mine"
-    assert set(os.listdir(folder)) == own | foreign.keys()
-    assert {name: (folder / name).read_bytes() for name in foreign} == foreign
-
-
-def test_the_files_of_the_run_that_a_resume_goes_on_with(tmp_path):
-    """Of one whose folder was renamed back they lie among the checkpoints, and those of a later run where they belong."""
-    own = tmp_path / "run.settings.yaml"
-    own.touch()
-    assert kept_of_run(tmp_path / "run", own.name) is None
-    save(Checkpoints(tmp_path / "run_resume"), 1)
-    assert kept_of_run(tmp_path / "run", own.name) == own and kept_of_run(tmp_path / "run", "run.pth") is None
-    (tmp_path / "run_resume" / own.name).touch()
-    assert kept_of_run(tmp_path / "run", own.name) == tmp_path / "run_resume" / own.name
+    checkpoints.set_aside([metrics])
+    old = tmp_path / "run_resume_old1"
+    assert sorted(os.listdir(tmp_path)) == ["notes.txt", old.name]
+    assert set(os.listdir(old)) == own | foreign.keys() | {metrics.name}
+    assert {name: (old / name).read_bytes() for name in foreign} == foreign
 
 
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):

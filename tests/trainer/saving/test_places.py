@@ -84,7 +84,7 @@ def test_a_failed_last_save_ends_with_its_cause(tmp_path, data, monkeypatch):
     monkeypatch.setattr(Checkpoints, "_write", fail)
     with pytest.raises(UserError) as error:
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    assert f"(update_1.pt: {os.strerror(28)}); there is no checkpoint before it" in str(error.value)
+    assert f"(update_1.pt: {os.strerror(28)}); no checkpoint was saved yet" in str(error.value)
 
 
 # ------------------------------------------------------------------------------ killed before the first save
