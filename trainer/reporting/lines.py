@@ -160,8 +160,8 @@ def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is
 
 def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
     """What to say of an update that was not applied. plan: that its rows are of."""
-    assert outcome.where is not None
-    number, step, first_row, end_row = outcome.where
+    assert outcome.update_id is not None
+    number, step, first_row, end_row = outcome.update_id
     so_far = f"update {number} is not applied ({int(outcome.skipped)} so far)"
     if outcome.overflow:
         # No document is to blame: the scaler finds its scale by that.
