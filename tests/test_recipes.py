@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import ROOT, flags, write_corpus
 
-FOLDERS = ("common", "model", "dataset", "trainer", "scripts")
+FOLDERS = ("common", "model", "dataset", "trainer", "scripts", "benchmarks")
 
 
 def recipe(name: str) -> list[tuple[str, str, str]]:
@@ -52,13 +52,24 @@ def run(place, *words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *map(str, words)]
     ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
 def log_lines(path):
     records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [record for record in records if "loss" in record]
+
+
+@pytest.mark.slow
+def test_the_recipes_pass_make_lint(copy):
+    """All at once. mypy looks at what they touch."""
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name in re.findall(r"^### (.+)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE):
+        apply(name, copy)
+    run(copy, "-m", "ruff", "check", *FOLDERS)
+    run(copy, "-m", "ruff", "format", "--check", *FOLDERS)
+    run(copy, "-m", "mypy", "trainer/train_bytes.py", "scripts/evaluate.py", "model/model_minimind.py")
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ LOADER_FAILED = 1 << 16
 STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
 
 
-class Where(NamedTuple):
+class UpdateId(NamedTuple):
     """Which update it was, as the caller of `poll` counts: its number, its last micro-batch, its rows [first, end)."""
 
     update: int
@@ -59,7 +59,7 @@ class Where(NamedTuple):
 class Outcome(NamedTuple):
     """What became of an update, the same on every rank."""
 
-    # Updates not applied so far: in all, and without a good one after them. What `overflow` tells is not counted in a row.
+    # Updates not applied so far: in all, and without a good one after them, where float16 overflows do not count.
     skipped: float
     skipped_in_a_row: float
     # Before clipping.
@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
     overflow: float
     # What the caller of `poll` said of the update.
-    where: Where | None = None
+    update_id: UpdateId | None = None
 
     @property
     def asks_to_save(self) -> bool:
@@ -120,7 +120,7 @@ class Engine(Generic[BatchT, TotalsT]):
         # torch's own first scale, 2^16, loses ELECTRA's first updates. 2^11 is what its public trainers begin with.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
         if self.scaler.is_enabled():
-            # It makes its scale when it is first used. A rank without rows in its first update does without a loss.
+            # Create the scale now: a rank without rows would reach unscale_ without one.
             self.scaler.scale(torch.zeros((), device=device))
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
@@ -149,7 +149,7 @@ class Engine(Generic[BatchT, TotalsT]):
             )
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
-        self._pending: tuple[torch.Tensor, torch.cuda.Event, Where | None] | None = None
+        self._pending: tuple[torch.Tensor, torch.cuda.Event, UpdateId | None] | None = None
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
@@ -204,6 +204,7 @@ class Engine(Generic[BatchT, TotalsT]):
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
         """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""
+        # One number for each of STOP_REQUESTS, one for a save, one for losses that are not finite
         message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
         if self.reducer is not None:
@@ -271,30 +272,30 @@ class Engine(Generic[BatchT, TotalsT]):
 
     # --------------------------------------------------------------------------------------- what became of updates
 
-    def poll(self, where: Where | None = None) -> list[Outcome]:
-        """The Outcomes that are known after an update, oldest first; `where` says what the update was.
+    def poll(self, update_id: UpdateId | None = None) -> list[Outcome]:
+        """The Outcomes that are known after an update, oldest first; `update_id` says what the update was.
 
         On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return [Outcome._make([*self.outcome.tolist(), where])]
+            return [Outcome._make([*self.outcome.tolist(), update_id])]
         known = self.drain()
         # Only into pinned memory the device copies by itself, while the host goes on.
         host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        self._pending = (host, arrived, where)
+        self._pending = (host, arrived, update_id)
         return known
 
     def drain(self) -> list[Outcome]:
         """Wait for the Outcome that is under way, if any: a list of one or none."""
         if self._pending is None:
             return []
-        host, arrived, where = self._pending
+        host, arrived, update_id = self._pending
         self._pending = None
         arrived.synchronize()
-        return [Outcome._make([*host.tolist(), where])]
+        return [Outcome._make([*host.tolist(), update_id])]
 
     def collect(self) -> list[float]:
         """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
@@ -397,13 +398,13 @@ def make_engine(
     shards = put_on_device(model, facts, group_size, ranks, device)
     optimizer = build_optimizer(
         model,
-        settings.learning_rate,
-        settings.weight_decay,
-        settings.optimizer,
-        settings.muon_lr,
-        settings.embed_lr,
-        ranks,
-        shards,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        kind=settings.optimizer,
+        muon_lr=settings.muon_lr,
+        embed_lr=settings.embed_lr,
+        ranks=ranks,
+        shards=shards,
         **adam,
     )
     return Engine(

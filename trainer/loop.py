@@ -12,15 +12,13 @@ reporting/lines.py, and what a checkpoint holds in saving/resume.py.
 import contextlib
 import gc
 import math
-import time
 from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple
 
 from common.errors import SaidByAnotherRank
-from common.flags import AUTO
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule
-from trainer.engine import LOADER_FAILED, Outcome, Where
+from trainer.engine import LOADER_FAILED, Outcome, UpdateId
 from trainer.job import (
     SHORT_RUN_FLOPS,
     UNLIMITED,
@@ -30,7 +28,6 @@ from trainer.job import (
     Outlook,
     Progress,
     RecipeT,
-    RunSettings,
     Surroundings,
     TotalsT,
     Update,
@@ -44,47 +41,13 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
+from trainer.saving.save_clock import SaveClock
 from trainer.updates import plain_advice, schedule_of, with_accumulation
 
-# --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
-GPU_MINUTES = 2.0
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
 # Updates of this process after which all that lives long is there: the first ones compile, and fill caches
 SETTLED_AFTER = 3
-
-
-class SaveClock:
-    """The micro-batches and the seconds between two saves; 0: they do not count.
-
-    A GPU does the usual number of micro-batches in a second or two. So where the user has said nothing of saves, a run
-    on one is saved by time.
-
-    Ranks have clocks of their own, which never agree. So only rank 0 looks at its one, and asks all ranks for a save in
-    the way in which a signal does.
-    """
-
-    def __init__(self, settings: RunSettings, device_type: str) -> None:
-        """device_type: of a torch device."""
-        self.interval = settings.save_interval
-        self.seconds = 0.0
-        if settings.save_minutes != AUTO:
-            self.seconds = 60 * float(settings.save_minutes)
-        elif device_type == "cuda":
-            self.interval = 0
-            self.seconds = 60 * GPU_MINUTES
-        self.restart()
-
-    def restart(self) -> None:
-        """From here on the time counts: training begins, or a save is made."""
-        self._last = time.monotonic()
-
-    def asks(self) -> bool:
-        """Whether it is time for a save. It is asked for once: on CUDA the ranks learn of it an update later."""
-        if not self.seconds or time.monotonic() - self._last < self.seconds:
-            return False
-        self.restart()
-        return True
 
 
 class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
@@ -171,8 +134,17 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
             on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
-            records = (self.job, self.reporter, self.saver.checkpoints, self.saver.tracker_ids, self.progress)
-            on_main(self.ranks, lambda: lines.open_records(*records, resumed=found is not None))
+            on_main(
+                self.ranks,
+                lambda: lines.open_records(
+                    self.job,
+                    self.reporter,
+                    self.saver.checkpoints,
+                    self.saver.tracker_ids,
+                    self.progress,
+                    resumed=found is not None,
+                ),
+            )
             self.prepare()
             try:
                 exit_code = self.fit()
@@ -222,7 +194,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         try:
             if self.progress.evaluation_due:
                 # A signal broke it off before the resume.
-                stop_signal = self.evaluate()
+                stop_signal = self.run_evaluation()
                 if self.finished and not stop_signal:
                     # No later update comes, whose save would tell that this evaluation is done.
                     self.save(again=True)
@@ -238,7 +210,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             failure = error
             stop_signal = LOADER_FAILED
             if self.current_epoch is not None:
-                self.take(self.engine.drain(), self.current_epoch.plan)
+                self.account_for(self.engine.drain(), self.current_epoch.plan)
             if self.progress.update:
                 # The loader may have failed because the data is damaged, which `save` looks at first.
                 self.save()
@@ -265,14 +237,14 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
         epoch = self.begin_epoch()
-        for number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
-            first_row, end_row = epoch.schedule.rows(number)
+        for update_number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
+            first_row, end_row = epoch.schedule.rows(update_number)
             update = Update(
                 epoch=epoch.number,
                 n_rows=epoch.plan.n_rows,
                 first_row=first_row,
                 end_row=end_row,
-                first_step=number * self.settings.accumulation_steps,
+                first_step=update_number * self.settings.accumulation_steps,
                 totals=epoch.plan.totals(first_row, end_row),
                 batches=batches,
             )
@@ -355,28 +327,28 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if evaluation.counts_updates:
             done = range(progress.update - 1, progress.update)
 
-        def is_over(interval: int) -> bool:
+        def completes(interval: int) -> bool:
             """Whether a multiple of the interval is completed by this update. One of 0 never is."""
             return interval > 0 and done.stop // interval > done.start // interval
 
         # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
         # nor when the epoch ends, since the documents of a skipped update are read from its plan.
-        outcomes = self.engine.poll(Where(progress.update, update.last_step, update.first_row, update.end_row))
-        is_saved = self.finished or progress.update in self.job.files.save_at or is_over(self.save_clock.interval)
+        outcomes = self.engine.poll(UpdateId(progress.update, update.last_step, update.first_row, update.end_row))
+        is_saved = self.finished or progress.update in self.job.files.save_at or completes(self.save_clock.interval)
         if is_saved or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
-        self.take(outcomes, epoch.plan)
+        self.account_for(outcomes, epoch.plan)
 
         self.log(epoch, update.last_step, rate)
-        if self.finished or (evaluation.evaluate is not None and is_over(evaluation.eval_interval)):
+        if self.finished or (evaluation.evaluate is not None and completes(evaluation.eval_interval)):
             # Where a stop signal comes first, the resume does it.
             progress.evaluation_due = True
         if not stop_signal:
-            stop_signal = self.evaluate()
+            stop_signal = self.run_evaluation()
         if is_saved or stop_signal or any(outcome.asks_to_save for outcome in outcomes):
             # A signal may have broken off an evaluation, before which nothing was to be saved.
-            self.take(self.engine.drain(), epoch.plan)
+            self.account_for(self.engine.drain(), epoch.plan)
             # The last update may have been saved before its evaluation.
             self.save(again=self.finished)
         self.updates_here += 1
@@ -387,8 +359,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             gc.freeze()
         return stop_signal
 
-    def take(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
-        """Take over what became of updates, whose rows are those of `plan`.
+    def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
+        """Note and report what became of updates, whose rows are those of `plan`.
 
         Errors: UserError on rank 0 after --max_bad_updates in a row that were not applied, once the last save is on disk.
         """
@@ -399,12 +371,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             self.progress.skipped = int(outcome.skipped)
             self.reporter.say(lines.skipped_line(outcome, plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
-                assert outcome.where is not None
+                assert outcome.update_id is not None
                 self.saver.finish()
                 end_all(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
-                    f"{outcome.where.step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
+                    f"{outcome.update_id.step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
                 )
 
     def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
@@ -414,9 +386,9 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         settings, progress = self.settings, self.progress
         is_due = step % settings.log_interval == 0
         if self.job.evaluation.counts_updates:
-            number, place = divmod(step, settings.accumulation_steps)
+            update_number, place = divmod(step, settings.accumulation_steps)
             # A line is of whole updates.
-            is_due = number % settings.log_interval == 0 and place == settings.accumulation_steps - 1
+            is_due = update_number % settings.log_interval == 0 and place == settings.accumulation_steps - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
         # All ranks take part, though one writes the line.
@@ -457,7 +429,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
-    def evaluate(self) -> int:
+    def run_evaluation(self) -> int:
         """Evaluate, sample and record what is due of it. Returns the number of a stop signal that came, or 0; nothing is recorded
         then.
         """

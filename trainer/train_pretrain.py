@@ -29,6 +29,7 @@ if __package__ in (None, ""):
 if __name__ == "__main__":
     from common.start import begin
 
+    # An old Python or a missing package ends in one line.
     begin()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.pretrain.settings import PretrainSettings
@@ -50,6 +51,8 @@ from trainer.optim.schedules import get_lr
 from trainer.pretrain import first_model
 from trainer.pretrain.command import run_command
 from trainer.pretrain.job import PretrainJob
+
+# Again: who imports this file has not come through the block above.
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, PretrainSettings
 
 # What other people's code imports from here
@@ -58,6 +61,7 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
+    # The time of a --budget begins.
     count_from_here()
     return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
 

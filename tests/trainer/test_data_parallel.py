@@ -17,7 +17,7 @@ from tests.updates import gradients, reference_gradients, relative_difference
 from trainer import launch
 from trainer.engine import Engine
 from trainer.evaluation import evaluate
-from trainer.loop import SaveClock, Trainer
+from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
@@ -25,6 +25,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer
+from trainer.saving.save_clock import SaveClock
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows

@@ -60,7 +60,10 @@ def open_records(
         for pattern in job.files.replaced:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
-        checkpoints.set_aside(files, [] if is_finished(metrics) else begun, reporter.say)
+        with contextlib.suppress(UserError):
+            if RunRecords.read(metrics).last("eta") == 0:
+                begun = []
+        checkpoints.set_aside(files, begun, reporter.say)
     write_settings(job.files.settings, settings_file)
     for write in job.files.begun.values():
         write()
@@ -73,13 +76,6 @@ def open_records(
         return bool(record["step"] < progress.step or at_checkpoint)
 
     reporter.open(metrics, is_past if resumed else None)
-
-
-def is_finished(metrics: Path) -> bool:
-    """Whether a metrics file is of a run that has come to its end."""
-    with contextlib.suppress(UserError):
-        return RunRecords.read(metrics).last("eta") == 0
-    return False
 
 
 def describe(
@@ -164,8 +160,8 @@ def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is
 
 def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
     """What to say of an update that was not applied. plan: that its rows are of."""
-    assert outcome.where is not None
-    number, step, first_row, end_row = outcome.where
+    assert outcome.update_id is not None
+    number, step, first_row, end_row = outcome.update_id
     so_far = f"update {number} is not applied ({int(outcome.skipped)} so far)"
     if outcome.overflow:
         # No document is to blame: the scaler finds its scale by that.

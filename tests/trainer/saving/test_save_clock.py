@@ -5,13 +5,13 @@ import torch
 
 from tests.helpers import losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
-from trainer import loop
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.glue.settings import GlueSettings
-from trainer.loop import GPU_MINUTES, SaveClock
 from trainer.pretrain.settings import PretrainSettings
+from trainer.saving import save_clock
 from trainer.saving.checkpoint import Checkpoints
+from trainer.saving.save_clock import GPU_MINUTES, SaveClock
 
 EACH_UPDATE_S = 10
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(save_clock, "time", clock)
     monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
     update = Engine.update
 
