@@ -90,9 +90,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             {name: self.folder / name for name in NETWORKS},
             settings,
             # A vocabulary of its own is written before the first update.
-            begun={self.folder / OWN: self._write_vocabulary},
+            write_at_start={self.folder / OWN: self._write_vocabulary},
             # Networks that an earlier run has saved on its way
-            replaced=["percent_*", "checkpoint-*[0-9]"],
+            stale_patterns=["percent_*", "checkpoint-*[0-9]"],
         )
         with user_errors():
             # From here on no other run may write these files.
