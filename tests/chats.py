@@ -2,8 +2,9 @@
 
 import json
 import random
+import shutil
 
-from tests.helpers import flags, trainers_that_fit
+from tests.helpers import ROOT, flags, trainers_that_fit
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "hills"]
 
@@ -26,6 +27,18 @@ def write_chats(path, n=40, seed=0, most_words=12):
                 turns += [turn("user", f"{number} {words()}?"), turn("assistant", words())]
             file.write(json.dumps({"conversations": turns}) + "\n")
     return path
+
+
+def with_template(folder, template):
+    """Write the repository's tokenizer with another chat template, None: with none; returns the folder."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "model" / "tokenizer.json", folder)
+    fields = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del fields["chat_template"]
+    if template is not None:
+        fields["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return folder
 
 
 def as_json(value):

@@ -172,6 +172,18 @@ def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "tr
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def complaint(capsys, main, arguments):
+    """The one line on stderr with which a command ends that its user can mend; the exit code is 2."""
+    from trainer.machine.command_line import run_cli
+
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        run_cli(lambda: main(arguments))
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
+    return error.rstrip("\n")
+
+
 # ------------------------------------------------------------------------------------------- several ranks
 
 

@@ -6,23 +6,16 @@ import os
 import pytest
 import torch
 
+from tests import helpers
 from tests.helpers import flags, train
 from trainer import train_pretrain
-from trainer.machine.command_line import run_cli
 
 NOT_WRITABLE = "/proc/self/fd"
 
 
 def complaint(capsys, **changes):
     """The one line on stderr with which a run with these flags ends."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        run_cli(lambda: train_pretrain.main(flags(**changes)))
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    line, rest = error.split("\n", 1)
-    assert line.startswith("error: ") and not rest, error
-    return line
+    return helpers.complaint(capsys, train_pretrain.main, flags(**changes))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, export_hf, generate
+from tests.chats import with_template
 from tests.dataset.electra.test_electra_dataset import write_lines, write_vocab
-from tests.helpers import ROOT, write_corpus
+from tests.helpers import ROOT, complaint, write_corpus
 from tests.trainer.glue.glue_helpers import arguments as glue_arguments
 from tests.trainer.glue.glue_helpers import make_place
 from tests.trainer.test_train_electra import flags as electra_flags
@@ -121,16 +122,6 @@ def test_the_code_of_a_folder_never_runs(command, stranger, tmp_path, capsys):
 # ----------------------------------------------------------------------------------------- chat templates
 
 
-def chat_folder(tmp_path, template):
-    """The repository's tokenizer with another chat template."""
-    folder = tmp_path / "chat"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes((ROOT / "model" / "tokenizer.json").read_bytes())
-    config = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
-    return folder
-
-
 BOMBS = {
     "memory": "{{ 'a' * 2**33 }}",
     "output": "{% for i in range(90000) %}{{ 'a' * 100 }}{% endfor %}",
@@ -142,14 +133,10 @@ BOMBS = {
 def test_a_chat_template_that_asks_for_too_much_is_one_line(bomb, tmp_path, capsys):
     """Reference: the peak memory of the processes that this one has started."""
     weight = write_weight(tmp_path)
-    capsys.readouterr()
-    folder = chat_folder(tmp_path, BOMBS[bomb])
+    folder = with_template(tmp_path / "chat", BOMBS[bomb])
     arguments = ["--weight", str(weight), "--tokenizer_path", str(folder), "--device", "cpu", "--chat", "hi"]
     before = peak_memory("RUSAGE_CHILDREN")
-    with pytest.raises(SystemExit) as stop:
-        run_cli(lambda: generate.main(arguments))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
+    line = complaint(capsys, generate.main, arguments)
     assert line.startswith("error: --chat: the chat template of this tokenizer")
     # Linux counts the memory that a child shares with this process between its fork and its exec as the child's.
     assert peak_memory("RUSAGE_CHILDREN") <= max(before, peak_memory("RUSAGE_SELF"), 1.3 * chat_template.MEMORY)
@@ -167,7 +154,7 @@ def peak_memory(of):
 def test_a_chat_template_without_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 2)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    tokenizer = load_tokenizer(chat_folder(tmp_path, loops))
+    tokenizer = load_tokenizer(with_template(tmp_path / "chat", loops))
     start = time.monotonic()
     with pytest.raises(UserError, match="has not ended after 2 seconds"):
         chat_template.chat_text(tokenizer, [{"role": "user", "content": "hi"}])
@@ -183,6 +170,6 @@ FOREIGN = (
 def test_a_chat_template_of_another_tokenizer_gives_what_transformers_makes_of_it(tmp_path):
     """Reference: apply_chat_template in this process. Our own template: tests/dataset/chat/test_encoder.py."""
     messages = [{"role": "user", "content": " 你好 <|im_end|> "}, {"role": "assistant", "content": 'it\'s "me"\n'}]
-    tokenizer = load_tokenizer(chat_folder(tmp_path, FOREIGN))
+    tokenizer = load_tokenizer(with_template(tmp_path / "chat", FOREIGN))
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert generate.chat_ids(generate.turns_encoder(tokenizer), messages, 10_000) == ids

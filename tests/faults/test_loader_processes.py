@@ -1,8 +1,5 @@
 """Loader processes that die, find damaged data or meet a full machine. The reference is an undisturbed run."""
 
-import time
-
-import psutil
 import pytest
 
 from trainer.saving.checkpoint import verified
@@ -63,18 +60,6 @@ def test_two_ranks_stop_together(lab, hooks):
     assert 2 <= update <= 8 and f"after update {update}; everything is saved" in processes[0].out
     lab.run_ranks("run", from_resume=1, num_workers=1, accumulation_steps=1)
     assert lab.result("run")["state"] == lab.result("whole")["state"]
-
-
-def test_loader_processes_end_with_a_killed_trainer(lab):
-    process = lab.start("run", {"slow_updates": {"seconds": 0.2}}, num_workers=2)
-    assert process.until(lambda: lab.log_lines("run") > 1)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    assert len(workers) == 2
-    process.kill()
-    start = time.monotonic()
-    while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
-        assert time.monotonic() - start < 1, "a loader process outlives its trainer"
-        time.sleep(0.01)
 
 
 def test_small_machines_train_all_the_same(lab, whole):

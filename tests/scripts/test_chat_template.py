@@ -1,34 +1,16 @@
 """scripts/chat_template.py: which of a tokenizer's templates writes a conversation. Reference: transformers' rendering."""
 
-import json
-import shutil
-
 import pytest
 
 from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import generate
 from scripts.play import PlayedModel
-from tests.helpers import ROOT, tiny_model
+from tests.chats import with_template
+from tests.helpers import tiny_model
 
 FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
 OTHER = "{% for m in messages %}other{% endfor %}"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A function that writes the repository's tokenizer with another chat template, None: with none, and returns its folder."""
-
-    def write(template):
-        shutil.copy(ROOT / "model" / "tokenizer.json", tmp_path)
-        fields = json.loads((ROOT / "model" / "tokenizer_config.json").read_text(encoding="utf-8"))
-        fields["chat_template"] = template
-        if template is None:
-            del fields["chat_template"]
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields), encoding="utf-8")
-        return tmp_path
-
-    return write
 
 
 def named(**templates):
@@ -46,8 +28,8 @@ def played(folder):
     return PlayedModel("tiny", tiny_model(vocab_size=6400), tokenizer, DocumentEncoder(tokenizer))
 
 
-def test_the_default_one_of_several_writes_a_conversation(folder):
-    place = folder(named(tool_use=OTHER, default=FOREIGN))
+def test_the_default_one_of_several_writes_a_conversation(tmp_path):
+    place = with_template(tmp_path, named(tool_use=OTHER, default=FOREIGN))
     tokenizer = load_tokenizer(place)
     ids = generate.turns_encoder(tokenizer)([{"role": "user", "content": "hello"}])
     assert tokenizer.decode(ids) == "[user: hello]"
@@ -55,8 +37,8 @@ def test_the_default_one_of_several_writes_a_conversation(folder):
 
 
 @pytest.mark.parametrize("template", [None, "", named(tool_use=OTHER, rag=FOREIGN), 5])
-def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, folder, template):
-    place = folder(template)
+def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp_path, template):
+    place = with_template(tmp_path, template)
     with pytest.raises(UserError, match="has no chat template, or several of which none is called default") as error:
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)

@@ -15,7 +15,7 @@ from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import export_hf, generate
 from tests.chats import turn
-from tests.helpers import ROOT, train, write_corpus
+from tests.helpers import ROOT, complaint, train, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +146,7 @@ def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeyp
     + ["--repetition_penalty 1e-300", f"--top_k {10**30}", "--tokenizer_path="],
 )
 def test_a_number_out_of_its_range_ends_in_one_line(weight, flags, capsys):
-    with pytest.raises(SystemExit) as stop:
-        generate.main(["--weight", weight, *flags.split(), "hi"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert complaint(capsys, generate.main, ["--weight", weight, *flags.split(), "hi"])
 
 
 def test_control_characters_of_prompt_and_model_are_shown_and_not_obeyed(weight, tokenizer, monkeypatch, capsys):

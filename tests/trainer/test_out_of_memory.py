@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.helpers import ROOT, flags, write_corpus
+from tests.helpers import ROOT, complaint, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
-from trainer.machine.command_line import run_cli
 from trainer.machine.measure import is_out_of_memory, told_in_a_line
 from trainer.pretrain import first_model, memory
 from trainer.sampling import Sampler
@@ -98,17 +97,6 @@ def failing_from(call, error, times):
     return counted
 
 
-def line_of(main, arguments, capsys):
-    """The one line that a command ends with; nothing else is on stderr."""
-    with pytest.raises(SystemExit) as ended:
-        run_cli(lambda: main(arguments))
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert said.count("\n") == 1 and said.startswith("error: no memory is left")
-    return said
-
-
 # {stage: what fails there: (object, name of its function, calls that work before)}
 STAGES = {
     "model": (first_model, "init_model", 0),
@@ -129,7 +117,8 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
     # Samples take longer than all of the run.
     prompts = {"sample_prompts": "the"} if stage == "samples" else {}
     asked = flags(data_path=data, out_dir=tmp_path / "out", val_fraction=0.2, save_interval=1000, **prompts)
-    said = line_of(train_pretrain.main, asked, capsys)
+    said = complaint(capsys, train_pretrain.main, asked)
+    assert said.startswith("error: no memory is left")
     if stage == "model":
         assert "try a smaller --batch_size, --max_seq_len or model" in said
         return
@@ -196,8 +185,5 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
 def test_what_can_never_fit_is_told_before_it_is_made(changes, data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory, "total_memory", lambda device: 16 * GB)
     monkeypatch.setattr(first_model, "init_model", failing_from(None, AssertionError("the model is made"), 0))
-    with pytest.raises(SystemExit) as ended:
-        run_cli(lambda: train_pretrain.main(flags(data_path=data, out_dir=tmp_path / "out", **changes)))
-    said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1
+    said = complaint(capsys, train_pretrain.main, flags(data_path=data, out_dir=tmp_path / "out", **changes))
     assert "and this machine has 16" in said and "choose a smaller model" in said

@@ -2,9 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -118,15 +115,6 @@ def test_user_errors_are_one_line_and_exit_code_2(corpus, tmp_path, monkeypatch,
     error = capsys.readouterr().err
     assert code == 2 and message in error and error.count("\n") == 1
     assert not (tmp_path / "o").exists()
-
-
-def test_the_script_runs_by_path_from_another_folder(corpus, tmp_path):
-    """Nothing in trainer/ shadows a dependency."""
-    command = [sys.executable, str(ROOT / "trainer" / "train_tokenizer.py"), "--data_path", str(corpus)]
-    command += ["--vocab_size", "300", "--out_dir", "new"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"wrote 300 entries to {Path('new') / 'tokenizer.json'}\n")
 
 
 # -------------------------------------------------------------------------------------------- the public tokenizers

@@ -64,7 +64,10 @@ def open_records(
         for pattern in job.files.stale_patterns:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
-        checkpoints.set_aside(files, [] if is_finished(metrics) else begun, reporter.say)
+        with contextlib.suppress(UserError):
+            if RunRecords.read(metrics).last("eta") == 0:
+                begun = []
+        checkpoints.set_aside(files, begun, reporter.say)
     write_settings(job.files.settings, settings_file)
     for write in job.files.write_at_start.values():
         write()
@@ -77,13 +80,6 @@ def open_records(
         return bool(record["step"] < progress.step or at_checkpoint)
 
     reporter.open(metrics, is_past if resumed else None)
-
-
-def is_finished(metrics: Path) -> bool:
-    """Whether a metrics file is of a run that has come to its end."""
-    with contextlib.suppress(UserError):
-        return RunRecords.read(metrics).last("eta") == 0
-    return False
 
 
 def describe(

@@ -68,8 +68,7 @@ class Reporter:
             if self.bar is None:
                 # tqdm would start a thread that looks after bars that move slowly.
                 tqdm.monitor_interval = 0
-                layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} updates [{elapsed}<{remaining}]"
-                self.bar = tqdm(total=total, initial=done, file=sys.stdout, bar_format=layout, dynamic_ncols=True)
+                self.bar = tqdm(total=total, initial=done, unit=" updates", file=sys.stdout, dynamic_ncols=True)
             self.bar.total = total
             self.bar.update(done - self.bar.n)
 

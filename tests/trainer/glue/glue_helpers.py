@@ -3,14 +3,13 @@
 import json
 import random
 
-import pytest
 import torch
 from transformers import BertTokenizer, ElectraConfig, ElectraForPreTraining
 
 from dataset.glue.glue_tasks import TASKS
+from tests import helpers
 from tests.dataset.glue.test_glue_dataset import WORDS
 from trainer import train_glue
-from trainer.machine.command_line import run_cli
 
 HEADERS = {
     "CoLA": "source\tlabel\tstar\tsentence",
@@ -76,9 +75,4 @@ def fine_tune(place, out, **changes):
 
 def complaint(capsys, place, out, **changes):
     """The one line on stderr with which a run ends."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        run_cli(lambda: train_glue.main(arguments(place, out, **changes)))
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1, error
-    return error
+    return helpers.complaint(capsys, train_glue.main, arguments(place, out, **changes))

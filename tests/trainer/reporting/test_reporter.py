@@ -33,7 +33,7 @@ def test_a_bar_on_a_terminal(data, tmp_path):
         run = train(data_path=data, out_dir=tmp_path, epochs=2, val_fraction=0.2)
     shown = terminal.getvalue()
     updates = run.progress.update
-    assert "100%|" in shown and f"{updates}/{updates} updates [" in shown
+    assert "100%|" in shown and f"{updates}/{updates} [" in shown and " updates/s" in shown
     lines = shown.replace("\r", "\n")
     assert lines.count("\nEpoch:[") == sum("lr" in record for record in records(run))
     assert f"\nValidation after update {updates}: val_loss:" in lines
