@@ -61,49 +61,48 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # What is read, and how
     kind: ClassVar[TextKind] = DOCUMENTS
 
-    def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
+    def __init__(self, given: PretrainSettings, surroundings: Surroundings) -> None:
         ranks, device = surroundings.ranks, surroundings.device
         self.ranks = ranks
         self.device = device
         # Lines for the user
         self.notices: list[str] = []
-        dtype, precision_notice = pick_dtype(settings.dtype, device)
+        dtype, precision_notice = pick_dtype(given.dtype, device)
         if precision_notice:
             self.notices.append(precision_notice)
+        # before the model takes any
         free = free_memory(device, ranks)
         # The same seed on all ranks, so that all begin with the same weights.
-        seed_everything(settings.seed)
+        seed_everything(given.seed)
         with user_errors():
-            self.prompts = read_prompts(settings.sample_prompts)
+            self.prompts = read_prompts(given.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
+            self.first_model = open_model(given, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
-            settings = self.first_model.settings
+            # Still with --batch_size auto, of which the advice on flags speaks
+            self.asked = asked = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
+            stem = asked.stem(self.config.hidden_size, self.config.use_moe)
             claim(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus = open_data(settings, self.first_model, self.kind, ranks)
+            self.corpus = open_data(asked, self.first_model, self.kind, ranks)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
-            # As the user gave them: with --batch_size auto, of which the advice on flags speaks.
-            self.asked = settings
-            # From here on it is a number.
+            # From here on --batch_size is a number.
             settings, lines = settle_on_rows(
-                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
+                asked, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
             )
             self.notices += lines
         self.settings = settings
 
         def keep_plan() -> None:
-            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums. A resume finds that of the
-            # first start.
+            # A resume must split a micro-batch as the first start did, or sums differ: the plan of the first start says into how many.
             if settings.has_budget and not plan_path(stem).is_file():
                 write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
 
@@ -112,8 +111,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            begun={plan_path(stem): keep_plan},
-            replaced=[f"{glob.escape(stem.name)}.best.*"],
+            write_at_start={plan_path(stem): keep_plan},
+            stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
         # From here on every rank draws other numbers (dropout).
@@ -127,7 +126,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             )
         self.identity = Identity(
             {
-                # Before the tokenizer, whose fingerprint has it too.
+                # Order matters: the first difference is the one reported. The tokenizer's fingerprint has this one too.
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -225,11 +224,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        # The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too.
+        # Warm-up is counted in micro-batches: all that the ranks compute at once are one, but with --rows_per_update each is one, so
+        # that the rate of an update does not depend on the ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         clock = self.length.clock
         if clock is not None and clock.moved is not None:
+            # The clock of a --budget has moved the end: its own curve leads there.
             return settings.learning_rate * clock.moved.factor(progress.update) * min(1.0, warmup)
         if settings.max_updates:
             done = progress.update / settings.max_updates

@@ -189,6 +189,16 @@ class Checkpoints:
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
+    def digests(self) -> dict[str, str]:
+        """{name of a checkpoint: the beginning of its digest file}."""
+        found = {}
+        for path in self.paths():
+            try:
+                found[path.name] = Path(f"{path}.sha256").read_text()[:12]
+            except OSError:
+                found[path.name] = "without a digest"
+        return found
+
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
 
