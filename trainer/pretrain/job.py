@@ -10,12 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from common.errors import user_errors
-from common.settings import write_settings
-from common.wording import counted
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
-from trainer.budget.outcome import plan_path
+from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
@@ -33,7 +31,7 @@ from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
@@ -41,7 +39,6 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_update
 
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
@@ -101,29 +98,18 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             self.notices += lines
         self.settings = settings
 
-        def keep_plan() -> None:
-            # A resume must split a micro-batch as the first start did, or sums differ: the plan of the first start says into how many.
-            if settings.has_budget and not plan_path(stem).is_file():
-                write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
-
         self.files = RunFiles(
             stem,
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            write_at_start={plan_path(stem): keep_plan},
+            write_at_start=plan_to_keep(settings, stem, ranks),
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
         encoder = self.first_model.encoder
-        # What the course of changing shares is laid out for; "": for epochs, which are in the row layout
-        planned_for = ""
-        if settings.max_updates and self.corpus.shares_change:
-            planned_for = (
-                f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
-            )
         self.identity = Identity(
             {
                 # Order matters: the first difference is the one reported. The tokenizer's fingerprint has this one too.
@@ -132,7 +118,7 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": architecture(self.config),
                 "row layout": self.corpus.layout(),
-                "length of the mixture": planned_for,
+                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
             {
