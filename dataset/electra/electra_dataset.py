@@ -64,12 +64,24 @@ class Examples:
         offsets = np.asarray(store.offsets[:])
         self.offsets = offsets
         bounds = offsets - np.searchsorted(seps, offsets)
-        begins = bounds[:-1]
-        stops = bounds[1:]
+        place = bounds[:-1]
+        stop = bounds[1:]
         if documents is not None:
-            begins = begins[documents]
-            stops = stops[documents]
-        place, first, second = self._cut(begins, stops, line_ends, np.random.PCG64([seed, 0xE1EC]))
+            place = place[documents]
+            stop = stop[documents]
+        bits = np.random.PCG64([seed, 0xE1EC])
+        found = []
+        # Documents without a token have nothing to give.
+        while (has_more := place < stop).any():
+            place = place[has_more]
+            stop = stop[has_more]
+            first, second = self._next(place, stop, line_ends, bits)
+            found.append(np.stack((place, first, second)))
+            place = place + first + second
+        if not found:
+            raise DataError("--data_path: no document with text to learn from")
+        examples = np.concatenate(found, axis=1)
+        place, first, second = examples[:, np.argsort(examples[0])]
         self.first = first.astype(np.int32)
         self.second = second.astype(np.int32)
         # Back to places in the store: a SEP more for each line that ended before.
@@ -83,42 +95,18 @@ class Examples:
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
         self.candidates = self.first + self.second - counts.astype(np.int32)
 
-    def _cut(self, begins: Ints, stops: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints, Ints]:
-        """(place, tokens of the first, of the second segment) of each example of the documents [begins, stops), by place.
-
-        Errors: DataError where there is none.
-        """
-        # Documents without a token have nothing to give.
-        has_text = begins < stops
-        place = begins[has_text]
-        stop = stops[has_text]
-        found = []
-        while len(place):
-            first, second = self._next(place, stop, line_ends, bits)
-            found.append(np.stack((place, first, second)))
-            place = place + first + second
-            has_more = place < stop
-            place = place[has_more]
-            stop = stop[has_more]
-        if not found:
-            raise DataError("--data_path: no document with text to learn from")
-        place, first, second = np.concatenate(found, axis=1)
-        order = np.argsort(place)
-        return place[order], first[order], second[order]
-
     def _next(self, place: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
         """(tokens of the first, of the second segment) of the examples that begin at `place` in documents that end at
         `stop`."""
         T = self.max_seq_len
         n = len(place)
-        # How many tokens to gather. The draws come in this order in every version: it is part of the data order.
-        is_random = _uniform(bits, n) < RANDOM_TARGET
-        random_target = SHORTEST + (_uniform(bits, n) * (T - SHORTEST + 1))
-        target = np.where(is_random, random_target, T).astype(np.int64)
+        # These draws come in this order in every version: it is part of the data order.
+        of_kind, of_target, of_single, of_overflow = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
+        # How many tokens to gather
+        random_target = SHORTEST + of_target * (T - SHORTEST + 1)
+        target = np.where(of_kind < RANDOM_TARGET, random_target, T).astype(np.int64)
         # How long the first segment should be: half of that, without CLS and two SEPs, or without a bound.
-        is_single = _uniform(bits, n) < SINGLE
-        wanted = np.where(is_single, 1 << 40, (target - 3) // 2)
-        overflows = _uniform(bits, n) < OVERFLOW
+        wanted = np.where(of_single < SINGLE, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
             """Of the line that holds the token before the place `at`."""
@@ -131,7 +119,7 @@ class Examples:
         whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
         # By chance the line goes into it too that makes it longer than wanted.
-        takes_one_more = (split < end) & (split - place < wanted) & overflows
+        takes_one_more = (split < end) & (split - place < wanted) & (of_overflow < OVERFLOW)
         split = np.where(takes_one_more, end_of_line(split + 1), split)
         # What is beyond the row begins the next example.
         first = np.minimum(split - place, T - 2)
@@ -150,11 +138,6 @@ def _positions(tokens: Column, value: int) -> Ints:
     for lo, hi in chunks(len(tokens)):
         parts.append(np.flatnonzero(tokens[lo:hi] == value) + lo)
     return np.concatenate(parts)
-
-
-def _uniform(bits: np.random.PCG64, n: int) -> np.ndarray:
-    """n numbers in [0, 1), float64, from a numpy bit generator; the same in every numpy."""
-    return unit_interval(np.asarray(bits.random_raw(n)))
 
 
 class Totals(NamedTuple):

@@ -52,15 +52,12 @@ class Example(NamedTuple):
 
 
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
-    """The Examples of a file. Errors: DataError that names file and line, also where there is none."""
+    """The Examples of a file. Errors: DataError that names file and line, also where there is no example; OSError."""
     is_json = path.suffix == ".jsonl"
     # A file without a header has its columns from the task.
     header = list(task.names) if labelled else []
-    try:
-        # Not splitlines(): a sentence may hold a U+2028.
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    # Not splitlines(): a sentence may hold a U+2028.
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
     n_examples = 0
     n_short = 0
     for number, raw in enumerate(lines, 1):
@@ -143,7 +140,7 @@ def encode_file(
 ) -> Features:
     """The Features of a file, cut to max_seq_len as the tokenizer cuts: of a pair the longer sentence first.
 
-    Errors: DataError.
+    Errors: DataError, OSError.
     """
     tokens: list[int] = []
     types: list[int] = []
@@ -190,13 +187,10 @@ def cached_features(
     """(Features of a file, a key that changes with its content and with all that decides on them). fingerprint: of the
     tokenizer.
 
-    They are kept in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError.
+    They are kept in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError, OSError.
     """
     options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
-    try:
-        key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
     folder = expanded(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
     # A damaged one is made anew: the archive has a check sum of each array.

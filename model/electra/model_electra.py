@@ -97,8 +97,7 @@ class Losses(NamedTuple):
 
     mlm: torch.Tensor
     disc: torch.Tensor
-    sampled: torch.Tensor  # [R, K] what the generator put there
-    corrupted: torch.Tensor  # [R, T] the text with it
+    corrupted: torch.Tensor  # [R, T] the text with what the generator put there
     # bool [R, T]: the discriminator's labels.
     replaced: torch.Tensor
     disc_logits: torch.Tensor  # [R, T]
@@ -189,12 +188,8 @@ class ElectraPretrainer(torch.nn.Module):
         labels: torch.Tensor,
         token_type_ids: torch.Tensor,
         lengths: torch.Tensor,
-        sampled: torch.Tensor | None = None,
     ) -> Losses:
-        """The Losses of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R].
-
-        sampled: int64 [R, K] in place of the generator's draw (tests).
-        """
+        """The Losses of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R]."""
         # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
         in_graphs = self.training and self.compiled_shape == tuple(ids.shape)
         eager = self.compiled_shape is not None and not in_graphs
@@ -209,8 +204,7 @@ class ElectraPretrainer(torch.nn.Module):
             logits = self.generator.generator_lm_head(at_masked)  # [M, V]
             mlm, correct = self.judge_guesses(logits, labels.flatten(), self.gen_smooth)
             with torch.no_grad():
-                if sampled is None:
-                    sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
+                sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
                 used = labels != IGNORE
                 # A place that is not used points at position 0: what it adds there is 0.
                 nothing = torch.zeros_like(ids)
@@ -224,12 +218,7 @@ class ElectraPretrainer(torch.nn.Module):
             losses = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
             disc = torch.where(real, losses, 0.0).sum()
             # In float32 the logits are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
-            return Losses(mlm, disc, sampled, corrupted, replaced, disc_logits.detach(), correct)
-
-    def gradient_checkpointing_enable(self) -> None:
-        """Keep only what enters each layer, and compute the rest again in the backward pass."""
-        for network in self.networks():
-            network.activation_checkpointing_enable({"use_reentrant": False})
+            return Losses(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
 
     def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,
@@ -277,28 +266,21 @@ def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks = add_up_chunks) -> torch.Tensor:
     """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
 
-    multinomial: by one uniform number a row and the cumulative probabilities. fp32_gumbel: the same distribution as argmax of
-    logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half precision, as public
-    trainers have it; it favours likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with. add_up:
-    add_up_chunks, or its compiled form.
+    multinomial: a place in the sum of all probabilities is drawn, then its chunk found, then its token. fp32_gumbel: the same
+    distribution as argmax of logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half
+    precision, as public trainers have it; it favours likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with.
+    add_up: add_up_chunks, or its compiled form.
     """
-    if how == "multinomial":
-        return by_cumulative_sums(logits, add_up)
-    dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
-    uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
-    finest = torch.finfo(dtype)
-    # Neither 0 nor 1: the noise would be infinite.
-    noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
-    return (logits.to(dtype) + noise).argmax(-1)
-
-
-def by_cumulative_sums(logits: torch.Tensor, add_up: AddsUpChunks) -> torch.Tensor:
-    """`sample`: a place in the sum of all probabilities is drawn, then its chunk found, then its token.
-
-    Cumulative sums are of float64, since tokens may be a million times less likely than others; so they are made of few
-    numbers: of the chunks, and of the tokens of one chunk. Within its chunk a token has exactly its share. A chunk has its own
-    to about 1e-7, since what is added up in it is float32.
-    """
+    if how != "multinomial":
+        dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
+        uniform = torch.rand(logits.shape, device=logits.device).to(dtype)
+        finest = torch.finfo(dtype)
+        # Neither 0 nor 1: the noise would be infinite.
+        noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
+        return (logits.to(dtype) + noise).argmax(-1)
+    # Cumulative sums are of float64, since tokens may be a million times less likely than others; so they are made of few
+    # numbers: of the chunks, and of the tokens of one chunk. Within its chunk a token has exactly its share. A chunk has its own
+    # to about 1e-7, since what is added up in it is float32.
     # MPS has no float64.
     exact = torch.float32 if logits.device.type == "mps" else torch.float64
     sums, highest = add_up(logits)

@@ -71,12 +71,6 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
     settings: ElectraSettings
     model: ElectraPretrainer
 
-    ONLY_AT_START = ("model_path", "init_std")
-    MENDED_BY = {
-        "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
-        "tokenizer": "--vocab_path or --model_path",
-    }
-
     def __init__(self, settings: ElectraSettings, surroundings: Surroundings) -> None:
         self.settings = settings
         self.ranks = surroundings.ranks
@@ -113,7 +107,8 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             # Saved with the networks, so that a pipeline knows where to cut a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
             if settings.gradient_checkpointing:
-                self.model.gradient_checkpointing_enable()
+                for network in self.model.networks():
+                    network.activation_checkpointing_enable({"use_reentrant": False})
             self.model.train()
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
@@ -137,7 +132,11 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY, self.ONLY_AT_START)
+        mended_by = {
+            "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
+            "tokenizer": "--vocab_path or --model_path",
+        }
+        self.identity = Identity(entries, mended_by, only_at_start=("model_path", "init_std"))
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -229,8 +228,36 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         schedule = ENCODER_SCHEDULES[settings.lr_schedule]
         return settings.learning_rate * schedule(progress.update, settings.max_steps, warmup)
 
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        return metrics(sums)
+    @staticmethod
+    def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
+        """(what to log, positions) of the sums of `sums_of`. Precision and recall are those of finding replaced tokens."""
+        mlm, disc, masked, correct = sums[:4]
+        original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
+        n_original, n_replaced = float(original.sum()), float(replaced.sum())
+        positions = n_original + n_replaced
+        # All updates since the last line were skipped.
+        if not positions:
+            return {"loss": math.nan}, 0
+        # A token counts as found where its probability is 0.5 or more.
+        false_alarms, hits = (float(counts[AUC_BINS // 2 :].sum()) for counts in (original, replaced))
+        # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which share a bin,
+        # count half.
+        pairs = n_original * n_replaced
+        below = original.cumsum(0) - original / 2
+        auc = float((replaced * below).sum()) / pairs if pairs else math.nan
+        mlm_loss = mlm / max(masked, 1)
+        disc_loss = disc / positions
+        values = {
+            "loss": mlm_loss + DISC_WEIGHT * disc_loss,
+            "mlm_loss": mlm_loss,
+            "disc_loss": disc_loss,
+            "gen_acc": correct / max(masked, 1),
+            "disc_acc": (hits + n_original - false_alarms) / positions,
+            "disc_precision": hits / max(hits + false_alarms, 1),
+            "disc_recall": hits / max(n_replaced, 1),
+            "disc_auc": auc,
+        }
+        return values, positions
 
     @torch.no_grad()
     def evaluate(
@@ -253,7 +280,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         with undisturbed(engine):
             n_batches = math.ceil(plan.n_rows / size)
             sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
-        values, _ = metrics(sums)
+        values, _ = self.metrics(sums)
         return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
 
     @torch.no_grad()
@@ -476,7 +503,7 @@ def check_room(what: str, config: Any, settings: ElectraSettings, tokenizer: Pre
 
 @torch.no_grad()
 def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
-    """What is added up of a batch for `metrics`, float32 [N_SUMS]: generator's and discriminator's loss, masked positions and
+    """What is added up of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator's and discriminator's loss, masked positions and
     those that the generator has right, and how many original and replaced tokens got which logit, in AUC_BINS bins each."""
     real = is_real(batch.ids, batch.lengths)
     # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must exist before that.
@@ -487,34 +514,3 @@ def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
     counts = counts.scatter_add(0, place.flatten(), real.flatten().float())
     masked = (batch.labels != IGNORE).sum()
     return torch.cat((torch.stack((found.mlm, found.disc, masked, found.correct)), counts))
-
-
-def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-    """(what to log, positions) of the sums of `sums_of`. Precision and recall are those of finding replaced tokens."""
-    mlm, disc, masked, correct = sums[:4]
-    original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
-    n_original, n_replaced = float(original.sum()), float(replaced.sum())
-    positions = n_original + n_replaced
-    # All updates since the last line were skipped.
-    if not positions:
-        return {"loss": math.nan}, 0
-    # A token counts as found where its probability is 0.5 or more.
-    false_alarms, hits = (float(counts[AUC_BINS // 2 :].sum()) for counts in (original, replaced))
-    # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which share a bin,
-    # count half.
-    pairs = n_original * n_replaced
-    below = original.cumsum(0) - original / 2
-    auc = float((replaced * below).sum()) / pairs if pairs else math.nan
-    mlm_loss = mlm / max(masked, 1)
-    disc_loss = disc / positions
-    values = {
-        "loss": mlm_loss + DISC_WEIGHT * disc_loss,
-        "mlm_loss": mlm_loss,
-        "disc_loss": disc_loss,
-        "gen_acc": correct / max(masked, 1),
-        "disc_acc": (hits + n_original - false_alarms) / positions,
-        "disc_precision": hits / max(hits + false_alarms, 1),
-        "disc_recall": hits / max(n_replaced, 1),
-        "disc_auc": auc,
-    }
-    return values, positions

@@ -76,12 +76,6 @@ class GlueJob(Job[Ints, Batch, Totals]):
     settings: GlueSettings
     assembler: GlueAssembler
 
-    MENDED_BY = {
-        "data": "--data_dir, --train_file, --max_seq_len",
-        "tokenizer": "--model_path",
-        "optimizer": "--layer_decay, --adam_bias_correction",
-    }
-
     def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: Data) -> None:
         """settings: those of this run, with its seed and epochs."""
         self.settings = settings
@@ -112,7 +106,12 @@ class GlueJob(Job[Ints, Batch, Totals]):
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        self.identity = Identity(entries, self.MENDED_BY)
+        mended_by = {
+            "data": "--data_dir, --train_file, --max_seq_len",
+            "tokenizer": "--model_path",
+            "optimizer": "--layer_decay, --adam_bias_correction",
+        }
+        self.identity = Identity(entries, mended_by)
         group_size = group_size_of(settings.shard, self.ranks)
         shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).

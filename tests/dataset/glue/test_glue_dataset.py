@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertTokenizer
 
-from common.errors import DataError
+from common.errors import DataError, UserError, user_errors
 from dataset.glue.glue_dataset import Features, GlueAssembler, GluePlan, cached_features, encode_file, examples_of
 from dataset.glue.glue_tasks import LARGEST_SCORE, TASKS, Task, task_list, task_name
 from tests.helpers import SHARED, needs_shared
@@ -113,7 +113,7 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         ("sst2", "dev.tsv", "text\tlabel\na\t1\n", ":2: 'sentence' is not there"),
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
         ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
-        ("sst2", "nowhere.tsv", None, "cannot be read"),
+        ("sst2", "nowhere.tsv", None, "No such file"),
         (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: an object with the texts title, body"),
         (OWN, "a.jsonl", '{"title": "\\ud800", "body": "b", "stars": "bad"}', ":1: an object with the texts"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: an object with the texts"),
@@ -126,7 +126,7 @@ def test_a_fault_is_named_in_a_line_with_file_and_number(tmp_path, task, name, c
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(DataError) as error:
+    with pytest.raises((DataError, UserError)) as error, user_errors():
         features_of(path, TASKS[task] if isinstance(task, str) else task)
     assert str(error.value).startswith(str(path)) and reason in str(error.value) and "\n" not in str(error.value)
 

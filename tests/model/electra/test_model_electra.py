@@ -1,5 +1,7 @@
 """The ELECTRA networks and masking. References: golden/electra.pt, transformers' own heads, a plain loop."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig, ElectraForSequenceClassification
 
 from dataset.electra.electra_dataset import ElectraAssembler
+from model.electra import model_electra
 from model.electra.model_electra import ElectraPretrainer, configs
 from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
@@ -22,6 +25,11 @@ def tiny(seed=0, vocab_size=60, position_init="normal", **options):
     torch.manual_seed(seed)
     pair = configs(TINY, vocab_size, position_init=position_init, dropout=0.0)
     return ElectraPretrainer.from_configs(*pair, **options).train()
+
+
+def drawn(tokens):
+    """Let the generator draw these [R, K]."""
+    return mock.patch.object(model_electra, "sample", lambda *args: tokens.flatten())
 
 
 class Tokens:
@@ -75,7 +83,8 @@ def test_one_step_of_the_public_implementation():
     positions[used], sampled[used] = chosen.nonzero()[:, 1], golden["sampled"]
     labels = torch.where(used, ids.gather(1, positions), IGNORE)
     lengths = golden["attention_mask"].sum(1)
-    found = model(ids, golden["masked_input"], positions, labels, torch.zeros_like(ids), lengths, sampled=sampled)
+    with drawn(sampled):
+        found = model(ids, golden["masked_input"], positions, labels, torch.zeros_like(ids), lengths)
     mlm, disc = found.mlm / int(chosen.sum()), found.disc / int(lengths.sum())
     assert mlm.item() == pytest.approx(golden["mlm_loss"], abs=1e-5)
     assert disc.item() == pytest.approx(golden["disc_loss"], abs=1e-5)
@@ -158,10 +167,10 @@ def test_the_losses_are_those_of_transformers_heads():
     logits = model.generator(torch.from_numpy(masked[0]), attention_mask=mask).logits
     expected, corrupted = 0.0, x.clone()
     for r in range(len(ids)):
-        for k, (p, label) in enumerate(zip(masked[1][r], masked[2][r], strict=True)):
+        for p, label in zip(masked[1][r], masked[2][r], strict=True):
             if label != IGNORE:
                 expected += torch.nn.functional.cross_entropy(logits[r, p], x[r, p]).item()
-                corrupted[r, p] = found.sampled[r, k]
+                corrupted[r, p] = found.corrupted[r, p]
     assert found.mlm.item() == pytest.approx(expected, rel=1e-5)
     assert torch.equal(found.replaced, corrupted != x)  # a token that was drawn right counts as the original
     # An output with a gradient beside the losses would have hooks of FSDP2.
@@ -170,7 +179,8 @@ def test_the_losses_are_those_of_transformers_heads():
     for smoothing in (0.0, 0.2):
         target = torch.where(found.replaced, 1.0, smoothing)
         wanted = -((target * p.log() + (1 - target) * (1 - p).log()) * mask).sum()
-        smooth = tiny(gen_smooth=smoothing, disc_smooth=smoothing)(*batch(ids, lengths, masked), sampled=found.sampled)
+        with drawn(corrupted.gather(1, torch.from_numpy(masked[1]))):
+            smooth = tiny(gen_smooth=smoothing, disc_smooth=smoothing)(*batch(ids, lengths, masked))
         assert smooth.disc.item() == pytest.approx(wanted.item(), rel=1e-4)
         assert (smooth.mlm.item() == pytest.approx(expected, rel=1e-5)) == (smoothing == 0)
 
@@ -184,7 +194,8 @@ def test_compiled_training_gives_the_losses_of_the_plain_one():
     compiled.compile_training((4, 24))
     for rows in (4, 3):
         part = [x[:rows] for x in example]
-        first, second = (model(*part, sampled=sampled[:rows]) for model in (plain, compiled))
+        with drawn(sampled[:rows]):
+            first, second = (model(*part) for model in (plain, compiled))
         assert second.mlm.item() == pytest.approx(first.mlm.item(), rel=1e-5)
         assert second.disc.item() == pytest.approx(first.disc.item(), rel=1e-5)
         first.disc.backward(), second.disc.backward()
@@ -194,7 +205,8 @@ def test_compiled_training_gives_the_losses_of_the_plain_one():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.2
     torch._dynamo.reset()
-    means = [np.mean([model(*example, sampled=sampled).disc.item() for _ in range(40)]) for model in (plain, compiled)]
+    with drawn(sampled):
+        means = [np.mean([model(*example).disc.item() for _ in range(40)]) for model in (plain, compiled)]
     assert means[1] == pytest.approx(means[0], rel=0.01)
 
 

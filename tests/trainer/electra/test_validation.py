@@ -17,7 +17,7 @@ from model.loss import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import equal, log_lines, train, weights
-from trainer.electra.job import AUC_BINS, VAL_SEED, metrics, sums_of
+from trainer.electra.job import AUC_BINS, VAL_SEED, ElectraJob, sums_of
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 
@@ -98,7 +98,7 @@ def test_figures_are_the_same_on_every_world_size(run, monkeypatch):
 def sums_of_row(logits, replaced):
     """The sums of a batch of one row without padding, in which nothing is masked."""
     nothing = torch.tensor(0.0)
-    found = Losses(nothing, nothing, nothing, nothing, replaced[None], logits[None], nothing)
+    found = Losses(nothing, nothing, nothing, replaced[None], logits[None], nothing)
     ids = torch.zeros(1, len(logits), dtype=torch.long)
     batch = SimpleNamespace(ids=ids, lengths=torch.tensor([len(logits)]), labels=torch.tensor([[IGNORE]]))
     return sums_of(found, batch)
@@ -110,7 +110,7 @@ def test_the_auc_is_right_of_a_discriminator_that_doubts_little(dtype):
     probabilities = np.repeat([0.0005, 0.3, 0.004, 0.8, 0.5], [900, 100, 20, 80, 10])
     replaced = np.repeat([False, True], [1000, 110])
     sums = sums_of_row(torch.logit(torch.tensor(probabilities)).to(dtype), torch.tensor(replaced))
-    values, _ = metrics(sums.tolist())
+    values, _ = ElectraJob.metrics(sums.tolist())
     assert values["disc_auc"] == pytest.approx(roc_auc_score(replaced, probabilities), abs=1e-6)
     # A probability of 0.5 calls a token replaced.
     assert values["disc_recall"] == pytest.approx(90 / 110) and values["disc_precision"] == 1
