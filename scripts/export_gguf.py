@@ -1,9 +1,6 @@
 """Hand a model on to llama.cpp and what is built on it, such as Ollama: one file with weights, tokenizer and settings.
 
     python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
-
-llama.cpp computes a dense minimind2 as its `llama`, minimind3 as `qwen3` and `qwen3moe`, and a minimind2 with experts as
-`bailingmoe`. Whether it gives the same tokens and logits is tested in tests/scripts/test_export_gguf.py.
 """
 
 import sys
