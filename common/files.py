@@ -149,6 +149,22 @@ def read_object(path: str | Path, most_bytes: int = MOST_BYTES) -> dict[str, obj
     return content
 
 
+def is_link_of(path: Path, original: Path) -> bool:
+    """Whether `path` is a hard link of the file `original`, or a folder of links of all files in the folder `original`."""
+    if original.is_dir():
+        return path.is_dir() and all(is_link_of(path / entry.name, entry) for entry in original.iterdir())
+    return path.exists() and path.samefile(original)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Keep the content of `source` as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    try:
+        os.link(source, target)
+    except OSError:
+        # A file system without links.
+        shutil.copy2(source, target)
+
+
 def replace(source: Path, target: Path) -> None:
     """Move a file or folder to `target`, in the place of what is there."""
     # A rename takes the place of a file, but not of a folder with something in it.

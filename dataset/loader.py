@@ -23,9 +23,8 @@ from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 from dataset.packing import Recipe
 from dataset.store.format import Documents
+from model.loss import IGNORE
 
-# The target of a position that has none.
-IGNORE = -100
 # Updates whose batches are ready beyond the one that is computed. When a rank's loader fails, the others learn of it with
 # its next update, on CUDA one later. Until then it must still have batches to take part with.
 UPDATES_AHEAD = 2

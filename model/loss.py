@@ -7,6 +7,8 @@ import torch
 
 from model.products import compute_dtype
 
+# The target of a position at which nothing is predicted, as torch's own cross-entropy has it
+IGNORE = -100
 # Rows of logits that exist at a time. With a vocabulary of 6,400 these take 52 MB in fp32; fewer make small products.
 CHUNK_ROWS = 2048
 # Each chunk is some ten launches, and a GPU has done 2,048 rows before the host has launched the next.
@@ -38,7 +40,7 @@ def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
     row_max = logits.amax(dim=-1, keepdim=True)
     exp_logits = (logits - row_max).exp_()
     denominator = exp_logits.sum(dim=-1, keepdim=True)
-    has_target = (targets != -100).unsqueeze(1)
+    has_target = (targets != IGNORE).unsqueeze(1)
     target_ids = targets.clamp(min=0).unsqueeze(1)
     loss = ((denominator.log() + row_max - logits.gather(1, target_ids)) * has_target).sum()
     return loss, exp_logits, denominator, has_target, target_ids

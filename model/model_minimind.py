@@ -29,6 +29,7 @@ from transformers.utils import can_return_tuple
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
 from model.feed_forward import FeedForward
+from model.loss import IGNORE
 from model.moe import MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
@@ -124,6 +125,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, layout: Layout, cache: Cache | None = None) -> torch.Tensor:
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
+        # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
         q, k, v = projections(x, self.q_proj, self.k_proj, self.v_proj)
         q = q.view(B, T, -1, self.head_dim)
         k = k.view(B, T, -1, self.head_dim)
@@ -159,7 +161,7 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`compute`, by way of the backend: a compiled one has a compiled form of it."""
+        """`compute`, by way of the backend: the plain one calls it, a compiled one has a compiled form of it."""
         return layout.backend.block(self, x, layout, past_key_values)
 
     def compute(
@@ -324,7 +326,10 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
     def segments(
         self, B: int, T: int, document_ids: torch.Tensor | None, device: torch.device
     ) -> tuple[torch.Tensor | None, int]:
-        """(segment of each token [B*T], number of segments) for `moe.balance_loss`; (None, 0) for a dense model."""
+        """(segment of each token [B*T], number of segments) for `moe.balance_loss`; (None, 0) for a dense model.
+
+        A segment is what the experts are balanced over: a document, or without seq_aux the whole micro-batch.
+        """
         if not self.config.use_moe:
             return None, 0
         if document_ids is None:
@@ -375,6 +380,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         padding = attention_mask if attention_mask is not None and attention_mask.dim() == 2 else None
         mask = attention_mask
         if padding is not None or (attention_mask is None and past_key_values is not None):
+            # keys, cached ones included
             S = T if past_key_values is None else past_key_values.get_mask_sizes(T, 0)[0]
             mask = visible_keys(padding, T, S, past, x.device)
         segments: tuple[torch.Tensor | None, int] = (None, 0)
@@ -433,8 +439,8 @@ def next_token_loss(
     """
     targets = labels[:, 1:].reshape(-1)
     predictions = logits[:, :-1].flatten(0, 1).float()
-    count = (targets != -100).sum().clamp(min=1) if num_items is None else num_items
-    return F.cross_entropy(predictions, targets, ignore_index=-100, reduction="sum") / count
+    count = (targets != IGNORE).sum().clamp(min=1) if num_items is None else num_items
+    return F.cross_entropy(predictions, targets, ignore_index=IGNORE, reduction="sum") / count
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)

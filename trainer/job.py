@@ -183,16 +183,15 @@ class Length:
 class RunFiles:
     """What a run writes. stem: path of its files without their endings. outputs: {name: path} that save_weights leaves at the end.
 
-    settings: with which the run can be started again; written beside the weights. begun: {path: what writes it} before the
-    first update. replaced: patterns of the names of what else an earlier run may have left beside the stem; a fresh run moves
-    it away. save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
+    settings: with which the run can be started again; written beside the weights. write_at_start: {path: what writes it} before the
+    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away. save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
     """
 
     stem: Path
     outputs: Mapping[str, Path]
     settings: RunSettings
-    begun: Mapping[Path, Callable[[], None]] = field(default_factory=dict)
-    replaced: Sequence[str] = ()
+    write_at_start: Mapping[Path, Callable[[], None]] = field(default_factory=dict)
+    stale_patterns: Sequence[str] = ()
     save_at: Container[int] = frozenset()
 
 

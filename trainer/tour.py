@@ -30,8 +30,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.loader import IGNORE
 from dataset.packing import EpochPlan
+from model.loss import IGNORE
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 
 ROOT = Path(__file__).resolve().parents[1]

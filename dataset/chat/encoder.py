@@ -35,11 +35,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dataset.loader import IGNORE, Batch
+from dataset.loader import Batch
 from dataset.reading.conversations import is_trained
 from dataset.store.format import Documents, Ints
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.loss import IGNORE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,9 +16,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
-from dataset.loader import IGNORE, to_device
+from dataset.loader import to_device
 from dataset.packing import chunks, permutation
 from dataset.store.format import Column, Documents, Ints
+from model.loss import IGNORE
 
 # Positions of an example: two segments and their special tokens.
 SHORTEST = 5

@@ -19,11 +19,10 @@ from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTrainin
 from common.errors import UserError
 from model.electra.encoders import compile_layers, quicken_attention, ready_mask
 from model.hf_format import load_config, load_network
+from model.loss import IGNORE
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")
-# The label of a place in [R, K] that holds no masked position.
-IGNORE = -100
 # Tokens whose probabilities are added up first, before one of these sums is chosen.
 CHUNK = 256
 

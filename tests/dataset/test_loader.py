@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from dataset.corpus import split_by_hash
-from dataset.loader import IGNORE, Assembler, Loader, UpdateSchedule
+from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.format import ConcatStore
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
+from model.loss import IGNORE
 from tests.dataset.test_packing import make_store, random_lengths
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.helpers import ROOT, batches_of

@@ -215,7 +215,11 @@ class Lab:
     def log_lines(self, name):
         """How many log lines the metrics file has so far."""
         path = Path(f"{self.stem(name)}.metrics.jsonl")
-        return path.read_bytes().count(b'"loss": ') if path.exists() else 0
+        try:
+            return path.read_bytes().count(b'"loss": ')
+        except FileNotFoundError:
+            # A fresh start moves or removes that of the run before.
+            return 0
 
     def leftovers(self, name):
         return [str(path) for path in (self.folder / name).rglob("*.tmp")]

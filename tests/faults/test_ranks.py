@@ -90,11 +90,15 @@ def test_ranks_with_other_data_are_told(lab):
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_see_the_checkpoint_is_told(lab):
-    """As on machines without a shared disk, where one would begin afresh while the other goes on."""
+@pytest.mark.parametrize("seed", [None, 1])
+def test_ranks_that_see_other_checkpoints_are_told(lab, seed):
+    """As on machines without a shared disk, where one would begin afresh, or with a run of its own, while the other goes on."""
+    elsewhere = lab.folder / "elsewhere"
     lab.run("run", epochs=1)
-    processes = run_apart(lab, {"out_dir": lab.folder / "elsewhere"}, from_resume=1)
-    assert str(lab.folder / "elsewhere") in processes[0].err and "all ranks need one --out_dir" in processes[0].err
+    if seed is not None:
+        lab.run("run", epochs=1, seed=seed, out_dir=elsewhere)
+    processes = run_apart(lab, {"out_dir": elsewhere}, from_resume=1)
+    assert "has checkpoint update_" in processes[0].err and "all ranks need one --out_dir" in processes[0].err
 
 
 @pytest.mark.slow

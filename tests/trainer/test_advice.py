@@ -1,5 +1,7 @@
 """What is said of a batch or a rate that does not suit the run. References: the laws, and the run with the advice followed."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.helpers import train, write_corpus
@@ -9,9 +11,9 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 
 
-def notices(words, tokens, device_type="cpu"):
-    """Those on a run of so many tokens, in full rows."""
-    settings = PretrainSettings.parse(words)
+def notices(words, tokens, device_type="cpu", **own):
+    """Those on a run of so many tokens, in full rows. own: settings that no flag offers."""
+    settings = replace(PretrainSettings.parse(words), **own)
     run = {
         "parameters": 26_000_000, "tokens": tokens, "T": 512, "micro_batches": 10**6, "has_validation": False,
         "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
@@ -37,6 +39,13 @@ def test_updates_and_rates_that_are_far_off_are_named(words, named):
     """The default update of 131,072 tokens is too large for a run of ten million."""
     words = [*words, "--batch_size", "1"] if words else []
     assert [line.split()[1] for line in notices(words, 1e7)] == named
+
+
+def test_a_rate_of_an_optimiser_without_a_law_is_not_judged():
+    """CONTRIBUTING.md's SGD takes rates that AdamW does not."""
+    words = ["--batch_size", "1", "--learning_rate", "0.1"]
+    assert notices(words, 1e7) != []
+    assert notices(words, 1e7, optimizer="sgd") == []
 
 
 PAIRS = [

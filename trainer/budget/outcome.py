@@ -10,18 +10,19 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
 from common.processes import seconds_since_start
-from common.settings import default_of
+from common.settings import default_of, write_settings
 from common.wording import counted
 from trainer.budget import laws
 from trainer.budget.costs import FEWEST_DOCUMENTS, RunCosts
 from trainer.budget.plan import Plan
 from trainer.budget.settings import BUDGETS, said_ends
+from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints, kept_of_run
 
@@ -258,6 +259,17 @@ def text_of(value: object) -> str:
 def plan_path(stem: Path) -> Path:
     """Where the plan of a run is. stem: the path of the run's files without their endings."""
     return stem.with_name(f"{stem.name}.plan.yaml")
+
+
+def plan_to_keep(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
+    """{where the plan of a run is: what writes it there when the run begins}, which does nothing for a run that was not planned."""
+
+    def write() -> None:
+        # A resume must split a micro-batch as the first start did, or sums differ: the plan of the first start says into how many.
+        if settings.has_budget and not plan_path(stem).is_file():
+            write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
+
+    return {plan_path(stem): write}
 
 
 def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple[Path, PretrainSettings]]:

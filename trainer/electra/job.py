@@ -22,7 +22,6 @@ from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
 from dataset.embedded_corpus import build_embedded_corpus
-from dataset.loader import IGNORE
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
@@ -31,6 +30,7 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
+from model.loss import IGNORE
 from trainer.advice import common_warnings, is_changed, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
@@ -90,9 +90,9 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
             {name: self.folder / name for name in NETWORKS},
             settings,
             # A vocabulary of its own is written before the first update.
-            begun={self.folder / OWN: self._write_vocabulary},
+            write_at_start={self.folder / OWN: self._write_vocabulary},
             # Networks that an earlier run has saved on its way
-            replaced=["percent_*", "checkpoint-*[0-9]"],
+            stale_patterns=["percent_*", "checkpoint-*[0-9]"],
         )
         with user_errors():
             # From here on no other run may write these files.

@@ -95,7 +95,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
             {"model": self.folder / "model"},
             settings,
             # What an earlier run of this seed may have left
-            replaced=[RESULTS, "checkpoint-*[0-9]"],
+            stale_patterns=[RESULTS, "checkpoint-*[0-9]"],
         )
         # The same seed on all ranks, so that all begin with the same weights.
         seed_everything(settings.seed)

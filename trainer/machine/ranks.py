@@ -402,8 +402,13 @@ def compare_settings(ranks: Ranks, settings: object) -> None:
     compare_with_main(ranks, {**flags, **packages})
 
 
-def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
-    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0."""
+def compare_with_main(
+    ranks: Ranks, facts: Mapping[str, object], needed: str = "the same flags, packages and data"
+) -> None:
+    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0.
+
+    needed: what the line says that all ranks need.
+    """
     if ranks.world_size == 1:
         return
     # The entries of an architecture in its place: a line names those that differ, not all of them.
@@ -419,5 +424,5 @@ def compare_with_main(ranks: Ranks, facts: Mapping[str, object]) -> None:
     said = ""
     if differing:
         told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: all ranks need the same flags, packages and data"
+        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: all ranks need {needed}"
     end_all(ranks, first_said(ranks, said))

@@ -10,12 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from common.errors import user_errors
-from common.settings import write_settings
-from common.wording import counted
 from dataset.loader import Batch
 from dataset.packing import Recipe, RowPlan, Totals
 from model.config import architecture
-from trainer.budget.outcome import plan_path
+from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
@@ -33,7 +31,7 @@ from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
@@ -41,7 +39,6 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
-from trainer.updates import rows_of_update
 
 # They decide the first weights. A resume takes those of its checkpoint.
 ONLY_AT_START = ("from_weight", "init_scheme")
@@ -61,79 +58,67 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     # What is read, and how
     kind: ClassVar[TextKind] = DOCUMENTS
 
-    def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
+    def __init__(self, given: PretrainSettings, surroundings: Surroundings) -> None:
         ranks, device = surroundings.ranks, surroundings.device
         self.ranks = ranks
         self.device = device
         # Lines for the user
         self.notices: list[str] = []
-        dtype, precision_notice = pick_dtype(settings.dtype, device)
+        dtype, precision_notice = pick_dtype(given.dtype, device)
         if precision_notice:
             self.notices.append(precision_notice)
+        # before the model takes any
         free = free_memory(device, ranks)
         # The same seed on all ranks, so that all begin with the same weights.
-        seed_everything(settings.seed)
+        seed_everything(given.seed)
         with user_errors():
-            self.prompts = read_prompts(settings.sample_prompts)
+            self.prompts = read_prompts(given.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
+            self.first_model = open_model(given, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
-            settings = self.first_model.settings
+            # Still with --batch_size auto, of which the advice on flags speaks
+            self.asked = asked = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
+            stem = asked.stem(self.config.hidden_size, self.config.use_moe)
             claim(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus = open_data(settings, self.first_model, self.kind, ranks)
+            self.corpus = open_data(asked, self.first_model, self.kind, ranks)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
-            # As the user gave them: with --batch_size auto, of which the advice on flags speaks.
-            self.asked = settings
-            # From here on it is a number.
+            # From here on --batch_size is a number.
             settings, lines = settle_on_rows(
-                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
+                asked, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
             )
             self.notices += lines
         self.settings = settings
-
-        def keep_plan() -> None:
-            # With it, how many processes share a micro-batch: a resume has as many, and so the same sums. A resume finds that of the
-            # first start.
-            if settings.has_budget and not plan_path(stem).is_file():
-                write_settings(replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
 
         self.files = RunFiles(
             stem,
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            begun={plan_path(stem): keep_plan},
-            replaced=[f"{glob.escape(stem.name)}.best.*"],
+            write_at_start=plan_to_keep(settings, stem, ranks),
+            stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
         encoder = self.first_model.encoder
-        # What the course of changing shares is laid out for; "": for epochs, which are in the row layout
-        planned_for = ""
-        if settings.max_updates and self.corpus.shares_change:
-            planned_for = (
-                f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
-            )
         self.identity = Identity(
             {
-                # Before the tokenizer, whose fingerprint has it too.
+                # Order matters: the first difference is the one reported. The tokenizer's fingerprint has this one too.
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": architecture(self.config),
                 "row layout": self.corpus.layout(),
-                "length of the mixture": planned_for,
+                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
             {
@@ -225,11 +210,13 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        # The rows of so many micro-batches of all ranks; with --rows_per_update of one, so that the rates of updates stay too.
+        # Warm-up is counted in micro-batches: all that the ranks compute at once are one, but with --rows_per_update each is one, so
+        # that the rate of an update does not depend on the ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         clock = self.length.clock
         if clock is not None and clock.moved is not None:
+            # The clock of a --budget has moved the end: its own curve leads there.
             return settings.learning_rate * clock.moved.factor(progress.update) * min(1.0, warmup)
         if settings.max_updates:
             done = progress.update / settings.max_updates

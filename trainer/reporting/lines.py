@@ -55,17 +55,17 @@ def open_records(
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
     if not resumed:
-        begun = [metrics, settings_file, *job.files.begun]
-        files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.begun, *job.files.outputs.values()]
-        for pattern in job.files.replaced:
+        begun = [metrics, settings_file, *job.files.write_at_start]
+        files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.write_at_start]
+        for pattern in job.files.stale_patterns:
             files += sorted(stem.parent.glob(pattern))
         # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
         with contextlib.suppress(UserError):
             if RunRecords.read(metrics).last("eta") == 0:
                 begun = []
-        checkpoints.set_aside(files, begun, reporter.say)
+        checkpoints.set_aside(files, job.files.outputs.values(), begun, reporter.say)
     write_settings(job.files.settings, settings_file)
-    for write in job.files.begun.values():
+    for write in job.files.write_at_start.values():
         write()
     # Parts of an evaluation that is to be done again
     again = {"val_loss", "text"} if progress.evaluation_due else set()

@@ -31,6 +31,7 @@ import itertools
 import os
 import pickle
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -44,6 +45,8 @@ from common.files import (
     atomic_file,
     file_digest,
     forget_cached,
+    is_link_of,
+    link_or_copy,
     remove,
     remove_if_possible,
 )
@@ -186,6 +189,16 @@ class Checkpoints:
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
+    def digests(self) -> dict[str, str]:
+        """{name of a checkpoint: the beginning of its digest file}."""
+        found = {}
+        for path in self.paths():
+            try:
+                found[path.name] = Path(f"{path}.sha256").read_text()[:12]
+            except OSError:
+                found[path.name] = "without a digest"
+        return found
+
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
 
@@ -280,16 +293,26 @@ class Checkpoints:
             os.rmdir(self.folder)
 
     def set_aside(
-        self, files: Iterable[Path], unsaved: Iterable[Path] = (), notice: Callable[[str], None] = print
+        self,
+        files: Iterable[Path],
+        weights: Iterable[Path] = (),
+        unsaved: Iterable[Path] = (),
+        notice: Callable[[str], None] = print,
     ) -> None:
-        """Move an earlier run out of the way of a fresh one: its checkpoints and other `files` (or folders), into one folder.
+        """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.
 
-        unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
+        weights (files or folders): they are in that folder too, and stay until those of the fresh run replace them, which may begin
+        with them. unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
         """
         files = [path for path in files if path.exists()]
         aside = self.folder.with_name(f"{self.folder.name}_old")
+        earlier = list(self.folder.parent.glob(f"{glob.escape(aside.name)}*"))
+        # What an earlier start has linked there is there already.
+        weights = [
+            path for path in weights if path.exists() and not any(is_link_of(old / path.name, path) for old in earlier)
+        ]
         # If it is there, a start was killed while it moved, and this one goes on with that.
-        if not aside.exists() and not self.paths() and set(files) <= set(unsaved):
+        if not aside.exists() and not self.paths() and not weights and set(files) <= set(unsaved):
             for path in files:
                 remove(path)
             return
@@ -300,6 +323,13 @@ class Checkpoints:
             aside.mkdir(exist_ok=True)
         for path in files:
             os.replace(path, aside / path.name)
+        for path in weights:
+            # A start that was killed may have left a part of it.
+            remove(aside / path.name)
+            if path.is_dir():
+                shutil.copytree(path, aside / path.name, copy_function=link_or_copy)
+            else:
+                link_or_copy(path, aside / path.name)
         numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
         old = next(path for path in numbered if not path.exists())
         aside.rename(old)

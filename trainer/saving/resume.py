@@ -1,6 +1,5 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from common.wording import counted
 from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
-from trainer.machine.ranks import end_all, first_said, on_main
+from trainer.machine.ranks import compare_with_main, end_all, on_main
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.weights import weights_to_save
@@ -137,15 +136,15 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         and where none of the checkpoints is good.
         """
         say = self.reporter.say
+        # Machines that share no disk would each go on with another run, or some of them begin afresh.
+        seen = {"checkpoint": self.checkpoints.digests()}
+        compare_with_main(self.ranks, seen, "one --out_dir, which all machines share")
         found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
         if found is None:
             say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
         # Machines may have the disk that they share in places of their own.
         path = self.checkpoints.folder / found.name
-        unseen = "" if path.exists() else f"{path}: rank {self.ranks.rank} on {socket.gethostname()!r} does not see it"
-        said = first_said(self.ranks, unseen)
-        end_all(self.ranks, said and f"{said}: all ranks need one --out_dir, which all machines share")
         # Of a sharded model each rank reads no more than its part.
         state = load_checkpoint(path, mapped=self.engine.shards is not None)
         on_main(self.ranks, lambda: self._check(state, path))

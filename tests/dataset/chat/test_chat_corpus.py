@@ -7,9 +7,9 @@ import pytest
 from common.errors import DataError
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder
-from dataset.loader import IGNORE
 from dataset.reading.conversations import CONVERSATION
 from dataset.tokenizing.encoder import load_tokenizer
+from model.loss import IGNORE
 from tests.chats import ids_and_mask, turn, write_chats
 from tests.helpers import ROOT
 

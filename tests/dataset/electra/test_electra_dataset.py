@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples
-from dataset.loader import IGNORE, UpdateSchedule
+from dataset.loader import UpdateSchedule
 from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
+from model.loss import IGNORE
 from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]

@@ -7,7 +7,8 @@ from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig, ElectraForSequenceClassification
 
 from dataset.electra.electra_dataset import ElectraAssembler
-from model.electra.model_electra import IGNORE, ElectraPretrainer, configs
+from model.electra.model_electra import ElectraPretrainer, configs
+from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
 from trainer.electra.settings import SIZES
 

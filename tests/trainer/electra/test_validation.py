@@ -12,7 +12,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from common.errors import DataError, UserError
-from model.electra.model_electra import IGNORE, Losses
+from model.electra.model_electra import Losses
+from model.loss import IGNORE
 from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import equal, log_lines, train, weights

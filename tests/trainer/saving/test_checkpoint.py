@@ -240,6 +240,26 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     assert {name: (old / name).read_bytes() for name in foreign} == foreign
 
 
+def test_weights_of_an_earlier_run_stay_until_those_of_the_fresh_one_replace_them(tmp_path):
+    """It may begin with them, and be killed before it has saved any: then a second fresh run finds them too."""
+    weights, network = tmp_path / "run.pth", tmp_path / "generator"
+    network.mkdir()
+    for path in (weights, network / "model.safetensors"):
+        path.write_text("of the first run")
+    checkpoints = Checkpoints(tmp_path / "run_resume")
+    for _ in range(2):
+        checkpoints.set_aside([], [weights, network])
+        assert weights.exists() and os.listdir(network) == ["model.safetensors"]
+        (tmp_path / "run_resume").mkdir(exist_ok=True)
+    old = tmp_path / "run_resume_old1"
+    assert sorted(os.listdir(tmp_path)) == ["generator", "run.pth", "run_resume", old.name]
+    for path in (weights, network / "model.safetensors"):
+        replacement = tmp_path / "new"
+        replacement.write_text("of the fresh run")
+        os.replace(replacement, path)
+    assert (old / "run.pth").read_text() == (old / "generator" / "model.safetensors").read_text() == "of the first run"
+
+
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):
     weight = torch.randn(4, 4)
     save_weights({"model.embed_tokens.weight": weight, "lm_head.weight": weight}, {"hidden_size": 4}, tmp_path / "w")
