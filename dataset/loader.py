@@ -429,7 +429,9 @@ class Loader(Generic[RecipeT, BatchT]):
             if code is not None:
                 how = f"ended with code {code}"
                 if code < 0:
-                    how = f"was killed by {signal.Signals(-code).name} (out of memory?)"
+                    # A real-time signal has no name there.
+                    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+                    how = f"was killed by {name} (out of memory?)"
                 return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
         reason = " ".join(str(error).split())[:200]
         return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")

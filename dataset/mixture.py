@@ -276,7 +276,8 @@ class Mixture:
         found = sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
         speed = 1.0
         for _ in range(CORRECTIONS):
-            speed *= self.n_rows / max(found, 1e-9)
+            # Of few rows among many sources none may come to its middle: then half of them count, and the speed is doubled.
+            speed *= self.n_rows / (found or self.n_rows / 2)
             found = 0
             for source, share in zip(self.rows, self.shares, strict=True):
                 source.lay_out(share * speed)

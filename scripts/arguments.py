@@ -1,6 +1,6 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
-from common.flags import Parser, fraction, not_negative, number, positive, seed, share
+from common.flags import Parser, not_negative, number, positive, seed, share
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -41,9 +41,6 @@ def generate_parser() -> Parser:
     g.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default 0.8)")
     g.add_argument("--top_p", type=share, default=0.9, help="from the likeliest that sum to this; 1: all (0.9)")
     g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
-    g.add_argument(
-        "--min_p", type=fraction, default=0.0, help="from those of this share of the likeliest's probability"
-    )
     g.add_argument(
         "--repetition_penalty",
         type=number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),

@@ -30,16 +30,14 @@ from dataset.tokenizing.tokenizer_files import (
 from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
-from scripts.arguments import DTYPE_NAMES
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.first_model import weights_instead
-
-DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
     """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
-    return DTYPES[name] if name != "auto" else pick_dtype("bfloat16", device)[0]
+    dtype: torch.dtype = pick_dtype("bfloat16", device)[0] if name == "auto" else getattr(torch, name)
+    return dtype
 
 
 def load(

@@ -180,11 +180,13 @@ def perplexity(
         losses.append(-math.fsum(next(scores) for _ in rows))
         tokens.append(sum(len(row.ids) - row.start for row in rows))
     per_token = ratio(losses, tokens)
-    figures = {"loss": per_token, "perplexity": transformed(per_token, exp)}
-    # A text of spaces alone has no word.
-    for name, units, change in (("bits_per_byte", bytes_of, bits), ("word_perplexity", words_of, exp)):
-        if sum(units):
-            figures[name] = transformed(ratio(losses, units), change)
+    # The interval of an increasing function of a figure is the function of its ends.
+    figures = {"loss": per_token, "perplexity": Metric(*map(exp, per_token))}
+    # An empty text has no byte, and one of spaces alone no word.
+    if sum(bytes_of):
+        figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, bytes_of)))
+    if sum(words_of):
+        figures["word_perplexity"] = Metric(*map(exp, ratio(losses, words_of)))
     counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
     return figures, counts
 
@@ -206,6 +208,12 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the model finds the good one likelier (sums of log-probabilities)."""
+    # A tokenizer without BOS gives EOS in its place: the first token needs something before.
+    before: list[int] = []
+    if encoder.bos_id is None:
+        if encoder.eos_id is None:
+            raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
+        before = [encoder.eos_id]
     rows: list[Row] = []
     # of each pair
     files: list[str] = []
@@ -213,7 +221,7 @@ def pairs(
         try:
             pair = []
             for field in ("sentence_good", "sentence_bad"):
-                ids = start_ids(encoder, text_of_line(text.encode(), field) or "")
+                ids = before + encoder.prompt_ids(text_of_line(text.encode(), field) or "")
                 if not 2 <= len(ids) <= args.max_length + 1:
                     what = f"{field} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"
                     raise BadLine("number of tokens", what)
@@ -235,19 +243,6 @@ def pairs(
         for stem, (file, of_file) in zip(stems, right.items(), strict=True):
             figures[f"accuracy/{stem if stems.count(stem) == 1 else file}"] = share(of_file)
     return figures, {"pairs": len(files)}
-
-
-def start_ids(encoder: DocumentEncoder, text: str) -> list[int]:
-    """BOS and the text's ids. A tokenizer without BOS gives EOS in its place: the first token needs something before.
-
-    Errors: UserError for a tokenizer with neither.
-    """
-    ids = encoder.prompt_ids(text)
-    if encoder.bos_id is not None:
-        return ids
-    if encoder.eos_id is None:
-        raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
-    return [encoder.eos_id, *ids]
 
 
 def answers(
@@ -373,18 +368,9 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
     return Metric(value, value - half, value + half)
 
 
-def transformed(metric: Metric, change: Callable[[float], float]) -> Metric:
-    """The metric of an increasing function of the value: its interval is the function of the ends."""
-    return Metric(change(metric.value), change(metric.low), change(metric.high))
-
-
 def exp(x: float) -> float:
     """e^x; beyond 700 that of 700, since a float ends soon after it."""
     return math.exp(min(x, 700))
-
-
-def bits(nats: float) -> float:
-    return nats / math.log(2)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,6 @@ from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
 from scripts.arguments import export_parser
 from scripts.common import (
-    DTYPES,
     as_minimind,
     drop_untrained_thoughts,
     load_model,
@@ -99,7 +98,7 @@ def export(
     drop_untrained_thoughts(tokenizer, weight)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)
-    out_dtype = smallest_exact(state) if dtype == "auto" else DTYPES[dtype]
+    out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
     if parses_special_tokens(Path(weight)):
         # No field of transformers: evaluate.py, generate.py and the way back read it.
@@ -210,14 +209,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
     # Of classifiers, of encoders, or of this machine
-    for name in (
-        "id2label",
-        "label2id",
-        "problem_type",
-        "_name_or_path",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-    ):
+    for name in ("id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"):
         fields.pop(name, None)
     rope = fields["rope_parameters"]
     fields["rope_theta"] = rope["rope_theta"]

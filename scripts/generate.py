@@ -53,7 +53,6 @@ class Sampling:
     temperature: float
     top_p: float
     top_k: int = 0
-    min_p: float = 0.0
     repetition_penalty: float = 1.0
 
 
@@ -89,10 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             announce("\n(stopped)", to_stderr=True)
             continue
-        messages = [*messages, turn, {"role": "assistant", "content": answer}]
         # Each prompt of the command line is a conversation of its own.
-        if args.prompts:
-            messages = []
+        if not args.prompts:
+            messages += [turn, {"role": "assistant", "content": answer}]
     return 0
 
 
@@ -140,13 +138,7 @@ def typed_prompts() -> Iterator[str]:
 
 def room(model: PreTrainedModel, sampling: Sampling) -> int:
     """How many tokens a prompt may have."""
-    positions = most_positions(model.config)
-    left = positions - sampling.max_new_tokens
-    if left < 1:
-        raise UserError(
-            f"--max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt: the model has {positions} positions"
-        )
-    return left
+    return max(most_positions(model.config) - sampling.max_new_tokens, 0)
 
 
 def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
@@ -254,12 +246,7 @@ def generate(
     # Named although nothing is sampled: the model's own generation settings would warn that they have no effect.
     drawing: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
     if sampling.temperature > 0:
-        drawing = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p or None,
-        }
+        drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
     # Typed by transformers for some classes only.
     model_of_any_kind: Any = model
     found: torch.Tensor = model_of_any_kind.generate(

@@ -39,18 +39,12 @@ class LookSettings(Settings):
     )
     texts: bool = switch(True, help="look at all texts: near copies, languages, odd documents; 0: only count")
     examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
-
-
-@dataclass(kw_only=True)
-class RowSettings(Settings):
-    """rows"""
-
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     seed: int = setting(42, check=seed, help="of the run whose rows are shown")
 
 
 @dataclass(kw_only=True)
-class InspectSettings(RowSettings, ValidationDataSettings, DataSettings, LookSettings):
+class InspectSettings(ValidationDataSettings, DataSettings, LookSettings):
     """All settings of inspect_data.py; --help shows the groups from the last to the first."""
 
     prog: ClassVar[str] = "inspect_data.py"
@@ -86,6 +80,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
+from trainer.pretrain.first_model import from_here
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
@@ -171,7 +166,6 @@ class DataLook:
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
-        # What is looked at has its copies, whatever is trained.
         self.store = ConcatStore(
             open_sources(
                 self.groups,
@@ -235,7 +229,7 @@ class DataLook:
                 texts = stored_texts(store, files, self.encoder, self.run.text_field)
                 for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
                     self.source_of[number] = source_of_file[file]
-                    self.place_of[number] = f"{shown_path(files[file])}:{line}"
+                    self.place_of[number] = f"{from_here(files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
                         # The store has the bytes of the whole line.
@@ -324,13 +318,6 @@ class DataLook:
         i = int(np.searchsorted(self.store.bounds, number, side="right")) - 1
         return self.place_of.get(number) or f"document {number - self.store.bounds[i]:,} of {' '.join(self.groups[i])}"
 
-    def place_in_corpus(self, document: int) -> str:
-        """The same of a document by its number in the corpus."""
-        if self.settings.deduplicate == OFF:
-            return self.place(document)
-        # Of equal texts the first one is left.
-        return self.place(int(np.flatnonzero(self.store.doc_hash[:] == self.corpus.store.doc_hash[document])[0]))
-
     def row(self, number: int) -> tuple[str, list[Piece]]:
         """(title, pieces) of row `number` of the first epoch, as the model gets it."""
         plan = self.corpus.plan(0)
@@ -351,8 +338,12 @@ class DataLook:
             part = "whole"
             if pairs + 1 < end - begin:
                 part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
+            number_with_copies = document
+            if self.settings.deduplicate != OFF:
+                # Of equal texts the first one is left.
+                number_with_copies = int(np.flatnonzero(self.store.doc_hash[:] == store.doc_hash[document])[0])
             title = (
-                f"{self.place_in_corpus(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
+                f"{self.place(number_with_copies)}, {part}; {'position' if len(places) == 1 else 'positions'} "
                 f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
             )
             pieces.append(Piece(title, tokens.tolist(), is_trained))
@@ -375,14 +366,6 @@ def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
         parts.append(text[len(before) :] if is_trained else f"⟦{text[len(before) :]}⟧")
         before = text
     return "".join(parts)
-
-
-def shown_path(path: Path) -> str:
-    """A path without what everybody knows of it."""
-    for folder in (Path.cwd(), ROOT):
-        if path.is_relative_to(folder):
-            return str(path.relative_to(folder))
-    return str(path)
 
 
 def example(place: str, said: str, text: str) -> list[str]:

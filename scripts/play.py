@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
     play_parser().parse_args()
 
-import argparse
 import base64
 import contextlib
 import hashlib
@@ -69,18 +68,7 @@ OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    server = open_server(play_parser().parse_args(argv))
-    announce(f"open {server.address} in your browser; Ctrl-C ends")
-    # What ends it is no fault.
-    with contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
-    server.is_ending.set()
-    server.server_close()
-    return 0
-
-
-def open_server(args: argparse.Namespace) -> "Server":
-    """A server that listens already; args: of `play_parser`. Errors: UserError."""
+    args = play_parser().parse_args(argv)
     weight = args.weight or DEFAULT_WEIGHT
     model = None
     if args.weight or DEFAULT_WEIGHT.exists():
@@ -88,9 +76,16 @@ def open_server(args: argparse.Namespace) -> "Server":
     else:
         announce(f"{weight} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
     try:
-        return Server(args.port, model, RunFolder(Path(args.out_dir)))
+        server = Server(args.port, model, RunFolder(Path(args.out_dir)))
     except OSError as error:
         raise UserError(f"--port {args.port}: {error}") from error
+    announce(f"open {server.address} in your browser; Ctrl-C ends")
+    # What ends it is no fault.
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    server.is_ending.set()
+    server.server_close()
+    return 0
 
 
 def for_page(text: str) -> str:
@@ -243,9 +238,7 @@ class LiveRun(RunRecords):
                 curves.append(drawn)
             if curves:
                 charts.append({"title": chart.title, "logarithmic": chart.logarithmic, "curves": curves})
-        samples = []
-        for update, prompt, text in reversed(self.samples):
-            samples.append([update, for_page(prompt), for_page(text)])
+        samples = [[update, for_page(prompt), for_page(text)] for update, prompt, text in reversed(self.samples)]
         return {**self.summary(), "charts": charts, "samples": samples}
 
 

@@ -54,7 +54,8 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     group_size: how many ranks have the model together. prepare(model): called before it is sharded.
     """
     ranks = ranks or Ranks()
-    model = tiny_model(**ALL_KINDS[kind][0])
+    # Other weights on each rank: all get those of rank 0.
+    model = tiny_model(ranks.rank, **ALL_KINDS[kind][0])
     if prepare is not None:
         prepare(model)
     shards = Shards(model, ranks, torch.device("cpu")) if group_size > 1 else None

@@ -124,9 +124,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress, self.seconds_before = found
-                if self.length.rows_of_epoch:
-                    # With other flags the parts of the plan are longer or shorter; the order of its rows is the same.
-                    self.progress.epoch, self.progress.row = divmod(self.progress.rows, self.length.rows_of_epoch)
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
                 lines.say_that_all_is_done(self.job, self.progress, self.reporter)

@@ -11,8 +11,8 @@ On your own text:
     python trainer/train_tokenizer.py --data_path my_corpus.jsonl --vocab_size 6400 --out_dir out/my_tokenizer
     python trainer/train_tokenizer.py --type wordpiece --data_path my_corpus.jsonl --vocab_size 8192 --out_dir out/my_wordpiece
 
-Bytes per token of a tokenizer on a text:
-    python scripts/inspect_data.py --tokenizer_path out/my_tokenizer --data_path my_corpus.jsonl --texts 0
+Bytes per token of a tokenizer on texts (the share, :1, gives each a line of its own):
+    python scripts/inspect_data.py --tokenizer_path out/my_tokenizer --data_path one.jsonl:1 other.jsonl:1 --texts 0
 """
 
 import sys

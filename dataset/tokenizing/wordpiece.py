@@ -59,7 +59,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
 def _read_vocab_file(path: Path) -> list[str]:
     """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
     if not path.is_file():
-        raise ValueError(f"--vocab_path {path}: no such vocab.txt and no such tokenizer folder")
+        raise ValueError(f"{path}: no such vocab.txt and no such tokenizer folder")
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")

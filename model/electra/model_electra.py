@@ -167,6 +167,10 @@ class ElectraPretrainer(torch.nn.Module):
         for name, kind in zip(NETWORKS, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
             place = f"{what}: {folder / name}"
             config = load_config(place, folder / name)
+            if config.model_type != "electra":
+                raise UserError(
+                    f"{place}: a {config.model_type} model, and an ELECTRA as train_electra.py leaves it is wanted"
+                )
             config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
             network, faults = load_network(place, folder / name, kind, config)
             if missing := faults["missing_keys"] + faults["mismatched_keys"]:

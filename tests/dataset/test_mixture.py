@@ -185,6 +185,23 @@ def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
         mixture(arguments, [[5, 6], [1, 1]])
 
 
+@pytest.mark.parametrize("n_sources", [2, 6])
+@pytest.mark.parametrize("n_rows", [1, 2, 3])
+def test_a_run_of_few_rows_takes_few(n_sources, n_rows, monkeypatch):
+    """Where no source comes to the middle of its first row."""
+    lay_out = module.SourceRows.lay_out
+
+    def bounded(source, targets):
+        assert targets < 1e5
+        lay_out(source, targets)
+
+    monkeypatch.setattr(module.SourceRows, "lay_out", bounded)
+    others = n_sources - 1
+    arguments = ["a:0.9..0.1", *(f"{name}:{0.1 / others}..{0.9 / others}" for name in "bcdef"[:others])]
+    planned = mixture(arguments, random_lengths(5, (40,) * n_sources), n_rows=n_rows)
+    assert planned.plan(0).n_rows == n_rows
+
+
 def test_a_run_of_too_many_passes_is_refused():
     arguments = ["a:0.7..0.2:x1000", "b:0.3..0.8:x1000"]
     for length in ({"n_rows": 10**6}, {"epochs": 2}):

@@ -163,9 +163,11 @@ class Payload:
 
 
 def malicious(path, as_zip):
-    """The bytes of a torch file, of the zip or the old format, with a payload in it."""
+    """The bytes of a torch file, of the zip or the old format, with a payload in it that does run where it may."""
     buffer = io.BytesIO()
     torch.save({"model": torch.zeros(3), "payload": Payload(path)}, buffer, _use_new_zipfile_serialization=as_zip)
+    torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)["payload"].close()
+    path.unlink()
     return buffer.getvalue()
 
 

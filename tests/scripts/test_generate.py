@@ -128,7 +128,7 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
     [
         (["--weight", "nowhere.pth"], "no such file"),
         (["--weight", "."], "no config.json"),
-        (["--max_new_tokens", "32768"], "leaves no room"),
+        (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
         (["hi " * 200, "--max_new_tokens", "32760"], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
         (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
     ],

@@ -14,7 +14,6 @@ import torch
 
 from common.errors import UserError
 from scripts import play
-from scripts.arguments import play_parser
 from scripts.generate import Sampling, TextStream, generate
 from tests.chats import turn
 from tests.helpers import ROOT
@@ -36,7 +35,7 @@ def test_one_line_for_what_the_user_can_mend(server, tmp_path, monkeypatch):
     taken = str(server.server_address[1])
     for arguments, message in ((["--weight", "nowhere.pth"], "no such file"), (["--port", taken], f"--port {taken}")):
         with pytest.raises(UserError, match=message):
-            play.open_server(play_parser().parse_args(["--out_dir", str(tmp_path), *arguments]))
+            play.main(["--out_dir", str(tmp_path), *arguments])
 
 
 def test_a_text_is_that_of_generate_with_the_same_seed(server):

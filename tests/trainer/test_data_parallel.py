@@ -19,12 +19,12 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
-from trainer.machine.cpu_ranks import SharedOrthogonalise
+from trainer.machine.cpu_ranks import SharedOrthogonalise, SharedReducer
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import DistributedReducer
+from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.save_clock import SaveClock
 
 KINDS = ("dense padded", "moe packed")
@@ -43,6 +43,7 @@ def rank(folder):
         result["gradients"] = {kind: [gradients(kind, *cut, ranks) for cut in CUTS] for kind in KINDS}
         result["evaluation"] = evaluation(folder, ranks)
         result["poison"] = poisoned_rank(ranks)
+        result["shared"] = shared_sums(ranks)
         result["muon"] = shared_muon(ranks)
     finally:
         dist.destroy_process_group()
@@ -102,6 +103,28 @@ def sharing_memory(ranks, name):
     """The ranks as copies of a command, which share memory."""
     file = os.open(f"{os.environ['RANKS_FOLDER']}/{name}", os.O_RDWR | os.O_CREAT)
     return replace(ranks, sharing=2, memory=SharedMemory(file, 2))
+
+
+def shared_sums(ranks):
+    """Whether gradients and messages of four updates, added up in shared memory, are those of an all-reduce. Rank 1 has a
+    gradient less in the second update and none in the third."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(3,), (70, 5), (), (129,), (64,)]]
+    reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
+    assert isinstance(reducer, SharedReducer)
+    generator = torch.Generator().manual_seed(ranks.rank)
+    equal = []
+    for missing in ([], [2], range(len(parameters)), []):
+        sums = [torch.randn(parameter.shape, generator=generator) for parameter in parameters]
+        for number, parameter in enumerate(parameters):
+            is_missing = ranks.rank == 1 and number in missing
+            parameter.grad = None if is_missing else sums[number].clone()
+            sums[number] *= not is_missing
+        message = torch.arange(3.0) + ranks.rank
+        found = [reducer.finish(message.clone()), *(parameter.grad for parameter in parameters)]
+        for total, one in zip(found, (message, *sums), strict=True):
+            dist.all_reduce(one)
+            equal.append(torch.equal(total, one))
+    return equal
 
 
 def shared_muon(ranks):
@@ -194,6 +217,11 @@ def test_sums_of_three_ranks_have_the_same_bits_at_a_start_and_later():
     for first, second, third in run_ranks(three_ranks, world_size=3):
         assert all(torch.equal(p, q) for p, q in zip(first, second, strict=True))
         assert all(torch.equal(p, q) for p, q in zip(first, third, strict=True))
+
+
+def test_sums_in_shared_memory_equal_those_of_gloo_bitwise(both):
+    for result in both:
+        assert all(result["shared"])
 
 
 def test_muon_with_divided_matrices_equals_muon_alone_bitwise(both):

@@ -132,8 +132,13 @@ def test_it_goes_on_from_the_networks_of_a_folder(data, tmp_path, capsys):
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in pairs)
     out = capsys.readouterr().out
     assert "--init_std 0.1 has no effect" in out and "--position_init sinusoidal has no effect" in out
+    place["model_path"] = tmp_path
     with pytest.raises(UserError, match="generator: no config can be loaded"):
-        train(**{**data, **place, "model_path": tmp_path})
+        train(**{**data, **place})
+    (tmp_path / "generator").mkdir()
+    (tmp_path / "generator" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="generator: a bert model, and an ELECTRA"):
+        train(**{**data, **place})
 
 
 @pytest.mark.parametrize("at, batch_size, dtype", [(6, 4, "float32"), (12, 16, "bfloat16")])
@@ -332,7 +337,7 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"vocab_path": "none.txt"}, "--vocab_path none.txt: no such vocab.txt"),
+        ({"vocab_path": "none.txt"}, "none.txt: no such vocab.txt"),
         ({"data_path": "none.jsonl"}, "none.jsonl: no such file"),
         ({"hidden_size": 30}, "--hidden_size 30 is no multiple of --generator_divisor 4"),
         ({"hidden_size": 36, "num_attention_heads": 8}, "generator: hidden_size 9 is no multiple of 2 heads"),

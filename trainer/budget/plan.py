@@ -82,13 +82,12 @@ def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts
     is_too_large = False
     for config in sizes:
         plan = plan_for(config, demands, costs)
-        if plan is None:
-            continue
-        if not demands.allows(plan.memory):
-            plan = with_smaller_micro_batches(plan, demands, costs)
-        if plan is None:
-            is_too_large = True
-        else:
+        if plan is not None and not demands.allows(plan.memory):
+            cut = smaller_micro_batches(plan, demands, costs)
+            is_too_large |= cut is None
+            # Planned again: --eval_interval counts micro-batches.
+            plan = cut and plan_for(config, demands, costs, cut)
+        if plan is not None:
             plans.append(plan)
     if not plans:
         raise UserError(what_is_too_little(demands, costs, is_too_large))
@@ -185,9 +184,9 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: RunCosts, cut: Cut
     )
 
 
-def with_smaller_micro_batches(plan: Plan, demands: Demands, costs: RunCosts) -> Plan | None:
-    """The plan in micro-batches that fit the memory, as large ones as do; None: not even single rows fit, or the user has said
-    how large they are. The updates stay as they are, unless the user has said how many micro-batches they have."""
+def smaller_micro_batches(plan: Plan, demands: Demands, costs: RunCosts) -> Cut | None:
+    """The plan's updates in micro-batches that fit the memory, as large ones as do; None: not even single rows fit, or the user has
+    said how large they are. The updates stay as they are, unless the user has said how many micro-batches they have."""
     if demands.batch_size is not None:
         return None
     if demands.accumulation_steps is not None:
@@ -200,8 +199,7 @@ def with_smaller_micro_batches(plan: Plan, demands: Demands, costs: RunCosts) ->
         smaller = [Cut(rows * sharing, all_rows // rows, plan.cut.at_once) for rows in divisors]
     for cut in sorted(smaller, key=lambda cut: cut.batch_size, reverse=True):
         if demands.allows(costs.memory(plan.config, cut.batch_size)):
-            # Planned again: --eval_interval counts micro-batches.
-            return plan_for(plan.config, demands, costs, cut)
+            return cut
     return None
 
 

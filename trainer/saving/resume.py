@@ -151,6 +151,9 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
+        if rows := self.job.length.rows_of_epoch:
+            # With other flags the parts of the plan are longer or shorter; the order of its rows is the same.
+            progress.epoch, progress.row = divmod(progress.rows, rows)
         self.best_weights = state["best"]
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
         self.tracker_ids = state["tracker_ids"]

@@ -148,6 +148,11 @@ def test_an_update_that_does_not_fit_at_once_is_cut():
     for too_much in ({**room_for_9, "batch_size": 16}, {"memory": 1e6 * 128, "accumulation_steps": 1}):
         with pytest.raises(UserError, match="the memory is too small"):
             best(only, **too_much)
+    # Cut, a run may cost more beside its updates: --eval_interval counts micro-batches.
+    costs = SimulatedCosts(rate=1e12)
+    costs.other_seconds = lambda config, cut, seconds: 10 if cut.accumulation_steps <= 2 else 1e9
+    with pytest.raises(UserError, match="the budget is too small"):
+        best(only, costs, memory=room_for_9["memory"])
 
 
 def test_too_little_time_is_said():

@@ -25,6 +25,11 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def test_ddp_without_a_launcher_says_how_to_launch():
+    with pytest.raises(UserError, match="torchrun --nproc_per_node"):
+        init_distributed_mode("cpu", ddp=True)
+
+
 def test_default_device_is_the_best_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

@@ -58,5 +58,6 @@ def test_the_page_without_its_default_weight_names_those_that_are_there(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
     weight(tmp_path, "pretrain_256.pth")
-    play.open_server(play.play_parser().parse_args(["--port", "0", "--out_dir", str(tmp_path)])).server_close()
+    monkeypatch.setattr(play.Server, "serve_forever", lambda server: None)
+    assert play.main(["--port", "0", "--out_dir", str(tmp_path)]) == 0
     assert "is not there: only runs are shown; there is pretrain_256.pth" in capsys.readouterr().out

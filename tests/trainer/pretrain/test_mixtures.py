@@ -150,7 +150,7 @@ def test_another_batch_size_goes_on_with_the_same_rows(sources, tmp_path):
 
 
 @pytest.mark.slow
-def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_path):
+def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_path, capsys):
     """A stopped run and a finished one, which has trained its whole plan. Reference: the rows of the longest run."""
     options = {"data_path": [f"{sources[0]}:0.7:x9", f"{sources[1]}:0.3:x9"], "out_dir": tmp_path}
     with trained_rows() as rows:
@@ -159,6 +159,7 @@ def test_fixed_shares_of_several_passes_may_be_given_another_end(sources, tmp_pa
         run(**options, max_updates=20, from_resume=1)
         longest = run(**options, max_updates=50, from_resume=1)
     assert len(rows) == 50 * 4 and rows == planned_rows(longest)
+    assert ": epoch 1, row 80, update 20\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
