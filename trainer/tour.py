@@ -69,7 +69,7 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
     """
     with open(path, encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
-    if not records or not all("text" in record for record in records):
+    if not records or not all(isinstance(record, dict) and "text" in record for record in records):
         sys.exit(f'{path}: each line must be an object {{"text": "..."}}')
     texts = [record["text"] for record in records]
     # A text that spells a special token, such as a page about this tokenizer, must not become one: hence split_special_tokens.

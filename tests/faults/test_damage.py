@@ -61,8 +61,11 @@ def test_without_its_digest_never_chosen(folder):
             path.write_bytes(digest)
         said = []
         found = Checkpoints(folder).newest(said.append)
+        # which ranks compare before that
+        digests = Checkpoints(folder).digests()
         path.write_bytes(original)
         assert found == before and str(newest) in said[0]
+        assert digests != Checkpoints(folder).digests()
 
 
 def test_truncated_checkpoints_alone_are_exit_code_2(lab, whole):

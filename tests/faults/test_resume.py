@@ -20,12 +20,12 @@ def test_more_epochs_are_announced(lab, whole):
 
 
 def test_metrics_after_a_kill_in_the_middle_of_an_update(lab, whole):
-    """Lines of micro-batches that the checkpoint does not have are written again, not twice."""
+    """Lines of micro-batches that the checkpoint does not have are written again, not twice, with other loader processes too."""
     hooks = {"signal_at": {"updates": [9], "name": "SIGKILL"}, "slow_updates": {"seconds": 0.05}}
     assert lab.start("run", hooks, accumulation_steps=2).wait() == -9
     metrics = lab.stem("run").with_suffix(".metrics.jsonl")
     metrics.write_bytes(metrics.read_bytes() + b'{"step": 3, "upd')  # and a line that was cut off
-    lab.run("run", from_resume=1)
+    lab.run("run", from_resume=1, num_workers=2)
     assert lab.metrics("run") == whole.metrics("whole")
 
 

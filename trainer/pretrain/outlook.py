@@ -165,4 +165,4 @@ def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, f
     places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
     raw = laws.text_of(store, places, tokenizer)
     packed = {"gzip": gzip.compress(raw, 9, mtime=0), "xz": lzma.compress(raw, preset=6)}
-    return {name: 8 * len(short) / max(len(raw), 1) for name, short in packed.items()}
+    return {name: 8 * len(short) / len(raw) for name, short in packed.items()} if raw.strip() else {}

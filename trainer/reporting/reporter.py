@@ -29,6 +29,8 @@ class Reporter:
         # As open_tracker gives it
         self.tracker: Any = None
         self.file: io.FileIO | None = None
+        # whether the last line is not whole in the file
+        self.is_cut = False
         self.bar: tqdm | None = None
         self.has_terminal = is_main and sys.stdout.isatty()
 
@@ -86,10 +88,17 @@ class Reporter:
         if self.file:
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
+            line = text.encode(errors="backslashreplace") + b"\n"
+            if self.is_cut:
+                # A full disk may have taken a part of the line before.
+                line = b"\n" + line
             try:
-                self.file.write(text.encode(errors="backslashreplace") + b"\n")
+                problem = "" if self.file.write(line) == len(line) else "not all of a line fits"
             except OSError as error:
-                self.say(f"warning: {self.file.name}: {error.strerror}: this line is missing there; training goes on")
+                problem = str(error.strerror)
+            if problem and not self.is_cut:
+                self.say(f"warning: {self.file.name}: {problem}: lines are missing there; training goes on")
+            self.is_cut = bool(problem)
 
     def close(self) -> None:
         with self._terminal():

@@ -49,6 +49,7 @@ from common.files import (
     link_or_copy,
     remove,
     remove_if_possible,
+    replace,
 )
 from model.pth_format import check_kind
 from trainer.saving.weights import write_tensors
@@ -194,7 +195,7 @@ class Checkpoints:
         found = {}
         for path in self.paths():
             try:
-                found[path.name] = Path(f"{path}.sha256").read_text()[:12]
+                found[path.name] = Path(f"{path}.sha256").read_bytes()[:12].decode("ascii", "replace")
             except OSError:
                 found[path.name] = "without a digest"
         return found
@@ -316,24 +317,32 @@ class Checkpoints:
             for path in files:
                 remove(path)
             return
+        numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
+        free = (path for path in numbered if not path.exists())
+        if aside.exists() and self.folder.exists():
+            # The run of that folder is another one.
+            aside.rename(next(free))
         # All checkpoints at once, and first: a resume finds either the whole run, or none.
         if self.folder.exists():
             self.folder.rename(aside)
         else:
             aside.mkdir(exist_ok=True)
+        for path in [*files, *weights]:
+            # A run whose folder somebody has renamed back has such files in it, and a start that was killed may have left a part.
+            if (aside / path.name).exists():
+                replace(aside / path.name, aside / f"{path.name}.before")
         for path in files:
             os.replace(path, aside / path.name)
         for path in weights:
-            # A start that was killed may have left a part of it.
-            remove(aside / path.name)
             if path.is_dir():
                 shutil.copytree(path, aside / path.name, copy_function=link_or_copy)
             else:
                 link_or_copy(path, aside / path.name)
-        numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
-        old = next(path for path in numbered if not path.exists())
+        old = next(free)
         aside.rename(old)
-        hint = "; --from_resume 1 would have gone on with it" if Checkpoints(old).paths() else ""
+        hint = ""
+        if Checkpoints(old).paths():
+            hint = "; --from_resume 1 would have gone on with it, and docs/reliability.md says how it still can"
         notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
 
     def newest(self, notice: Callable[[str], None] = print) -> Path | None:

@@ -20,7 +20,7 @@ from trainer.saving.weights import weights_to_save
 from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
-FORMAT = 1
+FORMAT = 2
 
 
 class Saver(Generic[RecipeT, BatchT, TotalsT]):
@@ -125,7 +125,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
-        return "no checkpoint was saved yet"
+        return "none of the checkpoints is intact" if self.checkpoints.paths() else "no checkpoint was saved yet"
 
     # ------------------------------------------------------------------------------------------------ resuming
 

@@ -107,4 +107,22 @@ def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
     reporter = Reporter(is_main=True)
     with open("/dev/full", "wb", buffering=0) as reporter.file:
         reporter.record({"step": 1})
-    assert "warning: /dev/full: No space left on device" in capsys.readouterr().out
+        reporter.record({"step": 2})
+    assert capsys.readouterr().out.count("warning: /dev/full: No space left on device") == 1
+    written = []
+
+    class AlmostFull:
+        """A file on a disk that takes three bytes of its first line, and then has room again."""
+
+        name = "metrics"
+
+        def write(self, line):
+            written.append(line if written else line[:3])
+            return len(written[-1])
+
+    reporter = Reporter(is_main=True)
+    reporter.file = AlmostFull()
+    for step in (1, 2, 3):
+        reporter.record({"step": step})
+    assert b"".join(written).splitlines() == [b'{"s', b'{"step": 2}', b'{"step": 3}']
+    assert capsys.readouterr().out.count("warning: metrics: not all of a line fits") == 1

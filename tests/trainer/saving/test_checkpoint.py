@@ -260,6 +260,24 @@ def test_weights_of_an_earlier_run_stay_until_those_of_the_fresh_one_replace_the
     assert (old / "run.pth").read_text() == (old / "generator" / "model.safetensors").read_text() == "of the first run"
 
 
+def test_folders_that_somebody_has_renamed_lose_nothing(tmp_path):
+    """An old run that was renamed back, and one that has the name of a move that was not finished."""
+    metrics, folder = tmp_path / "run.metrics.jsonl", tmp_path / "run_resume"
+    old = tmp_path / "run_resume_old1"
+    checkpoints = Checkpoints(folder)
+    for content in ("first", "second"):
+        save(checkpoints, 1)
+        metrics.write_text(content)
+        checkpoints.set_aside([metrics])
+        os.rename(old, folder)
+    assert (folder / metrics.name).read_text() == "second"
+    assert (folder / f"{metrics.name}.before").read_text() == "first"
+    (tmp_path / "run_resume_old").mkdir()
+    metrics.write_text("third")
+    checkpoints.set_aside([metrics])
+    assert not (tmp_path / "run_resume_old").exists() and (tmp_path / "run_resume_old2" / metrics.name).exists()
+
+
 def test_weights_are_half_precision_tied_and_atomic(tmp_path):
     weight = torch.randn(4, 4)
     save_weights({"model.embed_tokens.weight": weight, "lm_head.weight": weight}, {"hidden_size": 4}, tmp_path / "w")
