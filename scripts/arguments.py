@@ -6,7 +6,6 @@ from common.paths import ROOT
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
-
 # What logits can be divided by in float32 without becoming infinite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
@@ -113,9 +112,10 @@ def evaluate_parser() -> Parser:
     return p
 
 
-def export_flags(p: Parser, numbers: str) -> None:
-    """What both exports take. numbers: the help of --dtype."""
+def export_flags(p: Parser) -> None:
+    """What both exports take."""
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
+    numbers = "of the weights, in a GGUF of the matrices; auto: the smallest that is exact"
     p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
     p.switch(p, "--overwrite", False, "replace what is there")
 
@@ -127,7 +127,7 @@ def export_parser() -> Parser:
     written = p.add_mutually_exclusive_group(required=True)
     written.add_argument("--out_dir", help="folder to write the export to")
     written.add_argument("--to_pth", help=".pth to write, with its .json, from the folder --weight")
-    export_flags(p, "of the export; auto: the smallest that is exact")
+    export_flags(p)
     return p
 
 
@@ -139,7 +139,7 @@ def export_gguf_parser() -> Parser:
     )
     p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")
-    export_flags(p, "of the matrices; auto: the smallest that is exact")
+    export_flags(p)
     return p
 
 

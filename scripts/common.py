@@ -147,8 +147,7 @@ def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
 
 def vocabulary_size(config: PretrainedConfig) -> int:
     """How many tokens a model has embeddings for. The sizes of one that also sees or hears stand in its text part."""
-    size: int = config.get_text_config(decoder=True).vocab_size
-    return size
+    return int(config.get_text_config(decoder=True).vocab_size)
 
 
 def most_positions(config: PretrainedConfig) -> int:

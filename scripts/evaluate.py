@@ -346,14 +346,12 @@ class Scorer:
 
 def share(right: Sequence[bool]) -> Metric:
     """Share of true values with Wilson's interval (Wilson 1927; https://doi.org/10.1080/01621459.1927.10502953)."""
+    # It takes half a second to import.
+    from scipy.stats import binomtest
+
     # The plain interval p ± z sqrt(p (1 - p) / n) is empty at p = 0 and p = 1; Wilson's is not.
-    n = len(right)
-    p = sum(right) / n
-    middle = p + Z * Z / (2 * n)
-    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    low = (middle - half) / (1 + Z * Z / n)
-    high = (middle + half) / (1 + Z * Z / n)
-    return Metric(p, max(low, 0.0), min(high, 1.0))
+    interval = binomtest(sum(right), len(right)).proportion_ci(method="wilson")
+    return Metric(sum(right) / len(right), float(interval.low), float(interval.high))
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:

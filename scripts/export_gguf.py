@@ -1,8 +1,6 @@
 """Hand a model on to llama.cpp and what is built on it, such as Ollama: one file with weights, tokenizer and settings.
 
-    python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
-
-tests/scripts/test_export_gguf.py compares its tokens and logits with ours.
+python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
 """
 
 import sys

@@ -77,16 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             turn = {"role": "user", "content": utf8(prompt)}
             ids = chat_ids(chat, [*messages, turn], room(model, sampling))
             answer = reply(model, tokenizer, ids, sampling, is_typed)
-        except UserError as error:
+        except (UserError, KeyboardInterrupt) as error:
             if not is_typed:
                 raise
-            announce(f"error: {one_line(error)}", to_stderr=True)
-            continue
-        except KeyboardInterrupt:
-            # Before the first token or after the last one; `reply` meets it in between.
-            if not is_typed:
-                raise
-            announce("\n(stopped)", to_stderr=True)
+            # A Ctrl-C before the first token or after the last one; `reply` meets it in between.
+            announce(f"error: {one_line(error)}" if isinstance(error, UserError) else "\n(stopped)", to_stderr=True)
             continue
         # Each prompt of the command line is a conversation of its own.
         if not args.prompts:
@@ -175,8 +170,7 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
 
     def turns_ids(messages: list[dict[str, str]]) -> list[int]:
         # The template writes its special tokens itself.
-        ids: list[int] = tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids
-        return ids
+        return list(tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids)
 
     return turns_ids
 

@@ -48,8 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = Path(args.out)
     elif len(metrics) == 1:
         page = Path(str(metrics[0]).removesuffix(METRICS_SUFFIX) + ".report.html")
-    if page.suffix != ".html":
-        raise UserError(f"--out {page}: a name that ends in .html is wanted")
     png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
     with user_errors():
         write_report(metrics, page, png)
