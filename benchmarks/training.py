@@ -55,7 +55,7 @@ class Training:
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T
         products = pick_dtype(dtype, device)[0]
-        self.engine: Engine[Batch, Totals] = Engine(
+        self.engine = Engine(
             self.model,
             build_optimizer(self.model, LEARNING_RATE, kind=optimizer),
             partial(pretrain_loss, self.model),
