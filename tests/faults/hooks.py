@@ -230,21 +230,14 @@ class FullFile:
 
 def poison(updates, rank=0):
     """Put a NaN into the gradients of the given updates (from 1) on one rank."""
-    micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
+    micro_batch = engine.Engine.micro_batch
 
     def poisoned_micro_batch(self, batch, totals, **named):
         micro_batch(self, batch, totals, **named)
         if Count.done + 1 in updates and self.ranks.rank == rank:
             self.parameters[-1].grad.view(-1)[-1] = float("nan")
 
-    def watched_update(self, *arguments, **named):
-        before = [p.detach().clone() for p in self.parameters]
-        update(self, *arguments, **named)
-        if Count.done in updates:
-            same = all(torch.equal(a, b) for a, b in zip(before, self.parameters, strict=True))
-            print(f"update {Count.done} poisoned, weights unchanged: {same}", flush=True)
-
-    engine.Engine.micro_batch, engine.Engine.update = poisoned_micro_batch, watched_update
+    engine.Engine.micro_batch = poisoned_micro_batch
 
 
 def scale(value, growth_interval=2000):

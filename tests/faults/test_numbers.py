@@ -6,16 +6,6 @@ import re
 import pytest
 
 
-def test_a_bad_update_on_any_rank_skips_on_all(lab):
-    """The first ones are skipped; with the third in a row both ranks end, and one says why."""
-    poison = {"poison": {"updates": [3, 4, 5], "rank": 1}}
-    processes = lab.run_ranks("run", hooks=poison, max_bad_updates=3, expect=2)
-    for process in processes:
-        assert "update 3 poisoned, weights unchanged: True" in process.out
-    assert "update 3 is not applied (1 so far)" in processes[0].out
-    assert "3 updates in a row" in processes[0].err and processes[1].err == ""
-
-
 @pytest.mark.slow
 def test_counts_of_bad_updates_go_on_after_a_resume(lab):
     """Killed after the skipped update: count and curve are those of a run that was not killed."""
