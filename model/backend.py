@@ -78,7 +78,7 @@ class Backend:
         """What the block makes of x [B, T, H]."""
         return block.compute(x, layout, past_key_values)
 
-    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    def launched_together(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """function(*arguments): some cheap operations in a row: the position tables (rope_tables), and the last norm."""
         return function(*arguments)
 
@@ -112,17 +112,20 @@ class CompiledBackend(Backend):
     notice: what a user should know about the choice of this backend; "": nothing.
     """
 
-    notice = ""
-
     def __init__(
-        self, block_class: type[HasCompute], shape: tuple[int, int] | None = None, on_gpu: bool = False
+        self,
+        block_class: type[HasCompute],
+        shape: tuple[int, int] | None = None,
+        on_gpu: bool = False,
+        notice: str = "",
     ) -> None:
         # One compilation serves all blocks: they differ in their weights only.
         self._compiled_block = torch.compile(block_class.compute, dynamic=False)
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
         self.shape = shape
         self.on_gpu = on_gpu
-        # {function of `small`: its compiled form}. The embedding is none of them: compiled, its backward pass would
+        self.notice = notice
+        # {function of `launched_together`: its compiled form}. The embedding is none of them: compiled, its backward pass would
         # add up with atomic operations, each time in another order, and a resume would not be bitwise.
         self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -134,21 +137,14 @@ class CompiledBackend(Backend):
         return self.shape == (B, T)
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        # Always a mask, never None: with two kinds of arguments the block would be compiled twice.
-        if document_ids is None:
-            document_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-        return self.mask_of_documents(x, document_ids)
-
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        """What `attend` takes, from document_ids [B, T]."""
-        return document_mask(document_ids)
+        return document_mask(every_document(x, document_ids))
 
     def block(
         self, block: HasCompute, x: torch.Tensor, layout: Layout, past_key_values: Cache | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self._compiled_block(block, x, layout, past_key_values)
 
-    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    def launched_together(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         if not self.on_gpu:
             return function(*arguments)
         if function not in self._compiled_small:
@@ -160,11 +156,21 @@ class CompiledBackend(Backend):
         return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
 
 
+def every_document(x: torch.Tensor, document_ids: torch.Tensor | None) -> torch.Tensor:
+    """document_ids [B, T] of embeddings x [B, T, H]; None: a document a row.
+
+    Compiled blocks always get a mask, never None: with two kinds of arguments they would be compiled twice.
+    """
+    if document_ids is None:
+        return torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+    return document_ids
+
+
 class CompiledCPUBackend(CompiledBackend):
     """With attention in blocks of queries, which has no dropout."""
 
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return additive_mask(document_mask(document_ids), compute_dtype(x))
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        return additive_mask(super().mask(x, document_ids), compute_dtype(x))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return block_attention(q, k, v, mask)
@@ -173,10 +179,14 @@ class CompiledCPUBackend(CompiledBackend):
 class CompiledFlexBackend(CompiledBackend):
     """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
 
-    tile: int | None = None
+    def __init__(
+        self, block_class: type[HasCompute], shape: tuple[int, int] | None, tile: int | None, notice: str = ""
+    ) -> None:
+        super().__init__(block_class, shape, on_gpu=True, notice=notice)
+        self.tile = tile
 
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return flex_mask(document_ids)
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        return flex_mask(every_document(x, document_ids))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return flex_attend(q, k, v, mask, self.tile)
@@ -195,21 +205,18 @@ def compiled_backend(
     """
     if device.type == "cpu" and not config.dropout:
         return CompiledCPUBackend(block_class, shape)
-    backend = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+    on_gpu = device.type == "cuda"
     if config.dropout:
-        backend.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
-    if config.dropout or device.type != "cuda":
-        return backend
+        notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+        return CompiledBackend(block_class, shape, on_gpu, notice)
+    if not on_gpu:
+        return CompiledBackend(block_class, shape)
     try:
         tile, reason = working_tile(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
     except RuntimeError as error:
-        backend.notice = (
-            f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
-        )
-        return backend
-    flex = CompiledFlexBackend(block_class, shape, on_gpu=True)
-    flex.tile = tile
-    flex.notice = "attention: FlexAttention, which skips the blocks of other documents"
+        notice = f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
+        return CompiledBackend(block_class, shape, on_gpu, notice)
+    notice = "attention: FlexAttention, which skips the blocks of other documents"
     if tile is not None:
-        flex.notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
-    return flex
+        notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
+    return CompiledFlexBackend(block_class, shape, tile, notice)

@@ -139,6 +139,7 @@ class Attention(nn.Module):
             k, v = cache.update(k, v, self.layer_index)  # [B, G, S, D]
         dropout = self.dropout if self.training else 0.0
         y = layout.backend.attend(q, k, v, layout.mask, dropout)
+        # = o_proj(y), whose weight gradient is faster when compiled
         (y,) = projections(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
         return y
 
@@ -162,6 +163,7 @@ class Block(GradientCheckpointingLayer):
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`compute`, by way of the backend: the plain one calls it, a compiled one has a compiled form of it."""
+        # plain: self.compute(x, layout, past_key_values)
         return layout.backend.block(self, x, layout, past_key_values)
 
     def compute(
@@ -204,14 +206,14 @@ class MiniMindModel(nn.Module):
         None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
-        cos, sin = backend.small(rope_tables, self.config, position_ids)
+        cos, sin = backend.launched_together(rope_tables, self.config, position_ids)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
-        return backend.small(self.norm, x), aux_loss
+        return backend.launched_together(self.norm, x), aux_loss
 
 
 @dataclass

@@ -127,8 +127,7 @@ def test_the_flex_backend_gives_the_plain_losses(tile, monkeypatch):
     """Losses at 1e-5, without gradients: FlexAttention has none on a CPU."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     model, batch = tiny(), batches()[0]
-    backend = CompiledFlexBackend(Block)
-    backend.tile = tile
+    backend = CompiledFlexBackend(Block, None, tile)
     with torch.no_grad():
         plain = model.training_losses(*batch)
         monkeypatch.setattr(model, "_backend", lambda x: backend)
