@@ -162,9 +162,8 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`compute`, by way of the backend: the plain one calls it, a compiled one has a compiled form of it."""
-        # plain: self.compute(x, layout, past_key_values)
-        return layout.backend.block(self, x, layout, past_key_values)
+        """`compute`, or its compiled form where the backend has one."""
+        return layout.backend.run(Block.compute, self, x, layout, past_key_values)
 
     def compute(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
@@ -206,14 +205,14 @@ class MiniMindModel(nn.Module):
         None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
-        cos, sin = backend.launched_together(rope_tables, self.config, position_ids)
+        cos, sin = backend.run(rope_tables, self.config, position_ids, is_cheap=True)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
-        return backend.launched_together(self.norm, x), aux_loss
+        return backend.run(self.norm, x, is_cheap=True), aux_loss
 
 
 @dataclass
@@ -305,7 +304,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
         dtype: of the matrix products. Returns a line on the choice of attention, "" where there is none to be made.
         """
-        self.compiled_backend = compiled_backend(Block, self.config, self.lm_head.weight.device, shape, dtype)
+        self.compiled_backend = compiled_backend(self.config, self.lm_head.weight.device, shape, dtype)
         return self.compiled_backend.notice
 
     def _backend(self, x: torch.Tensor) -> Backend:
