@@ -29,7 +29,6 @@ from transformers.utils import can_return_tuple
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
 from model.feed_forward import FeedForward
-from model.loss import IGNORE
 from model.moe import MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
@@ -393,8 +392,12 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, positions])
+        loss = None
+        if labels is not None:
+            # transformers' own
+            loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
         return MiniMindOutput(
-            loss=None if labels is None else next_token_loss(logits, labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=past_key_values if use_cache else None,
             aux_loss=aux_loss,
@@ -429,19 +432,6 @@ def visible_keys(
         # A padded query sees itself: softmax over a row without any key could give NaN.
         mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
     return mask.unsqueeze(1)
-
-
-def next_token_loss(
-    logits: torch.Tensor, labels: torch.Tensor, num_items: int | torch.Tensor | None = None
-) -> torch.Tensor:
-    """logits [B, T, V], labels [B, T] -> cross-entropy of each position's logits and the next position's label, 0-d fp32.
-
-    Labels of -100 do not count. num_items: what the sum is divided by, None: the number of labels that count.
-    """
-    targets = labels[:, 1:].reshape(-1)
-    predictions = logits[:, :-1].flatten(0, 1).float()
-    count = (targets != IGNORE).sum().clamp(min=1) if num_items is None else num_items
-    return F.cross_entropy(predictions, targets, ignore_index=IGNORE, reduction="sum") / count
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
