@@ -121,7 +121,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(D, config)
             self.k_norm = RMSNorm(D, config)
 
-    def forward(self, x: torch.Tensor, layout: Layout, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None) -> torch.Tensor:
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
         # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
@@ -134,8 +134,8 @@ class Attention(nn.Module):
             k = self.k_norm(k)
         q = rotate(q.transpose(1, 2), layout.cos, layout.sin)  # [B, N, T, D]
         k = rotate(k.transpose(1, 2), layout.cos, layout.sin)  # [B, G, T, D]
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_index)  # [B, G, S, D]
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_index)  # [B, G, S, D]
         dropout = self.dropout if self.training else 0.0
         y = layout.backend.attend(q, k, v, layout.mask, dropout)
         # = o_proj(y), whose weight gradient is faster when compiled
@@ -212,6 +212,27 @@ class MiniMindModel(nn.Module):
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
         return backend.run(self.norm, x, is_cheap=True), aux_loss
+
+
+def visible_keys(
+    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
+
+    Query i stands at position past + i and sees the keys up to there.
+    """
+    if padding is None and isinstance(past, int) and past == 0 and S == T:
+        return None
+    keys = torch.arange(S, device=device)
+    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
+    mask = (keys <= queries).unsqueeze(0)
+    if padding is not None:
+        # A mask of the text so far is shorter than a cache of fixed size.
+        missing = S - min(S, padding.shape[1])
+        is_text = F.pad(padding[:, :S].bool(), (0, missing))
+        # A padded query sees itself: softmax over a row without any key could give NaN.
+        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
+    return mask.unsqueeze(1)
 
 
 @dataclass
@@ -411,27 +432,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "
                 "shorten the input or raise that config field"
             )
-
-
-def visible_keys(
-    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
-) -> torch.Tensor | None:
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
-
-    Query i stands at position past + i and sees the keys up to there.
-    """
-    if padding is None and isinstance(past, int) and past == 0 and S == T:
-        return None
-    keys = torch.arange(S, device=device)
-    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
-    mask = (keys <= queries).unsqueeze(0)
-    if padding is not None:
-        # A mask of the text so far is shorter than a cache of fixed size.
-        missing = S - min(S, padding.shape[1])
-        is_text = F.pad(padding[:, :S].bool(), (0, missing))
-        # A padded query sees itself: softmax over a row without any key could give NaN.
-        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
-    return mask.unsqueeze(1)
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)
