@@ -11,10 +11,9 @@ other processes disturb them less.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -36,6 +35,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.corpora import corpus_files, texts_of
 from common.flags import Parser, positive
+from common.paths import ROOT
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
