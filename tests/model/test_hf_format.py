@@ -200,14 +200,6 @@ def test_a_file_that_is_no_safetensors(folders, content):
     assert "\n" not in str(refused.value)
 
 
-def test_a_part_that_is_not_there_is_missed(folders):
-    folder = folders("llama", max_shard_size="20KB")
-    parts = sorted(folder.glob("model-*-of-*.safetensors"))
-    parts[-1].unlink()
-    with pytest.raises(ValueError, match="not the weights of this config"):
-        load(folder)
-
-
 @pytest.mark.parametrize("content", [None, "", "3", "[" * 100_000, "{}" + " " * (1 << 20)])
 def test_a_config_that_is_none(tmp_path, content):
     if content is not None:
