@@ -27,7 +27,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from dataset.loader import Loadable, MakesBatches
+from dataset.loader import BatchT, MakesBatches, RecipeT
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
@@ -51,10 +51,6 @@ class HasTargets(Protocol):
         """The tokens that are trained."""
 
 
-# What a job's classes hand on to each other: what is sent to the process that makes a batch, the batch that is made of
-# it, and what the update holds that the batch belongs to.
-RecipeT = TypeVar("RecipeT")
-BatchT = TypeVar("BatchT", bound=Loadable)
 TotalsT = TypeVar("TotalsT", bound=HasTargets)
 RecipeT_co = TypeVar("RecipeT_co", covariant=True)
 TotalsT_co = TypeVar("TotalsT_co", bound=HasTargets, covariant=True)

@@ -17,17 +17,15 @@ from typing import Any, Generic, NamedTuple
 
 from common.errors import SaidByAnotherRank
 from common.wording import counted
-from dataset.loader import Loader, LoaderError, UpdateSchedule
+from dataset.loader import BatchT, Loader, LoaderError, RecipeT, UpdateSchedule, to_device
 from trainer.engine import LOADER_FAILED, Outcome, UpdateId
 from trainer.job import (
     SHORT_RUN_FLOPS,
     UNLIMITED,
-    BatchT,
     Job,
     JobPlan,
     Outlook,
     Progress,
-    RecipeT,
     Surroundings,
     TotalsT,
     Update,
@@ -249,12 +247,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             for place, batch in enumerate(batches):
                 is_last = place == len(batches) - 1
                 if batch is not None:
-                    self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
+                    self.engine.micro_batch(to_device(batch, self.device), update.totals, last=is_last)
                 elif self.engine.shards is not None:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
                     recipe = epoch.plan.recipe(range(first_row, first_row + 1))
-                    filler = self.job.assembler[recipe].to(self.device)
+                    filler = to_device(self.job.assembler[recipe], self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
                 if not is_last:

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from common.errors import UserError, user_errors
 from common.wording import counted
-from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
+from dataset.loader import BatchT, RecipeT
+from trainer.job import Job, Progress, RunSettings, TotalsT
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
 from trainer.machine.ranks import compare_with_main, end_all, on_main
