@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,12 +32,8 @@ UPDATES_AHEAD = 2
 # batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
 BATCHES_AHEAD = 4
 
-# What is sent to the process that makes a batch, and the batch: a NamedTuple of tensors and numbers. That its constructor
-# takes its own parts is more than a type can say: hence the Any.
-RecipeT = TypeVar("RecipeT")
+# A NamedTuple of tensors and numbers. That its constructor takes its own parts is more than a type can say: hence the Any.
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
-RecipeT_contra = TypeVar("RecipeT_contra", contravariant=True)
-BatchT_co = TypeVar("BatchT_co", bound=tuple[Any, ...], covariant=True)
 
 
 def with_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
@@ -213,10 +209,10 @@ class UpdateSchedule(NamedTuple):
 # ------------------------------------------------------------------------------------------ the processes
 
 
-class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
-    """An assembler: makes the batch of a recipe. It is pickled to each loader process where these are not forked."""
+class MakesBatches(Protocol):
+    """An assembler: makes the batch, a NamedTuple, of a recipe. It is pickled to each loader process where these are not forked."""
 
-    def __getitem__(self, recipe: RecipeT_contra, /) -> BatchT_co: ...
+    def __getitem__(self, recipe: Any, /) -> Any: ...
 
 
 class LoaderError(RuntimeError):
@@ -231,17 +227,17 @@ class LoaderError(RuntimeError):
         return str(self.args[0])
 
 
-class _Batches(Generic[RecipeT, BatchT]):
+class _Batches:
     """The data set of DataLoader: a recipe in the place of an index. What goes wrong comes in the place of the batch.
 
     The batch has numpy arrays in the place of its tensors: these go through a pipe, where tensors would go through shared
     memory, of which some machines have little.
     """
 
-    def __init__(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
+    def __init__(self, assembler: MakesBatches) -> None:
         self.assembler = assembler
 
-    def __getitem__(self, recipe: RecipeT) -> BatchT | LoaderError:
+    def __getitem__(self, recipe: Any) -> Any:
         try:
             return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
         except MemoryError as error:
@@ -258,7 +254,7 @@ class _Batches(Generic[RecipeT, BatchT]):
             )
 
 
-class Loader(Generic[RecipeT, BatchT]):
+class Loader:
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
     assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
@@ -268,7 +264,7 @@ class Loader(Generic[RecipeT, BatchT]):
 
     def __init__(
         self,
-        assembler: MakesBatches[RecipeT, BatchT],
+        assembler: MakesBatches,
         rank: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -279,19 +275,17 @@ class Loader(Generic[RecipeT, BatchT]):
         self.pin_memory = pin_memory
         # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._recipes: Iterable[RecipeT] = ()
+        self._recipes: Iterable[Any] = ()
         self._processes: DataLoader[Any] | None = None
         self._workers: list[multiprocessing.process.BaseProcess] = []
         # Whether this process waits for a batch.
         self._waits = False
 
-    def __iter__(self) -> Iterator[RecipeT]:
+    def __iter__(self) -> Iterator[Any]:
         """For DataLoader, whose sampler this is."""
         return iter(self._recipes)
 
-    def updates(
-        self, recipe: Callable[[range], RecipeT], schedule: UpdateSchedule
-    ) -> Iterator[tuple[int, list[BatchT | None]]]:
+    def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
         recipe: of a plan.
 
@@ -314,7 +308,7 @@ class Loader(Generic[RecipeT, BatchT]):
             answers = map(self.batches.__getitem__, recipes)
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
-        ready: deque[tuple[int, list[BatchT | None]]] = deque()
+        ready: deque[tuple[int, list[Any]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
                 update = next(numbers, None)
@@ -332,14 +326,14 @@ class Loader(Generic[RecipeT, BatchT]):
         if self.failure is not None:
             raise self.failure
 
-    def _batch(self, answer: BatchT | LoaderError) -> BatchT:
+    def _batch(self, answer: Any) -> Any:
         """With its tensors, as it was made. Errors: LoaderError."""
         if isinstance(answer, LoaderError):
             raise answer
         batch = type(answer)(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in answer))
         return with_tensors(batch, torch.Tensor.pin_memory) if self.pin_memory else batch
 
-    def _from_processes(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT | LoaderError]:
+    def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The answers of the processes, which are started for the first ones. Errors: LoaderError where one is gone."""
         self._recipes = recipes
         try:

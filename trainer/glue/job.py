@@ -23,7 +23,6 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
-from dataset.store.format import Ints
 from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
@@ -71,7 +70,7 @@ class Data(NamedTuple):
     test: dict[str, GlueAssembler]
 
 
-class GlueJob(Job[Ints, Batch, Totals]):
+class GlueJob(Job):
     """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
 
     settings: GlueSettings
