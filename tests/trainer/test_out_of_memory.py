@@ -122,12 +122,7 @@ def test_pretraining_ends_with_a_line_wherever_memory_runs_out(stage, kind, data
     if stage == "model":
         assert "try a smaller --batch_size, --max_seq_len or model" in said
         return
-    assert "--batch_size 1 --accumulation_steps 4" in said
-    if stage == "samples":
-        # The last ones need a second model: what was trained is saved before.
-        assert "is intact, and --from_resume 1 goes on from there" in said
-    else:
-        assert "no checkpoint was saved yet" in said
+    assert "--batch_size 1 --accumulation_steps 4" in said and "no checkpoint was saved yet" in said
 
 
 # -------------------------------------------------------------------------------------------- a real limit
