@@ -164,12 +164,14 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
 
 @dataclass(frozen=True)
 class Machine:
-    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together."""
+    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together. memory: bytes that a rank may take;
+    None: not known."""
 
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
     product_rate: float
+    memory: float | None = None
 
 
 class Cut(NamedTuple):
@@ -194,10 +196,10 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 
 
 class RunCosts:
-    """The Costs of a run with these settings, on this data and machine.
+    """What runs with these settings cost on this data and machine, and what they may cost.
 
-    seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be. eval_interval: that the user
-    has said; None: it is free.
+    seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
+    accumulation_steps, eval_interval: that the user has said; None: free. compiled: whether the run will be.
     """
 
     def __init__(
@@ -209,15 +211,20 @@ class RunCosts:
         self.machine = machine
         self.optimizer = optimizer
         self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.seconds_left = self.seconds
+        self.tokens = settings.budget_tokens
+        self.flops = settings.budget_flops
+        self.batch_size = settings.batch_size if "batch_size" in given else None
+        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
         self.eval_interval = settings.eval_interval if "eval_interval" in given else None
         self.prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
         # {(width, layers): how long an update took, relative to the estimate}, of the sizes that were measured
         self.corrections: dict[tuple[int, int], float] = {}
-        # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
+        # {width: the updates with which it was measured last}: all blocks of a width are alike, so what was compiled for one
         # number of layers serves the others.
-        self.compiled_for: set[tuple[int, int]] = set()
+        self.measured_cuts: dict[int, Cut] = {}
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
@@ -271,7 +278,8 @@ class RunCosts:
         """Seconds of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
-            is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
+            measured = self.measured_cuts.get(config.hidden_size)
+            is_known = measured is not None and measured.batch_size == cut.batch_size
             seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
         evaluations = 1 + self.evaluations(config, cut, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
@@ -329,7 +337,7 @@ class RunCosts:
             ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
-        self.compiled_for.add((config.hidden_size, cut.batch_size))
+        self.measured_cuts[config.hidden_size] = cut
         # Another program may have disturbed the measurement. The clock of the run mends the rest.
         most = MOST_CORRECTION[self.machine.device.type]
         factor = measured / self.estimated_seconds(config, cut.rows)
