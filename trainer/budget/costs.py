@@ -7,7 +7,7 @@ behaves otherwise is found out by timing some sizes (`measure`), which corrects 
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -18,17 +18,16 @@ from dataset.corpus import EVAL_ROWS, split_by_hash
 from dataset.loader import Batch
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
-from model.config import MiniMindConfig
+from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
-from trainer.engine import Engine
+from trainer.engine import make_engine
 from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
-from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -247,18 +246,13 @@ class RunCosts:
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
-            queries = config.num_attention_heads * config.head_dim
-            keys = config.num_key_value_heads * config.head_dim
-            inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
-            mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
-            # Orthogonalising a matrix takes 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side. A router is not orthogonalised.
-            flops = 0.0
-            for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
-                m, n = sorted(shape)
-                flops += count * (4 * m * m * n + 2 * m**3)
+            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 m for each weight, in a block whose
+            # matrices are square or three times as long.
+            matrices = parameter_count(config) - config.vocab_size * H
+            flops = NEWTON_SCHULZ_STEPS * 5 * H * matrices
             # The processes of one command share it; of a launcher's ranks each does all of it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
-            work += config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops / MUON_SHARE * times
+            work += flops / MUON_SHARE * times
         return work / self.machine.product_rate
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
@@ -359,19 +353,20 @@ class RunCosts:
         zeros = torch.zeros(rows, T, dtype=torch.long)
         positions = torch.arange(T).expand(rows, T).contiguous()
         batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows).to(device)
-        model = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+        model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
         without_graphs = why_without_graphs(device, ranks, dtype, recomputes, config.dropout)
-        engine = Engine(
+        engine = make_engine(
             model,
-            build_optimizer(model, 1e-6, kind=self.optimizer, muon_lr=1e-6, ranks=ranks),
             partial(pretrain_loss, model),
-            device=device,
+            replace(self.settings, optimizer=self.optimizer),
+            n_sums=n_sums(config),
+            identity={},
+            cuda_graphs=None if without_graphs else True,
             dtype=dtype,
             ranks=ranks,
-            n_sums=n_sums(config),
-            cuda_graphs=None if without_graphs else True,
+            device=device,
         )
         # Also where nothing is compiled: it prepares the device for plain code as the run does.
         choice = "1" if self.compiled else "0"

@@ -156,12 +156,8 @@ def plan_lines(
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
     error = loss_error(plan, costs, chosen, given)
-    is_known = error is not None and not laws.is_repeated_too_often(plan.passes)
-    if error is None:
-        loss = "not known for such a run"
-    elif not is_known:
-        loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
-    else:
+    loss = "not known for such a run"
+    if error is not None:
         bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
     left = plan.other_seconds + plan.seconds
@@ -179,8 +175,6 @@ def plan_lines(
     if costs.seconds is not None:
         pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
         rows["ends at"] = time.strftime(pattern, time.localtime(time.time() + left))
-    if is_known and beyond_measurement(plan):
-        rows["note"] = "such a size or length was not measured: the expected loss is a guess by the same formula"
     width = max(map(len, rows))
     lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]
 
@@ -210,22 +204,18 @@ def plan_lines(
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Collection[str]) -> float | None:
     """The relative range of the expected loss; None: nothing is known of it. given: names of the settings that the user has said."""
-    if chosen.from_weight != "none" or chosen.use_moe:
+    if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
+    smallest, largest = laws.MEASURED_PARAMETERS
+    fewest, most = laws.MEASURED_TOKENS
+    is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
     is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(given)
-    if is_such_text and is_such_vocabulary and is_as_planned and not beyond_measurement(plan):
+    if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
-
-
-def beyond_measurement(plan: Plan) -> bool:
-    """Whether the law of the loss was not measured for such a size, or not for so many tokens."""
-    smallest, largest = laws.MEASURED_PARAMETERS
-    fewest, most = laws.MEASURED_TOKENS
-    return not (smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most)
 
 
 def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
@@ -292,7 +282,7 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
 
 
 def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
-    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError for another budget."""
+    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError where all have other budgets."""
     plans = kept_plans(settings, given)
     for path, before in plans:
         if budget_flag(before) == budget_flag(settings):
@@ -300,7 +290,8 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path,
     if plans:
         path, before = plans[0]
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same, or start without --from_resume"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same to go on with it; start without "
+            "--from_resume; or go on with an unplanned run by its --hidden_size and --max_updates"
         )
     return None
 
@@ -322,8 +313,4 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
         if said_ends(settings, given):
             return
         given = {*given, "hidden_size", "use_moe"}
-    for path, before in kept_plans(settings, given):
-        raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say the "
-            "--hidden_size and --max_updates of this one"
-        )
+    kept_plan(settings, given)

@@ -146,17 +146,16 @@ def with_faster_dtype(
     if settings.budget is None or "dtype" in given:
         return settings
     dtype, _ = pick_dtype(settings.dtype, surroundings.device)
-    own = worthwhile_gain_of_float32(surroundings.device, dtype)
-
-    def decide() -> bool:
-        if own is not None:
-            announce(
-                f"planning: this CPU multiplies float32 {own:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
-            )
-        return own is not None
-
+    own_gain = worthwhile_gain_of_float32(surroundings.device, dtype)
     # All ranks must compute in one precision.
-    return dataclasses.replace(settings, dtype="float32") if on_main(surroundings.ranks, decide) else settings
+    gain = on_main(surroundings.ranks, lambda: own_gain)
+    if gain is None:
+        return settings
+    line = (
+        f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+    )
+    on_main(surroundings.ranks, partial(announce, line))
+    return dataclasses.replace(settings, dtype="float32")
 
 
 def with_row_length(settings: PretrainSettings, given: Collection[str], machine: Machine) -> PretrainSettings:

@@ -1,17 +1,11 @@
 """What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
 
-import gzip
-import lzma
 import math
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.quality.leaks import leak_notices
-from dataset.store.format import Documents, Ints
 from dataset.tokenizing.tokenizer_files import note_on_spelt_tokens
 from trainer.advice import Forecast, NextCommand, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
@@ -100,9 +94,6 @@ def pretraining_outlook(
     elif ranks.is_main:
         # To count the bytes of a large corpus takes a while.
         bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
-        if corpus.val_store is not None:
-            assert corpus.val_documents is not None
-            data_fields["compressors"] = compressed(corpus.val_store, corpus.val_documents, tokenizer)
 
     # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
@@ -151,18 +142,3 @@ def next_commands(stem: Path, tokenizer_path: str | None, answers: bool) -> list
         return [next_command("chat", generate, *weight, "--chat"), play, export]
     measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt")
     return [next_command("continue texts, chat", generate, *weight), play, measure, export]
-
-
-# bytes of text that are compressed at most, which takes a second
-SAMPLE_BYTES = 1 << 20
-
-
-def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, float]:
-    """{compressor: bits per byte}. documents: their numbers; of a long text every n-th is taken."""
-    chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
-    begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
-    # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
-    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    raw = laws.text_of(store, places, tokenizer)
-    packed = {"gzip": gzip.compress(raw, 9, mtime=0), "xz": lzma.compress(raw, preset=6)}
-    return {name: 8 * len(short) / len(raw) for name, short in packed.items()} if raw.strip() else {}

@@ -26,15 +26,18 @@ def data_of(tokens_of_pass=2e7, **changes):
     return Data(tokens_of_pass=tokens_of_pass, **{**usual, **changes})
 
 
+ALONE = Ranks()
+
+
 class SimulatedCosts:
     """So many FLOP/s, and a memory need that grows with the model and its micro-batch. The budget: ten minutes, or another one."""
 
     optimizer = "muon"
 
     def __init__(
-        self, rate=1e11, ranks=Ranks(), memory=None, seconds=600.0, tokens=None, flops=None,
+        self, rate=1e11, ranks=ALONE, memory=None, seconds=600.0, tokens=None, flops=None,
         batch_size=None, accumulation_steps=None, **data,
-    ):  # fmt: skip  # noqa: B008 - Ranks are never changed
+    ):  # fmt: skip
         self.machine = Machine(torch.device("cpu"), torch.float32, ranks, rate, memory)
         self.data = data_of(**data)
         self.seconds_left, self.tokens, self.flops = seconds, tokens, flops

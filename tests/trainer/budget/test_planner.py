@@ -150,7 +150,7 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
     for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
         with pytest.raises(
-            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
+            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: give"
         ):
             train_pretrain.main([*without_budget, *said])
     # A plan holds documents out, and what is held out is not trained.
