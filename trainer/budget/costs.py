@@ -50,9 +50,6 @@ MUON_SHARE = 0.7
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
-# No machine is further away from the estimate than this. Small updates of a GPU wait for its launches, of which the estimate knows
-# nothing.
-MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -118,7 +115,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
     corpus = open_corpus(settings, encoder, ranks, kind)
-    plan = corpus.plan(0)
+    epoch = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
     # What the user holds out is not in the plan of the corpus.
     held_out_now = 0.0
@@ -139,21 +136,21 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
             held_out_now = 0.0
     val_fraction = held_out_now or settings.val_fraction
     trained_part = 1 - held_out_now
-    tokens_of_pass = trained_part * plan.n_pairs
+    tokens_of_pass = trained_part * epoch.n_pairs
     validation = corpus.validation()
-    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * plan.T)) if validation is None else len(validation)
+    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
     return Data(
         vocab_size=encoder.vocab_size,
         tokens_of_pass=tokens_of_pass,
-        T=plan.T,
-        fill=plan.fill,
-        length=mean_context(plan),
+        T=epoch.T,
+        fill=epoch.fill,
+        length=mean_context(epoch),
         bytes_per_token=bytes_per_token,
-        evaluated=batches * EVAL_ROWS * plan.T,
+        evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
         parts=tuple(
-            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, plan.n_pairs)
+            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
         ),
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
@@ -197,15 +194,16 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 class RunCosts:
     """What runs with these settings cost on this data and machine, and what they may cost.
 
-    seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
+    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
     accumulation_steps, eval_interval: that the user has said; None: free. compiled: whether the run will be.
     """
 
     def __init__(
         self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
     ) -> None:
-        """A collective: all ranks must call it. given: names of the settings that the user has said."""
+        """A collective: all ranks must call it."""
         self.settings = settings
+        self.given = given
         self.data = data
         self.machine = machine
         self.optimizer = optimizer
@@ -332,10 +330,8 @@ class RunCosts:
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
         self.measured_cuts[config.hidden_size] = cut
-        # Another program may have disturbed the measurement. The clock of the run mends the rest.
-        most = MOST_CORRECTION[self.machine.device.type]
-        factor = measured / self.estimated_seconds(config, cut.rows)
-        self.corrections[config.hidden_size, config.num_hidden_layers] = min(max(factor, 1 / most), most)
+        size = (config.hidden_size, config.num_hidden_layers)
+        self.corrections[size] = measured / self.estimated_seconds(config, cut.rows)
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.

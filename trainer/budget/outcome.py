@@ -51,8 +51,8 @@ NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_t
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
 
-def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict[str, Any]:
-    """What the plan says of the settings that the user has left open. given: names of the others."""
+def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
+    """What the plan says of the settings that the user has left open."""
     config = plan.config
     steps = plan.cut.accumulation_steps
     micro_batches = plan.updates * steps
@@ -93,13 +93,13 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
         # Who names a rate means it for all that AdamW trains.
-        if "learning_rate" not in given:
+        if "learning_rate" not in costs.given:
             chosen["embed_lr"] = laws.EMBED_RATE
         decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
-    return {name: value for name, value in chosen.items() if name not in given}
+    return {name: value for name, value in chosen.items() if name not in costs.given}
 
 
 # ------------------------------------------------------------------------------------------- what is said of a plan
@@ -129,17 +129,9 @@ def shape_text(plan: Plan) -> str:
     return f"{quantity(plan.parameters)} parameters, {layers} of width {plan.config.hidden_size}"
 
 
-def plan_lines(
-    plan: Plan,
-    costs: RunCosts,
-    chosen: PretrainSettings,
-    given: Collection[str],
-    decided: Collection[str],
-) -> list[str]:
-    """The plan for a person, and the command that repeats it.
-
-    chosen: the settings with the plan. given: names of those that the user has said; decided: of those that the plan has said.
-    """
+def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
+    """The plan for a person, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
+    has said."""
     T, cut = costs.data.T, plan.cut
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
@@ -155,7 +147,7 @@ def plan_lines(
             f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
-    error = loss_error(plan, costs, chosen, given)
+    error = loss_error(plan, costs, chosen)
     loss = "not known for such a run"
     if error is not None:
         bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
@@ -193,17 +185,17 @@ def plan_lines(
                 f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
                 f"often: give it a share of at most {laws.MOST_PASSES * part.different / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
-    if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(given):
+    if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
             f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of "
             "its own with --val_path, or a share with --val_fraction"
         )
-    command = explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)
+    command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)
     return [*lines, "the same by flags:", f"  {command}"]
 
 
-def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Collection[str]) -> float | None:
-    """The relative range of the expected loss; None: nothing is known of it. given: names of the settings that the user has said."""
+def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
+    """The relative range of the expected loss; None: nothing is known of it."""
     if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
     smallest, largest = laws.MEASURED_PARAMETERS
@@ -211,7 +203,7 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Col
     is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(given)
+    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(costs.given)
     if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL

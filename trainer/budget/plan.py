@@ -63,14 +63,14 @@ def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     if not plans:
         raise UserError(what_is_too_little(sizes, costs))
     # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
-    # heart. Where all are larger, since the user has said a width, it is the smallest one.
-    suitable = deep_as_their_tokens_want(plans)
-    suitable = no_larger(suitable, laws.PARAMETERS_OF_A_TOKEN * costs.data.different) or smallest(suitable)
+    # heart. Nor does anything else limit a budget of tokens: by loss alone the largest model would win, and would train for weeks.
+    most = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
     if costs.tokens is not None:
-        # Models that so many tokens train well. Nothing else limits a budget of tokens: by loss alone the largest model would win,
-        # and would train for weeks. A width that the user has said may leave only models with fewer layers, or none.
-        most = costs.tokens / laws.TOKENS_OF_A_PARAMETER
-        suitable = no_larger(suitable, most) or deep_as_their_tokens_want(no_larger(plans, most)) or smallest(plans)
+        most = min(most, costs.tokens / laws.TOKENS_OF_A_PARAMETER)
+    small_enough = [plan for plan in plans if plan.parameters <= most]
+    suitable = [plan for plan in deep_as_their_tokens_want(plans) if plan.parameters <= most]
+    # A width that the user has said may leave only models with fewer layers, or none.
+    suitable = suitable or deep_as_their_tokens_want(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
     return min(suitable, key=lambda plan: plan.loss)
 
 
@@ -112,14 +112,6 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
         width = plan.config.hidden_size
         least_of_width[width] = min(off(plan), least_of_width.get(width, math.inf))
     return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
-
-
-def no_larger(plans: Sequence[Plan], parameters: float) -> list[Plan]:
-    return [plan for plan in plans if plan.parameters <= parameters]
-
-
-def smallest(plans: Sequence[Plan]) -> list[Plan]:
-    return [min(plans, key=lambda plan: plan.parameters)]
 
 
 def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:

@@ -107,11 +107,11 @@ def plan_run(
             "--mixture file, where there is one now), or give a smaller budget"
         )
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
-    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs, given))
+    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
     chosen = dataclasses.replace(settings, **chosen_by_main)
 
     def tell() -> None:
-        for line in plan_lines(plan, costs, chosen, given, set(chosen_by_main)):
+        for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
             announce(line)
 
     on_main(ranks, tell)

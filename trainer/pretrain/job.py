@@ -76,8 +76,8 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
             self.first_model = open_model(given, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
-            # Still with --batch_size auto, of which the advice on flags speaks
-            self.asked = asked = self.first_model.settings
+            # Still with --batch_size auto
+            asked = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
@@ -172,7 +172,6 @@ class PretrainJob(Job[Recipe, Batch, Totals]):
     def outlook(self, progress: Progress) -> Outlook:
         outlook = pretraining_outlook(
             self.settings,
-            self.asked,
             self.first_model,
             self.corpus,
             # Of a run that is one plan all is said, wherever it stands.

@@ -20,7 +20,6 @@ from trainer.updates import rows_of_update, schedule_of
 
 def pretraining_outlook(
     settings: PretrainSettings,
-    asked: PretrainSettings,
     first_model: FirstModel,
     corpus: Corpus,
     *,
@@ -30,9 +29,9 @@ def pretraining_outlook(
     ranks: Ranks,
     answers: bool,
 ) -> Outlook:
-    """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
-    next, of so many epochs. answers: the run trains the answers of conversations.
-    """
+    """settings: of the run; those of first_model may have --batch_size auto. epoch: that comes next, of so many epochs. answers: the
+    run trains the answers of conversations."""
+    asked = first_model.settings
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
@@ -122,19 +121,17 @@ def pretraining_outlook(
         flops=flops,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
-        next_commands=next_commands(
-            settings.stem(config.hidden_size, config.use_moe), settings.tokenizer_path, answers
-        ),
+        next_commands=next_commands(settings, settings.stem(config.hidden_size, config.use_moe), answers),
         forecast=forecast,
     )
 
 
-def next_commands(stem: Path, tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
+def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[NextCommand]:
     """What a user may want to do with the finished run. stem: of its files. answers: see pretraining_outlook."""
     weight = ["--weight", f"{stem}.pth"]
     # The scripts take the repository's own tokenizer unless they are given another.
-    if tokenizer_path != DEFAULT_TOKENIZER:
-        weight += ["--tokenizer_path", str(tokenizer_path)]
+    if settings.tokenizer_path != DEFAULT_TOKENIZER:
+        weight += ["--tokenizer_path", str(settings.tokenizer_path)]
     generate, evaluate = "scripts/generate.py", "scripts/evaluate.py"
     play = next_command("the same on a page in your browser", "scripts/play.py", *weight)
     export = next_command("export to Hugging Face", "scripts/export_hf.py", *weight, "--out_dir", f"{stem}_hf")
