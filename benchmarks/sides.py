@@ -38,6 +38,8 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
+# `args.side`: what bench.py calls them
+SIDES = ("plain", "hf", "hf-compiled", "ours")
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 # Updates: more than any run makes.
 ENDLESS = 10**6

@@ -115,8 +115,6 @@ class Corpus:
         self.pack = pack
         self.long_documents = long_documents
         self.val_fraction = val_fraction
-        # Tokens that a document begins and ends with, and that are none of its text.
-        self.added = (int(encoder.bos_id is not None), int(encoder.eos_id is not None))
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         self.notices += [line for line in map(notice_of, stores) if line]
@@ -125,8 +123,6 @@ class Corpus:
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
-        # bool [documents of val_store]: those that are trained too, to the letter; None: there are none
-        self.val_shared: np.ndarray | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
@@ -157,15 +153,13 @@ class Corpus:
 
     def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """The loss of what is trained too does not tell what the model makes of new text."""
-        is_shared = np.isin(val_store.doc_hash, self.store.doc_hash[:])
-        shared, total = int(is_shared.sum()), len(val_store)
+        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash[:]).sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
                 f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing "
                 "about new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
             )
         if shared:
-            self.val_shared = is_shared
             self.notices.append(
                 f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
                 "training data too, to the letter; the validation loss is too low by what the model remembers of them"

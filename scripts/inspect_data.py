@@ -37,7 +37,7 @@ class LookSettings(Settings):
     row: list[int] = setting(
         [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
     )
-    texts: bool = switch(True, help="look at all texts: near copies, languages, odd documents; 0: only count")
+    texts: bool = switch(True, help="look at all texts: near copies, odd documents; 0: only count")
     examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     seed: int = setting(42, check=seed, help="of the run whose rows are shown")
@@ -71,7 +71,7 @@ from dataset.chat.chat_corpus import holds_conversations
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
-from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder, language_of
+from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.reading.settings import OFF
 from dataset.store.deduplicate import open_sources, stored_texts
 from dataset.store.format import ConcatStore, Ints
@@ -182,7 +182,6 @@ class DataLook:
         self.names = [" ".join(paths) for paths in self.groups]
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))
         self.place_of: dict[int, str] = {}
-        self.languages: Counter[str] = Counter()
         # {kind: lines with examples}
         self.oddities: dict[str, list[str]] = {}
         self.odd_counts: Counter[str] = Counter()
@@ -196,7 +195,6 @@ class DataLook:
         first = files_of(paths, self.run.text_suffixes, self.run.cache_dir)[0]
         scratch = first_writable(places_of(paths[0], first, self.run.cache_dir))
         copies = near_copies(self._texts(), copies, scratch)
-        languages = [[name, f"{count:,}"] for name, count in self.languages.most_common()]
         odd = []
         examples = []
         for kind, count in self.odd_counts.most_common():
@@ -206,7 +204,6 @@ class DataLook:
             self._sources(),
             self._lengths(),
             self._copies(copies),
-            Section("Languages, roughly", ["", "documents"], languages),
             Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."]),
         ]
 
@@ -234,7 +231,6 @@ class DataLook:
                     if self.is_chat:
                         # The store has the bytes of the whole line.
                         self.text_bytes[number] = len(body.encode("utf-8", "replace"))
-                    self.languages[language_of(body)] += 1
                     for kind, at in finder.oddities_of(body, int(self.lengths[number])):
                         self.odd_counts[kind] += 1
                         examples = self.oddities.setdefault(kind, [])

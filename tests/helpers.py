@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.arguments import REFERENCE
+from benchmarks.corpora import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Golden files, public tokenizers and corpora, which the repository does not hold; docs/corpora.md tells what they are.

@@ -1,7 +1,6 @@
-"""What is odd about a document: signs that it is no text to learn from, or should be cleaned first; and its language."""
+"""What is odd about a document: signs that it is no text to learn from, or should be cleaned first."""
 
 import re
-import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -25,16 +24,6 @@ COMPRESSED_FROM = 1000
 LETTERS_SHARE = 0.3
 LETTERS_FROM = 50
 LONG_ROWS = 64
-
-# characters at the beginning of a text; more would tell little more
-LOOKED_AT = 400
-NO_LETTERS = "no letters"
-# What the names of characters in Unicode begin with. Others stand for themselves, as in "Cyrillic letters".
-NAMES = {"CJK": "Chinese", "HIRAGANA": "Japanese", "HANGUL": "Korean"}
-# the share of kana, of Han and kana together: Japanese has some of both, Chinese hardly ever kana
-SHARE_OF_KANA = 0.05
-# A character of these says as much as several letters.
-DENSE = {"CJK": 3, "HIRAGANA": 2, "HANGUL": 2}
 
 CONTROL_CHARACTERS = "control characters"
 REPEATED_LINE = "one repeated line"
@@ -86,17 +75,3 @@ class OddityFinder:
             yield FEW_LETTERS, 0
         if tokens >= self.long_from:
             yield VERY_LONG, 0
-
-
-def language_of(text: str) -> str:
-    """Chinese, Japanese, Korean, the letters that most of the text is written in, or NO_LETTERS, as far as its writing tells."""
-    counts = Counter(unicodedata.name(c, "").partition(" ")[0] for c in text[:LOOKED_AT] if c.isalpha())
-    kana = counts.pop("KATAKANA", 0) + counts.pop("HIRAGANA", 0)
-    if kana > SHARE_OF_KANA * (kana + counts["CJK"]):
-        counts["HIRAGANA"] = kana + counts.pop("CJK", 0)
-    weights = {name: count * DENSE.get(name, 1) for name, count in counts.items() if count}
-    if not weights:
-        return NO_LETTERS
-    # Of equal ones the first by name, so that nothing depends on an order of insertion.
-    most = max(sorted(weights), key=weights.__getitem__)
-    return NAMES.get(most, f"{most.capitalize()} letters")

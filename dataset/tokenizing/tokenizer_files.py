@@ -4,9 +4,7 @@ the one that a model or a text wants. Another one would train on [UNK] without a
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable
-from itertools import pairwise
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from common.errors import DataError
 from common.paths import ROOT
-from common.wording import counted
-from dataset.store.format import Column, Documents
+from dataset.store.format import Column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,10 +32,6 @@ SAMPLE = 100_000
 FEWEST = 50
 # The share of them that may be unknown.
 MOST_UNKNOWN = 0.5
-# How many documents, and tokens of each, are searched for spelt special tokens; the share of documents that tells
-SPELLING_DOCUMENTS = 200
-SPELLING_TOKENS = 2000
-SPELLING_SHARE = 0.1
 # The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
 # number of embeddings up, for speed.
 LEAST_FILLED = 0.9
@@ -170,36 +163,6 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
             f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
             "language or model, or its vocabulary is not whole"
         )
-
-
-def note_on_spelt_tokens(
-    stores: Iterable[Documents], tokenizer: "PreTrainedTokenizerBase", by_weights: bool = False
-) -> list[str]:
-    """A line for the first of the stores whose documents spell special tokens as text, as far as the beginnings show.
-
-    A few that do may speak of such tokens; where many do, their authors mean them. by_weights: the weights of --from_weight
-    have decided that they are read as text.
-    """
-    why = ", as these weights were trained: a fresh model with" if by_weights else ":"
-    special = [token for token in tokenizer.all_special_tokens if token.strip()]
-    for store in stores:
-        n_documents = min(len(store), SPELLING_DOCUMENTS)
-        found: Counter[str] = Counter()
-        n_spelling = 0
-        for begin, end in pairwise(np.asarray(store.offsets[: n_documents + 1]).tolist()):
-            ids = np.asarray(store.tokens[begin : min(end, begin + SPELLING_TOKENS)])
-            # The tokens themselves are left out: BOS, EOS.
-            text = tokenizer.decode(ids, skip_special_tokens=True)
-            spelt = [token for token in special if token in text]
-            found.update(spelt)
-            n_spelling += bool(spelt)
-        if n_spelling > SPELLING_SHARE * n_documents:
-            return [
-                f"note: {n_spelling} of the first {counted(n_documents, 'document')} spell {found.most_common(1)[0][0]} or other "
-                f"special tokens, which are read as plain text{why} --parse_special_tokens 1 "
-                "reads them as the tokens themselves"
-            ]
-    return []
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:

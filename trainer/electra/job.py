@@ -20,7 +20,7 @@ from common.paths import ROOT
 from common.settings import read_plain
 from common.wording import announce, counted
 from dataset.corpus import Corpus
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
@@ -65,7 +65,7 @@ VAL_SEED = 0
 FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 
-class ElectraJob(Job[Recipe, Batch, Totals]):
+class ElectraJob(Job):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings
@@ -260,9 +260,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return values, positions
 
     @torch.no_grad()
-    def evaluate(
-        self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
-    ) -> tuple[dict[str, float], int]:
+    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
         """({val_{figure}: value} of held-out examples, number of a stop signal that came meanwhile, or 0), the same on every world
         size."""
         plan, size = self.val_plan, self.settings.eval_batch_size
@@ -284,9 +282,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
 
     @torch.no_grad()
-    def samples(
-        self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
-    ) -> tuple[list[tuple[str, str]], int]:
+    def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
         """([(the first example of the first epoch; the same, what the generator made of it, and of each token that was masked or is
         called replaced the label and the prediction)], 0).
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from common.wording import counted
 from dataset.corpus import Corpus
-from dataset.quality.leaks import leak_notices
-from dataset.tokenizing.tokenizer_files import note_on_spelt_tokens
 from trainer.advice import Forecast, NextCommand, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Outlook
@@ -47,8 +45,6 @@ def pretraining_outlook(
     parameters = sum(p.numel() for p in model.parameters())
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.cut_off_report(plan)]
-    if ranks.is_main:
-        lines += leak_notices(corpus)
     for bad_lines in corpus.bad_lines:
         lines += bad_lines.report()
     lines += [
@@ -65,10 +61,6 @@ def pretraining_outlook(
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first.T * first.fill
     said = []
-    # The chat template writes special tokens, and a message that spells one stays text.
-    by_weights = settings.parse_special_tokens is False and settings.from_weight != "none"
-    if (settings.parse_special_tokens is None or by_weights) and ranks.is_main and not answers:
-        said += note_on_spelt_tokens(corpus.stores, tokenizer, by_weights)
     if first_model.encoder.eos_id is None:
         said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
     said += pretraining_notices(

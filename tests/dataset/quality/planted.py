@@ -1,4 +1,4 @@
-"""Texts for tests of what finds copies and leaks: unlike each other, and copies of them with small changes."""
+"""Texts for tests of what finds copies: unlike each other, and copies of them with small changes."""
 
 import random
 

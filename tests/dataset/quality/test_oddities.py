@@ -1,11 +1,11 @@
-"""Odd documents and languages. References: texts made to be odd in one way, and clean ones; texts of which the language is known."""
+"""Odd documents. References: texts made to be odd in one way, and clean ones."""
 
 import random
 
 import pytest
 
 from dataset.quality import oddities as module
-from dataset.quality.oddities import OddityFinder, language_of
+from dataset.quality.oddities import OddityFinder
 from tests.dataset.quality.planted import chinese, english
 
 FINDER = OddityFinder(["<|im_start|>", "<|im_end|>"], row_tokens=512)
@@ -46,18 +46,3 @@ def test_the_place_is_where_it_shows_and_a_long_document_is_told_by_its_tokens()
 def test_hostile_text_takes_no_longer_than_other_text(part):
     """A pattern that begins anew at each character would take hours for this."""
     list(FINDER.oddities_of(part * (4_000_000 // len(part)), 100))
-
-
-LANGUAGES = {
-    "The harbour lies in the north of the town, and most of the ships that come here are small.": "Latin letters",
-    "Linux 是由 Linus Torvalds 于一九九一年首次发布的操作系统内核，许多发行版都使用它。": "Chinese",
-    "港は町の北にあり、ここに来る船のほとんどは小さい。": "Japanese",
-    "항구는 도시의 북쪽에 있으며 이곳에 오는 배는 대부분 작다.": "Korean",
-    "Гавань находится на севере города, и большинство судов небольшие.": "Cyrillic letters",
-    "12 + 30 = 42 \ud800": "no letters",
-}
-
-
-@pytest.mark.parametrize("text, name", LANGUAGES.items())
-def test_a_sentence_of_each_language(text, name):
-    assert language_of(text) == name

@@ -163,6 +163,13 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
 
 
+def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
+    said = {**SMALL_MODEL, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw", "val_fraction": 0}
+    train(**{**said, "data_path": text, "out_dir": tmp_path, "max_updates": 2})
+    with pytest.raises(UserError, match="this run began without --budget: go on without it"):
+        planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
+
+
 def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
     """A later run of the same weight name is not taken for the planned one, and has a plan of its own."""
     planned(tmp_path, text)

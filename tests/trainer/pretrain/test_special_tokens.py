@@ -43,7 +43,6 @@ def test_a_run_from_a_weight_follows_it(marked, tmp_path, capsys):
     going_on = train(data_path=data, out_dir=tmp_path, from_weight=weight)
     assert going_on.job.first_model.encoder.parse_special_tokens
     assert load(str(tmp_path / "pretrain_16.pth"))[2].parse_special_tokens
-    assert "spell <|im" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         train(data_path=data, out_dir=tmp_path, from_weight=weight, parse_special_tokens=0)
     assert ended.value.code == 2 and "--parse_special_tokens 0" in capsys.readouterr().err
@@ -53,17 +52,3 @@ def test_a_resume_that_reads_otherwise_names_the_flag(marked):
     data, val, out, _ = marked
     with pytest.raises(UserError, match=r"\(--parse_special_tokens\): True there, False in this run"):
         train(data_path=data, val_path=val, out_dir=out, from_resume=1, epochs=2, learning_rate=0.01)
-
-
-@pytest.mark.slow
-def test_spelt_tokens_are_told_where_the_flag_is_not_given(marked, tmp_path, capsys):
-    data, *_ = marked
-    told = "40 of the first 40 documents spell <|im_start|>"
-    train(data_path=data, out_dir=tmp_path / "a")
-    assert told in capsys.readouterr().out
-    train(data_path=data, out_dir=tmp_path / "b", parse_special_tokens=0)
-    train(data_path=write_texts(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38), out_dir=tmp_path / "c")
-    assert "spell <|im" not in capsys.readouterr().out
-    # A weight that was read without them cannot be given the flag.
-    train(data_path=data, out_dir=tmp_path / "d", from_weight=tmp_path / "c" / "pretrain_16.pth")
-    assert f"{told} or other special tokens, which are read as plain text, as these weights" in capsys.readouterr().out
