@@ -31,7 +31,6 @@ LIKE_THE_MEASURED_TEXT = 0.05
 # Log lines of a run, and the fewest seconds between two
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
-DAY_S = 24 * 3600
 # A plan that uses less of its budget leaves something over.
 USED = 0.9
 # Saves of a run; where so few would be further apart than the seconds below, there are more.
@@ -165,8 +164,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         "time": f"{clock_text(total_seconds)} in all, {clock_text(plan.seconds)} of it training",
     }
     if costs.seconds is not None:
-        pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
-        rows["ends at"] = time.strftime(pattern, time.localtime(time.time() + left))
+        rows["ends at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + left))
     width = max(map(len, rows))
     lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]
 

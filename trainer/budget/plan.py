@@ -203,12 +203,9 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         heads = fields.get("num_attention_heads", laws.heads_for(width))
-        # From what the shortest runs want to what the longest ones do, in steps of a tenth or more
+        # From what the shortest runs want to what the longest ones do, in steps of a tenth or less
         (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)
-        numbers_of_layers = [fewest]
-        while numbers_of_layers[-1] < most:
-            last = numbers_of_layers[-1]
-            numbers_of_layers.append(min(max(last + 1, round(1.1 * last)), most))
+        numbers_of_layers: Sequence[int] = range(fewest, most + 1, max(1, fewest // 10))
         for layers in [fields["num_hidden_layers"]] if "num_hidden_layers" in fields else numbers_of_layers:
             shape = {
                 "hidden_size": width,
