@@ -66,8 +66,9 @@ def plan_run(
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
-        # A machine may have paths of its own.
-        resumed = dataclasses.replace(settings, **planned)
+        with user_errors():
+            # On each rank, whose machine may have paths of its own
+            resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
         return None if settings.dry_run else resumed
     given = {*given, *settings.fixed_in_plans}

@@ -42,7 +42,7 @@ def evaluations_of(plan, interval):
 
 
 @pytest.mark.parametrize("interval", [1, 10, 1000])
-@pytest.mark.parametrize("memory", [None, 6e8])
+@pytest.mark.parametrize("memory", [None, 4e8])
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
     costs = costs_of("--eval_interval", str(interval), machine=replace(MACHINE, memory=memory), evaluated=10_000)
