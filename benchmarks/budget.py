@@ -22,20 +22,17 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import budget_parser
-
-    ARGUMENTS = budget_parser().parse_args()
 
 import argparse
 import shlex
 import subprocess
 from collections.abc import Mapping
-from functools import partial
 
-from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, text_words, trained
+from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, runs_parser, text_words, trained
 from common.errors import UserError
+from common.flags import positive, seed
 from trainer.budget import laws
+from trainer.budget.settings import duration
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import PretrainSettings
 
@@ -44,14 +41,22 @@ PLAN = "plan"
 
 def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     """{name: the flags that differ from the plan's} of the configurations around a plan."""
+
+    def of_width(width: int) -> dict[str, object]:
+        """With the heads that a plan gives it"""
+        heads = laws.heads_for(width)
+        kv_heads = laws.kv_heads_for(heads)
+        return {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+
+    def rates(factor: float) -> dict[str, object]:
+        return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
+
     place = laws.WIDTHS.index(plan.hidden_size)
     narrower = of_width(laws.WIDTHS[max(place - 1, 0)])
     wider = of_width(laws.WIDTHS[min(place + 1, len(laws.WIDTHS) - 1)])
     assert plan.num_hidden_layers is not None and plan.num_attention_heads is not None
     layers = plan.num_hidden_layers
     more_heads = 2 * plan.num_attention_heads
-    half_batch = {"batch_size": max(plan.batch_size // 2, 1), "accumulation_steps": plan.accumulation_steps}
-    twice_the_batch = {"batch_size": plan.batch_size, "accumulation_steps": 2 * plan.accumulation_steps}
     return {
         "narrower": narrower,
         "wider": wider,
@@ -59,26 +64,11 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
         "shallower": {"num_hidden_layers": max(layers // 2, 1)},
         "narrower and deeper": {**narrower, "num_hidden_layers": layers + (layers + 1) // 2},
         "more heads": {"num_attention_heads": more_heads, "num_key_value_heads": laws.kv_heads_for(more_heads)},
-        "half the batch": half_batch,
-        "twice the batch": twice_the_batch,
-        "half the rates": rates(plan, 0.5),
-        "higher rates": rates(plan, 1.5),
+        "half the batch": {"batch_size": max(plan.batch_size // 2, 1)},
+        "twice the batch": {"accumulation_steps": 2 * plan.accumulation_steps},
+        "half the rates": rates(0.5),
+        "higher rates": rates(1.5),
     }
-
-
-def of_width(width: int) -> dict[str, object]:
-    """The flags of a width, with the heads that a plan gives it."""
-    heads = laws.heads_for(width)
-    return {
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": laws.kv_heads_for(heads),
-    }
-
-
-def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
-    """The flags of the plan's learning rates, times `factor`."""
-    return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
 
 
 def planned(args: argparse.Namespace) -> list[str]:
@@ -94,25 +84,18 @@ def planned(args: argparse.Namespace) -> list[str]:
             raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(done.stdout, encoding="utf-8")
-    return flags_of(kept.read_text(encoding="utf-8"))
-
-
-def flags_of(told: str) -> list[str]:
-    """The flags of the command behind "the same by flags:" in what --dry_run prints."""
-    lines = told.splitlines()
-    (command,) = [line for before, line in zip(lines, lines[1:], strict=False) if before == "the same by flags:"]
-    python, trainer, *flags = shlex.split(command)
-    assert (python, trainer) == ("python", f"trainer/{TRAINER.name}")
+    lines = kept.read_text(encoding="utf-8").splitlines()
+    _python, _trainer, *flags = shlex.split(lines[lines.index("the same by flags:") + 1])
     return flags
 
 
-def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
-    """Seconds of an update of a configuration, by the last log line of a short run."""
-    timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
-    return trained(Path(args.work), "timing", [*flags, *flag_words(timing)]).update_seconds
-
-
-def main(args: argparse.Namespace) -> None:
+def main() -> None:
+    p = runs_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
+    p.add_argument("--budget", type=duration, default="3m", help="of each run (default 3m)")
+    p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
+    p.add_argument("--timed_updates", type=positive(int), default=40, help="of a run that tells the speed (default 40)")
+    p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
+    args = p.parse_args()
     plan_flags = planned(args)
     plan = PretrainSettings.parse(plan_flags)
     assert plan.max_updates is not None
@@ -121,8 +104,12 @@ def main(args: argparse.Namespace) -> None:
     if unknown:
         raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(changes_of)}")
     tried = [name for name in changes_of if not args.only or name in (PLAN, *args.only)]
+    timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
+    seconds: dict[str, float] = {}
     # One after the other before anything long runs: the machine is the same for all of them.
-    seconds = {name: update_seconds(args, [*plan_flags, *flag_words(changes_of[name])]) for name in tried}
+    for name in tried:
+        flags = [*plan_flags, *flag_words({**changes_of[name], **timing})]
+        seconds[name] = trained(Path(args.work), "timing", flags).update_seconds
     ends: dict[str, Outcome] = {}
     for name in tried:
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
@@ -139,4 +126,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

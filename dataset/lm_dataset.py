@@ -23,7 +23,7 @@ class PretrainDataset(Dataset):
     """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets one to the right, 1 where these are text.
 
     BOS and EOS are put around a text that does not carry them; a text that is cut at max_length ids has no EOS. Any
-    Hugging Face tokenizer serves; padding is its pad token, or else its EOS, or else id 0. Blank lines are no items.
+    fast Hugging Face tokenizer serves; padding is its pad token, or else its EOS, or else id 0. Blank lines are no items.
     A faulty line raises DataError with file and line when it is asked for. Items may be asked for in any process.
     """
 

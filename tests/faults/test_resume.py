@@ -89,8 +89,8 @@ def test_wandb_continues_the_same_run(lab):
     environment = {"WANDB_MODE": "offline", "WANDB_DIR": str(lab.folder), "WANDB_SILENT": "true"}
     first = lab.start("run", {"signal_at": {"updates": [4]}}, environment, use_wandb=1)
     assert first.wait(300) == 128 + signal.SIGTERM, first.err
-    wandb_id = lab.state("run")["tracker_ids"]["wandb"]
+    wandb_id = lab.state("run")["progress"]["tracker_ids"]["wandb"]
     lab.run("run", environment=environment, use_wandb=1, from_resume=1)
-    assert lab.state("run")["tracker_ids"] == {"wandb": wandb_id}
+    assert lab.state("run")["progress"]["tracker_ids"] == {"wandb": wandb_id}
     folders = {path.name for path in lab.folder.glob("wandb/offline-run-*")}
     assert len(folders) == 2 and all(name.endswith(wandb_id) for name in folders)
