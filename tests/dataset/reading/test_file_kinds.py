@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from common.errors import DataError
 from dataset.corpus import notices_of_paths
-from dataset.reading.documents import DataError, find_files
+from dataset.reading.file_kinds import find_files
 
 
 def write(folder, *files):
