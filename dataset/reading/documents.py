@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
+from dataset.reading.conversations import CONVERSATION
 from dataset.reading.csv_files import find_rows
 from dataset.reading.faults import BadLine, BadLines, Fault, Found, pass_over, refuse_utf16, text_of, too_long
-from dataset.reading.file_kinds import kind_of
+from dataset.reading.file_kinds import OBJECTS, kind_of
 from dataset.reading.json_files import find_objects, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
@@ -69,8 +71,13 @@ class Block:
 
 
 def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text: bool = False) -> Iterator[Block]:
-    """The blocks of a file in order. split_text: in a text file a blank line ends a document."""
+    """The blocks of a file in order. split_text: in a text file a blank line ends a document. Errors: DataError."""
     kind = kind_of(path)
+    if text_field == CONVERSATION and kind.suffix not in OBJECTS:
+        raise DataError(
+            f"{path}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those alone, by their own "
+            "paths or by a pattern"
+        )
     find = _find_paragraphs if kind.is_text and split_text else _format_of(path).find
     found: list[Found] = []
     size = 0

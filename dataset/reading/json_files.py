@@ -84,25 +84,13 @@ def record_of_line(raw: bytes) -> object:
             raise BadLine("cut line", "the line ends in the middle of a character") from None
         raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise _explain(error, raw) from None
+        # NULs where a disk was full
+        if b"\0" in raw:
+            raise BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}") from None
+        raise BadLine("not JSON", f"not JSON: {error.msg} at column {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
-
-
-def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
-    """The kind and words for a line that is not JSON."""
-    # The order matters: NULs where a disk was full also look like a control character, or like a line that is cut.
-    at = f"at column {error.pos + 1}"
-    if error.msg.startswith("Extra data"):
-        return BadLine("two values on a line", f"something follows the object {at}; one object a line")
-    if b"\0" in raw:
-        return BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}")
-    if error.msg.startswith("Invalid control character"):
-        return BadLine("raw control character", f"a raw control character {at}; JSON wants it escaped")
-    if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
-        return BadLine("cut line", "the line ends before its JSON object does")
-    return BadLine("not JSON", f"not JSON: {error.msg} {at}")
 
 
 def json_type(value: object) -> str:
