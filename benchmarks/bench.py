@@ -26,10 +26,6 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import bench_parser
-
-    bench_parser().parse_args()
 
 import argparse
 import contextlib
@@ -40,18 +36,19 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.arguments import CORPORA, SIDES, SIZES, bench_parser
-from benchmarks.sides import train_side
+from benchmarks.corpora import corpus_files, texts_of
+from benchmarks.sides import SIDES, train_side
+from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from dataset.embedded_corpus import build_embedded_corpus
+from common.flags import Parser, positive
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli
@@ -70,20 +67,6 @@ Record = dict[str, Any]
 
 
 # --------------------------------------------------------------------------------------- the documents
-
-
-def corpus_files() -> list[Path]:
-    """English and Chinese, or the embedded corpus where there is no reference material."""
-    files = [CORPORA / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
-    if not all(file.is_file() for file in files):
-        files = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")]
-    return files
-
-
-def texts_of(file: Path) -> Iterator[str]:
-    with open(file, encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)["text"]
 
 
 def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int, seed: int = 0) -> list[str]:
@@ -318,19 +301,36 @@ def show(record: Record) -> None:
     sys.stdout.flush()
 
 
-def fill_in(args: argparse.Namespace) -> None:
-    """What only torch knows, for the flags that were not given."""
+def counts(text: str) -> list[int]:
+    """Positive numbers between commas. Errors: ArgumentTypeError."""
+    return [positive(int)(part) for part in text.split(",")]
+
+
+def main() -> None:
+    p = Parser(
+        prog="bench.py", description="Training speed against the plain MiniMind loop and the Hugging Face Trainer."
+    )
+    p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)} (default 26m)")
+    p.add_argument("--threads", type=counts, help="such as 1,2: one run for each (default: one a core)")
+    p.add_argument("--sides", default=",".join(SIDES), help="those to compare (default: all)")
+    p.add_argument("--seconds", type=positive(float), default=240, help="for a size and thread count (default 240)")
+    p.add_argument(
+        "--slice", type=positive(float), default=3.0, help="seconds of a turn of an update at least (default 3)"
+    )
+    p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
+    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row (default 512)")
+    p.add_argument("--documents", type=positive(int), default=4000, help="how many (default 4000)")
+    p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
+    p.add_argument("--device", help="cuda:0, mps or cpu (default: the first of them that is there)")
+    p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures (default: out/bench.json)")
+    # This process is that side.
+    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    p.add_argument("--started", type=float, help=argparse.SUPPRESS)
+    p.add_argument("--documents_file", help=argparse.SUPPRESS)
+    args = p.parse_args()
     args.device = str(pick_device(args.device))
-    if args.threads is None:
-        args.threads = [torch.get_num_threads()]
-    if args.rows is None:
-        args.rows = 32 if args.device.startswith("cuda") else 8
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    p = bench_parser()
-    args = p.parse_args(argv)
-    fill_in(args)
+    args.threads = args.threads or [torch.get_num_threads()]
+    args.rows = args.rows or (32 if args.device.startswith("cuda") else 8)
     if args.side:
         (args.threads,) = args.threads
         train_side(args, SIZES[args.sizes])

@@ -22,20 +22,17 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import budget_parser
-
-    ARGUMENTS = budget_parser().parse_args()
 
 import argparse
 import shlex
 import subprocess
 from collections.abc import Mapping
-from functools import partial
 
-from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, text_words, trained
+from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, runs_parser, text_words, trained
 from common.errors import UserError
+from common.flags import positive, seed
 from trainer.budget import laws
+from trainer.budget.settings import duration
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.settings import PretrainSettings
 
@@ -112,7 +109,13 @@ def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
     return trained(Path(args.work), "timing", [*flags, *flag_words(timing)]).update_seconds
 
 
-def main(args: argparse.Namespace) -> None:
+def main() -> None:
+    p = runs_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
+    p.add_argument("--budget", type=duration, default="3m", help="of each run (default 3m)")
+    p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
+    p.add_argument("--timed_updates", type=positive(int), default=40, help="of a run that tells the speed (default 40)")
+    p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
+    args = p.parse_args()
     plan_flags = planned(args)
     plan = PretrainSettings.parse(plan_flags)
     assert plan.max_updates is not None
@@ -139,4 +142,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

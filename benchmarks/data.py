@@ -18,10 +18,6 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import data_parser
-
-    data_parser().parse_args()
 
 import argparse
 import os
@@ -38,8 +34,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.arguments import DATA_SECTIONS, data_parser
-from benchmarks.bench import corpus_files, texts_of
+from benchmarks.corpora import corpus_files, texts_of
+from common.flags import Parser, positive
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
@@ -148,11 +144,13 @@ def corpus_of(work: Path) -> Corpus:
     )
 
 
-SECTIONS = dict(zip(DATA_SECTIONS, (tokenise, packing, planning, loader), strict=True))
+SECTIONS = {"tokenise": tokenise, "packing": packing, "planning": planning, "loader": loader}
 
 
 def main() -> None:
-    p = data_parser()
+    p = Parser(prog="data.py", description="The figures of the data engine: tokenising, packing, planning, loading.")
+    p.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas (default: all)")
+    p.add_argument("--documents", type=positive(int), default=20_000_000, help="to plan an epoch of (20 M)")
     args = p.parse_args()
     names = args.only.split(",")
     for name in names:

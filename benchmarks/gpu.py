@@ -36,10 +36,6 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import gpu_parser
-
-    ARGUMENTS = gpu_parser().parse_args()
 
 import argparse
 import contextlib
@@ -53,17 +49,16 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
 from benchmarks import gpu_checks, gpu_electra
-from benchmarks.arguments import GPU_SECTIONS, SIZES, USUAL_SECTIONS
 from benchmarks.gpu_checks import Check
-from benchmarks.training import Training, per_step
+from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
+from common.flags import Parser
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
@@ -179,28 +174,30 @@ def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
         yield figure(what, f"{middle:.2f} ({least:.2f} to {greatest:.2f})")
 
 
-MEASUREMENTS: dict[int, Callable[[torch.device, bool], Iterator[Result]]] = {
-    0: machine,
-    1: throughput,
-    6: against_plain_loop,
-}
-CHECKS: dict[int, Mapping[str, Check]] = {
-    2: gpu_checks.TRAINER,
-    3: gpu_checks.NUMBERS,
-    4: gpu_checks.WAITING,
-    5: gpu_checks.BAD_NUMBERS,
-    7: gpu_electra.ELECTRA,
-}
+Measurement = Callable[[torch.device, bool], Iterator[Result]]
+# (name, what gives its figures, or its checks)
+SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
+    ("machine", machine),
+    ("throughput", throughput),
+    ("trainer", gpu_checks.TRAINER),
+    ("numbers", gpu_checks.NUMBERS),
+    ("waiting and graphs", gpu_checks.WAITING),
+    ("bad numbers", gpu_checks.BAD_NUMBERS),
+    ("against the plain loop", against_plain_loop),
+    ("ELECTRA and GLUE", gpu_electra.ELECTRA),
+]
+# those that run where nothing else is asked for: they fit nine minutes
+USUAL_SECTIONS = range(7)
 # Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
 SIDE_BY_SIDE = (2, 7)
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
     """What a section finds, as it finds it."""
-    if number in MEASUREMENTS:
-        yield from MEASUREMENTS[number](device, small)
+    _, checks = SECTIONS[number]
+    if not isinstance(checks, Mapping):
+        yield from checks(device, small)
         return
-    checks = CHECKS[number]
     if number not in SIDE_BY_SIDE:
         for name, check in checks.items():
             yield result_of(name, check, device)
@@ -314,8 +311,19 @@ def table_of(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def main(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Errors: UserError."""
+    p = Parser(prog="gpu.py", description="Whether training is right and fast on this GPU.")
+    numbers = range(len(SECTIONS))
+    p.add_argument("--sections", type=int, nargs="+", choices=numbers, help="their numbers (default: 0 to 6)")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: little models, short turns")
+    p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results (default: out/gpu.jsonl)")
+    cache = str(ROOT / "out" / "gpu_cache")
+    p.add_argument("--cache", default=cache, help="folder of compiled code, kept for the next time (out/gpu_cache)")
+    # This process is that section.
+    p.add_argument("--section", type=int, choices=numbers, help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
     if args.section is not None:
         run_section(args)
         return 0
@@ -333,7 +341,7 @@ def main(args: argparse.Namespace) -> int:
     start = time.monotonic()
     with out:
         for number in args.sections or USUAL_SECTIONS:
-            print(f"section {number}: {GPU_SECTIONS[number]}", flush=True)
+            print(f"section {number}: {SECTIONS[number][0]}", flush=True)
             limit = limit_of(number, time.monotonic() - start, args.device)
             with contextlib.closing(ask(number, args, limit)) as found:
                 for result in found:
@@ -351,4 +359,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

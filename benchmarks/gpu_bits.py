@@ -21,9 +21,6 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    from benchmarks.arguments import gpu_bits_parser
-
-    ARGUMENTS = gpu_bits_parser().parse_args()
 
 import argparse
 import hashlib
@@ -38,7 +35,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.arguments import GPU_BITS_CASES, SIZES
 from benchmarks.gpu_checks import (
     DOCUMENTS_OF_RUN,
     KINDS,
@@ -49,12 +45,31 @@ from benchmarks.gpu_checks import (
     trainer_command,
     weights_in,
 )
-from benchmarks.training import LEARNING_RATE, Training
+from benchmarks.training import LEARNING_RATE, SIZES, Training
+from common.flags import Parser
 from model.backend import CompiledBackend
 from model.model_minimind import Block
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic
 
+# A model, how it is computed, and what trains it; or the trainer with flags.
+CASES = (
+    "plain",
+    "plain float32",
+    "compiled with PyTorch's attention",
+    "Flex",
+    "Flex Muon",
+    "Flex minimind3",
+    "Flex minimind2 MoE",
+    # Two equal micro-batches had other gradients in front of the norm behind attention.
+    "Flex minimind2 MoE 2 x 511",
+    "Flex 26m",
+    # Between two lines of the log nobody waits for the device.
+    "trainer --use_compile 0 --log_interval 50",
+    "trainer --use_compile 1 --log_interval 50",
+    "trainer --use_compile 1 --cuda_graphs 0 --log_interval 50",
+    "trainer --use_compile 1 --use_moe 1 --optimizer muon --log_interval 50",
+)
 # Updates after which moments and weights are compared
 COMPARED_UPDATES = (1, 2, 10)
 T = 512
@@ -223,23 +238,28 @@ def losses_in(out_dir: Path) -> dict[int, float]:
     return {record["update"]: record["loss"] for record in records if "loss" in record}
 
 
-def main(args: argparse.Namespace) -> int:
+def main() -> int:
     """The exit code."""
+    p = Parser(prog="gpu_bits.py", description="Which tensor differs first between two equal runs on this GPU.")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="some of them (default: all)")
+    # This process is a side of that case.
+    p.add_argument("--side", choices=CASES, help=argparse.SUPPRESS)
+    args = p.parse_args()
     if args.side:
         run_side(args.side, torch.device(args.device))
         return 0
-    cases = args.cases or GPU_BITS_CASES
     # Bits need no quiet machine, and most of the time goes into compiling.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         found = pool.map(
-            lambda case: (compare_trainers if case.startswith("trainer") else compare)(case, args.device), cases
+            lambda case: (compare_trainers if case.startswith("trainer") else compare)(case, args.device), args.cases
         )
         failed = 0
-        for case, (text, ok) in zip(cases, found, strict=True):
+        for case, (text, ok) in zip(args.cases, found, strict=True):
             print(f"{'same  ' if ok else 'DIFFER'} {case}: {text}", flush=True)
             failed += not ok
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

@@ -18,16 +18,12 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import optimizers_parser
-
-    ARGUMENTS = optimizers_parser().parse_args()
 
 import argparse
-from functools import partial
 from statistics import mean
 
-from benchmarks.trained import flag_words, text_words, trained
+from benchmarks.trained import flag_words, runs_parser, text_words, trained
+from common.flags import positive
 from trainer.machine.command_line import run_cli
 
 ROWS = 8
@@ -48,7 +44,17 @@ def val_loss(args: argparse.Namespace, share: float, optimizer: str, rate: float
     return loss
 
 
-def main(args: argparse.Namespace) -> None:
+def main() -> None:
+    p = runs_parser("optimizers.py", "Tokens that Muon needs for the validation loss that tuned AdamW reaches.")
+    p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model (default 256)")
+    p.add_argument("--tokens", type=positive(int), default=4_000_000, help="that AdamW trains (default 4 M)")
+    p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each (default 3)")
+    p.add_argument(
+        "--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW (2.5e-4 to 2e-3)"
+    )
+    p.add_argument("--muon_rate", type=positive(float), default=2e-3, help="of AdamW's part beside Muon (default 2e-3)")
+    p.add_argument("--shares", type=positive(float), nargs="+", default=[0.6], help="of the tokens, for Muon (0.6)")
+    args = p.parse_args()
     seeds = range(1, args.num_seeds + 1)
     swept = {rate: val_loss(args, 1, "adamw", rate, 1) for rate in args.rates}
     best = min(swept, key=swept.__getitem__)
@@ -67,4 +73,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

@@ -25,7 +25,7 @@ from benchmarks.training import LEARNING_RATE, WARM_UP
 from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
-from dataset.loader import Assembler, Loader, UpdateSchedule
+from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -38,6 +38,8 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
+# `args.side`: what bench.py calls them
+SIDES = ("plain", "hf", "hf-compiled", "ours")
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 # Updates: more than any run makes.
 ENDLESS = 10**6
@@ -233,7 +235,7 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
                 plan = corpus.plan(epoch)
                 for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows)):
                     assert batch is not None
-                    engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
+                    engine.micro_batch(to_device(batch, device), Totals(batch.n_targets, batch.n_documents))
                     engine.update(LEARNING_RATE)
                     engine.poll()
                     turns.done(batch.n_targets, batch.targets.numel())

@@ -28,23 +28,19 @@ if __name__ == "__main__":
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
-    from benchmarks.arguments import time_to_loss_parser
-
-    ARGUMENTS = time_to_loss_parser().parse_args()
 
 import argparse
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 
-from benchmarks.trained import Outcome, flag_words, text_words, trained
+from benchmarks.trained import Outcome, flag_words, runs_parser, text_words, trained
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
-from trainer.budget.settings import seconds_of
+from common.flags import positive, seed
+from trainer.budget.settings import duration, seconds_of
 from trainer.machine.command_line import run_cli
 
 BENCH = ROOT / "benchmarks" / "bench.py"
@@ -103,7 +99,24 @@ def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcom
     return end
 
 
-def main(args: argparse.Namespace) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    p = runs_parser(
+        "time_to_loss.py", "Whether a run of --budget reaches the loss that another trainer has after so many minutes."
+    )
+    p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
+    p.add_argument("--minutes", type=positive(float), required=True, help="that it trains")
+    p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
+    p.add_argument(
+        "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
+    )
+    p.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        help="of the matrix products of its updates, as they are made here (default: as it makes them itself)",
+    )
+    p.add_argument("--seconds", type=positive(float), default=240, help="to measure the rival's speed in (default 240)")
+    p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
+    args = p.parse_args(argv)
     rival = RIVALS[args.rival]
     Path(args.work).mkdir(parents=True, exist_ok=True)
     updates_per_second, device = measured(args, rival)
@@ -138,4 +151,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(partial(main, ARGUMENTS))
+    run_cli(main)

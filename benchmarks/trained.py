@@ -10,10 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
+from common.flags import Parser
 from common.paths import ROOT
 
 TRAINER = ROOT / "trainer" / "train_pretrain.py"
 METRICS = "pretrain_*.metrics.jsonl"
+
+
+def runs_parser(name: str, description: str) -> Parser:
+    """The flags of a benchmark that compares runs of the trainer."""
+    p = Parser(prog=name, description=description)
+    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
+    work = ROOT / "out" / name.removesuffix(".py")
+    p.add_argument("--work", default=str(work), help=f"folder of the runs (default: out/{work.name})")
+    return p
 
 
 @dataclass(frozen=True)

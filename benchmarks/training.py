@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dataset.loader import Batch
+from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
@@ -18,6 +18,14 @@ from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
+# Shapes of the model by name: what differs from MiniMindConfig's defaults
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2},
+    "26m": {},
+    "104m": {"hidden_size": 768, "num_hidden_layers": 16},
+    "64m": {"generation": "minimind3"},
+    "moe": {"use_moe": True},
+}
 LEARNING_RATE = 5e-4
 # Updates before what is timed: compiling, and what the second still has to set up.
 WARM_UP = 2
@@ -51,11 +59,11 @@ class Training:
         batch, self.length = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader gives it, and where it is computed.
         self.host_batch = batch
-        self.batch = batch.to(device)
+        self.batch = to_device(batch, device)
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T
         products = pick_dtype(dtype, device)[0]
-        self.engine: Engine[Batch, Totals] = Engine(
+        self.engine = Engine(
             self.model,
             build_optimizer(self.model, LEARNING_RATE, kind=optimizer),
             partial(pretrain_loss, self.model),

@@ -157,7 +157,10 @@ def is_link_of(path: Path, original: Path) -> bool:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Keep the content of `source` as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    """Keep a file or folder as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    if os.path.isdir(source):
+        shutil.copytree(source, target, copy_function=link_or_copy)
+        return
     try:
         os.link(source, target)
     except OSError:

@@ -96,6 +96,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     may_be_empty: tuple[str, ...] = ()
+    # the beginning of a message: the file in which the flags stand
+    place = ""
 
     def __init__(self, **options: Any) -> None:
         """options: argparse's."""
@@ -107,18 +109,12 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self.nearest(unknown)}")
-        try:
-            for action in self._actions:
-                self.refuse_empty(action, getattr(parsed, action.dest, None))
-        except argparse.ArgumentError as error:
-            self.error(str(error))
+        for action in self._actions:
+            value = getattr(parsed, action.dest, None)
+            if "" in (value if isinstance(value, list) else [value]) and action.dest not in self.may_be_empty:
+                reason = "an empty text; was a variable of the shell not set?"
+                self.error(str(argparse.ArgumentError(action, reason)))
         return parsed
-
-    def refuse_empty(self, action: argparse.Action, value: object) -> None:
-        """Errors: argparse.ArgumentError for an empty text, also as one of several."""
-        values = value if isinstance(value, list) else [value]
-        if "" in values and action.dest not in self.may_be_empty:
-            raise argparse.ArgumentError(action, "an empty text; was a variable of the shell not set?")
 
     def nearest(self, words: Sequence[str]) -> str:
         """The end of a line on words that are no flags: those that are meant, as far as that can be guessed."""
@@ -133,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {' '.join(meant)}?" if meant else ""
 
     def error(self, message: str) -> NoReturn:
-        message = one_line(message)
+        message = one_line(f"{self.place}{message}")
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]} ..."
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)

@@ -34,8 +34,6 @@ from common.files import atomic_file, read_small
 from common.flags import SWITCH, Parser
 
 CONFIG_HELP = "a YAML or JSON file of settings, as a run leaves it in {name}.settings.yaml; flags win over it"
-# Of what a file calls a setting, in an error line
-LONGEST_NAME = 60
 
 
 def setting(
@@ -164,7 +162,14 @@ class SettingsParser(Parser):
         said = vars(self.parse_args(argv))
         try:
             if "config" in said:
-                said = {**self._settings_in(Path(said.pop("config"))), **said}
+                path = said.pop("config")
+                flags = self._flags_in(Path(path))
+                self.place = f"{path}: "
+                in_file = vars(self.parse_args(flags))
+                if "config" in in_file:
+                    self.error("a file of settings names no other one")
+                said = {**in_file, **said}
+                self.place = ""
             missing = [f"--{name}" for name in self.required if name not in said]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
@@ -175,38 +180,24 @@ class SettingsParser(Parser):
         except ValueError as error:
             self.error(str(error))
 
-    def _settings_in(self, path: Path) -> dict[str, Any]:
-        """{setting: its value} in a YAML or JSON file. Errors: UserError, one line that names the file."""
+    def _flags_in(self, path: Path) -> list[str]:
+        """The settings in a YAML or JSON file as a command line has them. Errors: UserError, one line that names the file."""
         entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
-        actions = {option.removeprefix("--"): action for action in self._actions for option in action.option_strings}
-        values: dict[str, Any] = {}
+        take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
+        flags = []
         for name, entry in entries.items():
-            if name not in actions or name in ("config", "help"):
-                raise UserError(
-                    f"{path}: {str(name)[:LONGEST_NAME]} is no setting of this command{self.nearest([str(name)])}"
-                )
             if entry is None or entry == []:
                 continue
             items = entry if isinstance(entry, list) else [entry]
             if not all(isinstance(item, str | bool) for item in items):
                 raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
             texts = [str(item) for item in items]
-            action = actions[name]
-            if action.nargs != "+":
-                # A flag whose one text holds several values, as 25,50,100
-                texts = [",".join(texts)]
-            try:
-                # argparse's own steps for a value on the command line; it offers no public function for them.
-                found = [self._get_value(action, text) for text in texts]
-                for value in found:
-                    self._check_value(action, value)
-                self.refuse_empty(action, found)
-            except argparse.ArgumentError as error:
-                raise UserError(f"{path}: {error}") from None
-            values[action.dest] = found if action.nargs == "+" else found[0]
-        return values
+            # A flag whose one text holds several values, as 25,50,100
+            in_one = f"--{name}={','.join(texts)}"
+            flags += [f"--{name}", *texts] if f"--{name}" in take_several else [in_one]
+        return flags
 
 
 # ---------------------------------------------------------------------------------------------------- files of settings

@@ -16,7 +16,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 class PretrainDataset(Dataset):
     """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets one to the right, 1 where these are text.
 
-    BOS and EOS are put around a text that does not carry them; a text that is cut at max_length ids has no EOS. Any
+    BOS and EOS are put around a text that does not carry them; a text that is cut at max_length ids has no EOS. Any fast
     Hugging Face tokenizer serves; padding is its pad token, or else its EOS, or else id 0. Blank lines and empty texts are no
     items. Files and folders of all kinds are read, and tokenised the first time, into the token store that the trainers use.
     Errors: DataError for the first faulty line, with file and line.

@@ -10,15 +10,15 @@ the same with and without.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from common.wording import reason_of
 from trainer.machine.ranks import Ranks
 
-BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
-TotalsT = TypeVar("TotalsT", bound=tuple[Any, ...])
+# A job's NamedTuples of tensors and numbers
+Parts = Any
 Replay = Callable[[], None]
 
 
@@ -46,7 +46,7 @@ def why_without_graphs(device: torch.device, ranks: Ranks, dtype: torch.dtype, r
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-class UpdateGraphs(Generic[BatchT, TotalsT]):
+class UpdateGraphs:
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
     accumulate(batch, totals): forward and backward pass. end_update(rates, requests): what follows the last one; rates are one
@@ -56,7 +56,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
 
     def __init__(
         self,
-        accumulate: Callable[[BatchT, TotalsT], None],
+        accumulate: Callable[[Parts, Parts], None],
         end_update: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
         optimizer: torch.optim.Optimizer,
         n_requests: int,
@@ -85,12 +85,12 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         # No micro-batch of the update under way has been computed.
         self.at_start = True
         # What the graph of a micro-batch reads
-        self.batch: BatchT | None = None
-        self.totals: TotalsT | None = None
+        self.batch: Parts = None
+        self.totals: Parts = None
         self.replay_micro_batch: Replay | None = None
         self.replay_end: Replay | None = None
 
-    def compute(self, batch: BatchT, totals: TotalsT) -> None:
+    def compute(self, batch: Parts, totals: Parts) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
         # Their numbers as 0-d float32 tensors on the device, by one copy
         parts = [*batch, *totals]
@@ -122,7 +122,7 @@ class UpdateGraphs(Generic[BatchT, TotalsT]):
         self.updates += 1
         self.at_start = True
 
-    def _record(self, batch: BatchT, totals: TotalsT) -> None:
+    def _record(self, batch: Parts, totals: Parts) -> None:
         """Record both graphs, and compare an update by them with one without, from the same state. The state stays as it is."""
         state = self.state()
         why = ""

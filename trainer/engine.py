@@ -22,7 +22,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,10 +36,8 @@ from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
 
-BatchT = TypeVar("BatchT")
-TotalsT = TypeVar("TotalsT")
-# What a job calls its `loss`: see above.
-Objective = Callable[[BatchT, TotalsT], tuple[torch.Tensor, torch.Tensor]]
+# What a job calls its `loss`: see above. Batch and totals are the job's own NamedTuples.
+Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
@@ -83,14 +81,14 @@ class Outcome(NamedTuple):
 N_OUTCOME = len(Outcome._fields) - 1
 
 
-class Engine(Generic[BatchT, TotalsT]):
+class Engine:
     """Accumulates gradients over micro-batches and applies updates."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        objective: Objective[BatchT, TotalsT],
+        objective: Objective,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -135,7 +133,7 @@ class Engine(Generic[BatchT, TotalsT]):
         self.bad_losses = torch.zeros(1, device=device)
         # In the order of the fields of Outcome
         self.outcome = torch.zeros(N_OUTCOME, device=device)
-        self.graphs: UpdateGraphs[Any, Any] | None = None
+        self.graphs: UpdateGraphs | None = None
         if cuda_graphs is not None and self.fused:
             assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
@@ -158,7 +156,7 @@ class Engine(Generic[BatchT, TotalsT]):
 
     # -------------------------------------------------------------------------------------------------- an update
 
-    def micro_batch(self, batch: BatchT, totals: TotalsT, last: bool = False, counts: bool = True) -> None:
+    def micro_batch(self, batch: Any, totals: Any, last: bool = False, counts: bool = True) -> None:
         """The forward and the backward pass of one micro-batch of the update that `totals` describes.
 
         last: no other of this update follows, so its gradients are sent to the other ranks as they come.
@@ -171,7 +169,7 @@ class Engine(Generic[BatchT, TotalsT]):
         else:
             self._accumulate(batch, totals, last, counts)
 
-    def _accumulate(self, batch: BatchT, totals: TotalsT, last: bool, counts: bool) -> None:
+    def _accumulate(self, batch: Any, totals: Any, last: bool, counts: bool) -> None:
         """`micro_batch`, on the device alone."""
         if self.reducer is not None:
             self.reducer.begin_micro_batch(last)
@@ -376,7 +374,7 @@ class Engine(Generic[BatchT, TotalsT]):
 
 def make_engine(
     model: torch.nn.Module,
-    objective: Objective[BatchT, TotalsT],
+    objective: Objective,
     settings: Any,
     *,
     n_sums: int,
@@ -387,7 +385,7 @@ def make_engine(
     group_size: int = 1,
     cuda_graphs: bool | None = None,
     **adam: Any,
-) -> Engine[BatchT, TotalsT]:
+) -> Engine:
     """The engine of a model on its device, with the optimiser of the settings.
 
     settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one

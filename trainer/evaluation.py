@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.corpus import ValidationBatches
-from dataset.loader import Batch
-from dataset.packing import Totals
+from dataset.loader import to_device
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
@@ -22,7 +21,7 @@ from trainer.machine.devices import rng_state, set_rng_state
 
 @torch.no_grad()
 def rows_of_batches(
-    engine: Engine[Any, Any],
+    engine: Engine,
     places: Sequence[Any],
     compute: Callable[[int], Any],
     shape: tuple[int, int],
@@ -59,7 +58,7 @@ def rows_of_batches(
 
 
 def sums_over_batches(
-    engine: Engine[Any, Any],
+    engine: Engine,
     n_batches: int,
     figures_of: Callable[[int], Sequence[float]],
     n_figures: int,
@@ -80,9 +79,7 @@ def sums_over_batches(
 MOST_POSITIONS = 32_768
 
 
-def evaluate(
-    engine: Engine[Batch, Totals], batches: ValidationBatches, signals: StopSignals
-) -> tuple[dict[str, float], int]:
+def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -> tuple[dict[str, float], int]:
     """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
 
     The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
@@ -90,7 +87,7 @@ def evaluate(
     model = cast(MiniMindForCausalLM, engine.model)
 
     def figures_of(number: int) -> tuple[float, int]:
-        batch = batches[number].to(engine.device)
+        batch = to_device(batches[number], engine.device)
         R, T = batch.input_ids.shape
         step = max(1, min(R, MOST_POSITIONS // T))
         total = 0.0
@@ -116,7 +113,7 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def undisturbed(engine: Engine[Any, Any]) -> Iterator[None]:
+def undisturbed(engine: Engine) -> Iterator[None]:
     """The engine's model without dropout; what is drawn within does not change what the training draws next."""
     before = rng_state(engine.device)
     engine.model.eval()

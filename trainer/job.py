@@ -23,18 +23,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
-from dataset.loader import Loadable, MakesBatches
+from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.updates import RowFlags
+from trainer.updates import RunSettings
 
 UNLIMITED = float("inf")
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
@@ -51,16 +51,7 @@ class HasTargets(Protocol):
         """The tokens that are trained."""
 
 
-# What a job's classes hand on to each other: what is sent to the process that makes a batch, the batch that is made of
-# it, and what the update holds that the batch belongs to.
-RecipeT = TypeVar("RecipeT")
-BatchT = TypeVar("BatchT", bound=Loadable)
-TotalsT = TypeVar("TotalsT", bound=HasTargets)
-RecipeT_co = TypeVar("RecipeT_co", covariant=True)
-TotalsT_co = TypeVar("TotalsT_co", bound=HasTargets, covariant=True)
-
-
-class JobPlan(Protocol[RecipeT_co, TotalsT_co]):
+class JobPlan(Protocol):
     """The rows of one epoch, the same on every rank."""
 
     n_rows: int
@@ -69,30 +60,14 @@ class JobPlan(Protocol[RecipeT_co, TotalsT_co]):
     # The share of the positions that hold a token.
     fill: float
 
-    def totals(self, lo: int, hi: int) -> TotalsT_co:
+    def totals(self, lo: int, hi: int) -> HasTargets:
         """The Totals of the rows [lo, hi)."""
 
     def documents_of(self, lo: int, hi: int) -> Iterable[int]:
         """The numbers of the documents in the rows [lo, hi), for the line on an update that was skipped."""
 
-    def recipe(self, rows: range) -> RecipeT_co:
+    def recipe(self, rows: range) -> object:
         """What the job's assembler needs to make the batch of these rows; small, since it goes to a worker process."""
-
-
-class RunSettings(RowFlags, Protocol):
-    """The flags that the Trainer itself reads; the settings of a job have more."""
-
-    grad_clip: float
-    max_bad_updates: int
-    num_workers: int
-    log_interval: int
-    save_interval: int
-    save_minutes: str
-    keep_checkpoints: int
-    from_resume: bool
-    report: bool
-    tracker: str
-    wandb_project: str
 
 
 @dataclass(frozen=True)
@@ -130,10 +105,14 @@ class Progress:
     val_loss: float = float("inf")
     # A stop signal came before an evaluation or within it: the resume begins with it.
     evaluation_due: bool = False
+    # seconds since the last log line
+    log_seconds: float = 0.0
+    # {tracker: id of the run in it}
+    tracker_ids: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Update(Generic[BatchT, TotalsT]):
+class Update:
     """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows` over all ranks, and this rank's part."""
 
     epoch: int
@@ -142,9 +121,9 @@ class Update(Generic[BatchT, TotalsT]):
     end_row: int
     # first micro-batch of this update, counted from 0 within the epoch
     first_step: int
-    totals: TotalsT
+    totals: HasTargets
     # One for each micro-batch; None where this rank has no rows left.
-    batches: Sequence[BatchT | None]
+    batches: Sequence[Any]
 
     @property
     def last_step(self) -> int:
@@ -208,11 +187,11 @@ class Identity:
 
 
 # (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
-Evaluate = Callable[[Engine[Any, Any], StopSignals, int], tuple[dict[str, float], int]]
+Evaluate = Callable[[Engine, StopSignals, int], tuple[dict[str, float], int]]
 # Writes a state dict on the CPU for other people's code, to files that begin so
 SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
-# ([(prompt, text)], number of a stop signal); the last argument: no update comes after them
-Samples = Callable[[Engine[Any, Any], StopSignals, bool], tuple[list[tuple[str, str]], int]]
+# ([(prompt, text)], number of a stop signal that came meanwhile or 0)
+Samples = Callable[[Engine, StopSignals], tuple[list[tuple[str, str]], int]]
 
 
 @dataclass
@@ -237,7 +216,7 @@ class Outlook:
     """What a job expects of its run: said and recorded before the first update."""
 
     # The plan of the epoch that comes next.
-    plan: JobPlan[object, HasTargets]
+    plan: JobPlan
     # On data and model, printed before the line on the run.
     lines: Sequence[str]
     # Printed behind it.
@@ -258,7 +237,7 @@ class Outlook:
     forecast: Forecast | None = None
 
 
-class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
+class Job(ABC):
     """One run of one kind of training.
 
     The constructor reads the settings, opens the data, builds model and optimiser, and sets the attributes below that
@@ -267,9 +246,9 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
 
     settings: RunSettings
     # Model, optimiser and loss
-    engine: Engine[BatchT, TotalsT]
+    engine: Engine
     # assembler[recipe] is a batch. A worker process gets a copy of it.
-    assembler: MakesBatches[RecipeT, BatchT]
+    assembler: MakesBatches
     length: Length
     files: RunFiles
     identity: Identity
@@ -278,7 +257,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
     digest_check: DigestCheck | None = None
 
     @abstractmethod
-    def plan(self, epoch: int) -> JobPlan[RecipeT, TotalsT]:
+    def plan(self, epoch: int) -> JobPlan:
         """The rows of an epoch, the same on every rank and at every call."""
 
     @abstractmethod
@@ -286,7 +265,7 @@ class Job(ABC, Generic[RecipeT, BatchT, TotalsT]):
         """What the run will do from here on. The model is made fast here, where that pays."""
 
     @abstractmethod
-    def learning_rate(self, update: Update[BatchT, TotalsT], progress: Progress) -> float:
+    def learning_rate(self, update: Update, progress: Progress) -> float:
         """The rate of the update that comes next."""
 
     @abstractmethod

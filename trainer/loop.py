@@ -13,25 +13,13 @@ import contextlib
 import gc
 import math
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import SaidByAnotherRank
 from common.wording import counted
-from dataset.loader import Loader, LoaderError, UpdateSchedule
+from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.engine import LOADER_FAILED, Outcome, UpdateId
-from trainer.job import (
-    SHORT_RUN_FLOPS,
-    UNLIMITED,
-    BatchT,
-    Job,
-    JobPlan,
-    Outlook,
-    Progress,
-    RecipeT,
-    Surroundings,
-    TotalsT,
-    Update,
-)
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings, Update
 from trainer.machine.command_line import name_of
 from trainer.machine.measure import peak_memory, product_rate, told_in_a_line
 from trainer.machine.ranks import end_all, on_main, until_all_are_ready
@@ -42,7 +30,7 @@ from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver
 from trainer.saving.save_clock import SaveClock
-from trainer.updates import plain_advice, schedule_of, with_accumulation
+from trainer.updates import micro_batches_of_update, plain_advice, schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -50,39 +38,40 @@ CHECK_BEFORE_SAVE_S = 5.0
 SETTLED_AFTER = 3
 
 
-class Epoch(NamedTuple, Generic[RecipeT, TotalsT]):
+class Epoch(NamedTuple):
     """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks.
 
     updates_before: of the run, before update 0 of the epoch.
     """
 
     number: int
-    plan: JobPlan[RecipeT, TotalsT]
+    plan: JobPlan
     schedule: UpdateSchedule
     updates_before: int
 
 
-class Trainer(Generic[RecipeT, BatchT, TotalsT]):
+class Trainer:
     """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
 
-    # Set by `run`: what the job expects of the run, and what makes its batches.
+    # Set by `run`: what the job expects of the run, what makes its batches, and the time that they take.
     outlook: Outlook
-    loader: Loader[RecipeT, BatchT]
+    loader: Loader
+    stopwatch: Stopwatch
 
-    def __init__(self, job: Job[RecipeT, BatchT, TotalsT], surroundings: Surroundings) -> None:
+    def __init__(self, job: Job, surroundings: Surroundings) -> None:
         self.job = job
         self.surroundings = surroundings
         self.ranks = surroundings.ranks
-        settings = with_accumulation(job.settings, self.ranks)
-        self.settings = settings
+        self.settings = job.settings
+        self.accumulation_steps = micro_batches_of_update(job.settings, self.ranks)
         self.device = surroundings.device
         self.signals = surroundings.signals
         self.engine = job.engine
         self.reporter = Reporter(self.ranks.is_main)
         if self.engine.graphs is not None:
             self.engine.graphs.say = self.reporter.say
-        self.saver = Saver(job, settings, self.reporter)
-        self.save_clock = SaveClock(settings, self.device.type)
+        self.saver = Saver(job, self.reporter)
+        self.save_clock = SaveClock(self.settings, self.device.type)
         # Updates that this process has done
         self.updates_here = 0
         # Where the run stands, and where it ends
@@ -90,13 +79,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         self.length = job.length
         # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
-        self.current_epoch: Epoch[RecipeT, TotalsT] | None = None
-
-        # The time of log intervals and epochs, made anew for each epoch.
-        self.stopwatch = Stopwatch()
-        # Seconds of the log interval in which the resumed run was stopped
-        self.seconds_before = 0.0
-        # For the log; 0 where it is not known.
+        self.current_epoch: Epoch | None = None
+        # operations per second of this rank's fastest matrix products; 0: not measured
         self.product_rate = 0.0
 
     @property
@@ -123,7 +107,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
-                self.progress, self.seconds_before = found
+                self.progress = found
             # A resume of a run that has done all it was asked to do.
             if self.finished and not self.progress.evaluation_due:
                 lines.say_that_all_is_done(self.job, self.progress, self.reporter)
@@ -134,12 +118,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             on_main(
                 self.ranks,
                 lambda: lines.open_records(
-                    self.job,
-                    self.reporter,
-                    self.saver.checkpoints,
-                    self.saver.tracker_ids,
-                    self.progress,
-                    resumed=found is not None,
+                    self.job, self.reporter, self.saver.checkpoints, self.progress, resumed=found is not None
                 ),
             )
             self.prepare()
@@ -188,13 +167,14 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         stop_signal = 0
         failure: LoaderError | None = None
         self.save_clock.restart()
+        self.stopwatch = Stopwatch(self.progress.step, self.progress.log_seconds)
         try:
             if self.progress.evaluation_due:
                 # A signal broke it off before the resume.
                 stop_signal = self.run_evaluation()
                 if self.finished and not stop_signal:
                     # No later update comes, whose save would tell that this evaluation is done.
-                    self.save(again=True)
+                    self.save()
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
             failure = self.loader.failure
@@ -241,7 +221,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 n_rows=epoch.plan.n_rows,
                 first_row=first_row,
                 end_row=end_row,
-                first_step=update_number * self.settings.accumulation_steps,
+                first_step=update_number * self.accumulation_steps,
                 totals=epoch.plan.totals(first_row, end_row),
                 batches=batches,
             )
@@ -249,12 +229,12 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             for place, batch in enumerate(batches):
                 is_last = place == len(batches) - 1
                 if batch is not None:
-                    self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
+                    self.engine.micro_batch(to_device(batch, self.device), update.totals, last=is_last)
                 elif self.engine.shards is not None:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
                     recipe = epoch.plan.recipe(range(first_row, first_row + 1))
-                    filler = self.job.assembler[recipe].to(self.device)
+                    filler = to_device(self.job.assembler[recipe], self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
                 if not is_last:
@@ -272,32 +252,29 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 break
         return 0
 
-    def begin_epoch(self) -> Epoch[RecipeT, TotalsT]:
+    def begin_epoch(self) -> Epoch:
         """The epoch of `progress`, whose updates begin at row `progress.row`. It becomes `current_epoch`."""
         progress, length = self.progress, self.length
         # A plan may be large: the last one goes before the next one comes.
         self.current_epoch = None
         # A clock may move the end of a run beyond the epochs that were planned.
         length.epochs = max(length.epochs, progress.epoch + 1)
-        with until_all_are_ready(self.ranks):
+        with self.stopwatch.paused(), until_all_are_ready(self.ranks):
             plan = self.job.plan(progress.epoch)
             schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
         self.all_updates = length.last_update
         if self.all_updates == UNLIMITED:
             # As if all epochs had as many rows as this one.
-            of_an_epoch = schedule._replace(start_row=0).n_updates
-            of_this_epoch = schedule.n_updates - schedule.first_update
-            self.all_updates = progress.update + of_this_epoch + (length.epochs - progress.epoch - 1) * of_an_epoch
+            from_epoch_start = schedule.n_updates * (length.epochs - progress.epoch)
+            self.all_updates = progress.update - schedule.first_update + from_epoch_start
         self.reporter.advance(progress.update, self.all_updates)
-        self.stopwatch = Stopwatch(schedule.first_update * self.settings.accumulation_steps, self.seconds_before)
-        self.seconds_before = 0.0
         self.signals.arm()
         self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         return self.current_epoch
 
     # ------------------------------------------------------------------------------------------ after an update
 
-    def after_update(self, epoch: Epoch[RecipeT, TotalsT], update: Update[BatchT, TotalsT], rate: float) -> int:
+    def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
         """Count, log, evaluate, sample and save, in this order. Returns the number of a stop signal that any rank got, or 0."""
         # It reads the whole store in a thread, and raises here once it has found that tokens.bin is not what was written.
         if self.job.digest_check:
@@ -311,7 +288,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             # Behind the last row comes the first one of the next epoch.
             progress.epoch = update.epoch + 1
             progress.row = 0
-        self.stopwatch.after_update(update.last_step)
+        self.stopwatch.after_update(progress.step)
         clock = self.length.clock
         if clock is not None and clock.after_update(progress.update):
             # The end of the run has moved.
@@ -346,8 +323,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if is_saved or stop_signal or any(outcome.asks_to_save for outcome in outcomes):
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.account_for(self.engine.drain(), epoch.plan)
-            # The last update may have been saved before its evaluation.
-            self.save(again=self.finished)
+            self.save()
         self.updates_here += 1
         if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
             # torch, transformers and the compiler leave millions of objects that live as long as the process. Python's collector would
@@ -356,7 +332,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             gc.freeze()
         return stop_signal
 
-    def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan[RecipeT, TotalsT]) -> None:
+    def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
         """Note and report what became of updates, whose rows are those of `plan`.
 
         Errors: UserError on rank 0 after --max_bad_updates in a row that were not applied, once the last save is on disk.
@@ -376,16 +352,16 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                     f"{outcome.update_id.step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
                 )
 
-    def log(self, epoch: Epoch[RecipeT, TotalsT], step: int, rate: float) -> None:
+    def log(self, epoch: Epoch, step: int, rate: float) -> None:
         """A log line after the first micro-batch (or update) of each interval, and after the last one: means over the tokens since the
         last line, over all ranks. step: of the epoch, from 0.
         """
         settings, progress = self.settings, self.progress
         is_due = step % settings.log_interval == 0
         if self.job.evaluation.counts_updates:
-            update_number, place = divmod(step, settings.accumulation_steps)
+            update_number, place = divmod(step, self.accumulation_steps)
             # A line is of whole updates.
-            is_due = update_number % settings.log_interval == 0 and place == settings.accumulation_steps - 1
+            is_due = update_number % settings.log_interval == 0 and place == self.accumulation_steps - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
         # All ranks take part, though one writes the line.
@@ -394,11 +370,11 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             return
         # The micro-batches of the epoch that are trained: where updates limit the run, it may end before the epoch.
         updates = self.length.last_update - epoch.updates_before
-        n_steps = int(min(epoch.schedule.n_steps, updates * settings.accumulation_steps))
+        n_steps = int(min(epoch.schedule.n_steps, updates * self.accumulation_steps))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
-        step_seconds = self.stopwatch.seconds_per_step(step)
-        steps_left = (self.all_updates - progress.update) * settings.accumulation_steps
+        step_seconds = self.stopwatch.seconds_per_step(progress.step)
+        steps_left = (self.all_updates - progress.update) * self.accumulation_steps
         record: dict[str, Any] = {
             **position(progress),
             "epoch": epoch.number + 1,
@@ -407,7 +383,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (self.stopwatch.training_seconds_per_step(step) * settings.accumulation_steps),
+            "updates_per_second": 1 / (step_seconds * self.accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
@@ -437,10 +413,6 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
         if not (progress.evaluation_due or samples_are_due):
             return 0
-        if self.finished and evaluation.samples is not None:
-            # A second model is made for the last samples. Should it have no room, the last updates are not lost: a resume
-            # evaluates alone. The save behind the evaluation replaces this one.
-            self.save()
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
         stop_signal = 0
@@ -448,7 +420,7 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
             if progress.evaluation_due and evaluation.evaluate is not None:
                 values, stop_signal = evaluation.evaluate(self.engine, self.signals, progress.update)
             if samples_are_due and evaluation.samples is not None and not stop_signal:
-                samples, stop_signal = evaluation.samples(self.engine, self.signals, self.finished)
+                samples, stop_signal = evaluation.samples(self.engine, self.signals)
             if stop_signal:
                 return stop_signal
             progress.evaluation_due = False
@@ -466,8 +438,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
                 self.reporter.record({**position(progress), "prompt": prompt, "text": text})
         return 0
 
-    def save(self, again: bool = False) -> None:
-        """Begin to write a checkpoint and the weights, in a thread. again: also where this update was saved.
+    def save(self) -> None:
+        """Begin to write a checkpoint and the weights, in a thread.
 
         Errors: DataError where it was trained on damaged data.
         """
@@ -475,8 +447,8 @@ class Trainer(Generic[RecipeT, BatchT, TotalsT]):
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         self.save_clock.restart()
-        seconds = self.stopwatch.elapsed() if self.current_epoch else self.seconds_before
-        self.saver.save(self.progress, seconds, is_last=self.finished, again=again)
+        self.progress.log_seconds = self.stopwatch.elapsed()
+        self.saver.save(self.progress, is_last=self.finished)
 
 
 def train_epoch(trainer: Trainer) -> int:

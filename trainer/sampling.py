@@ -1,27 +1,21 @@
 """Texts that the model in training writes (`--sample_prompts`)."""
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
-from dataset.loader import Batch
-from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder
-from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.evaluation import undisturbed
 from trainer.machine.command_line import StopSignals
-from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import on_main
-from trainer.saving.weights import beyond_float16, in_dtype
 
 # How a sample is drawn. The snippet in an export's README.md draws the same way.
 SAMPLE_TOKENS = 120
@@ -44,27 +38,17 @@ class Sampler:
     seed: int
     with_prompt: bool = True
 
-    def __call__(
-        self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
-    ) -> tuple[list[tuple[str, str]], int]:
+    def __call__(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
         """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
 
         Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
         the same text with the others.
-        is_last: the weights are those that the run leaves. Then the samples are made by the model of the weight file, see
-        `model_as_saved`, so that whoever has the file or an export of it can draw them again.
         """
         ranks = engine.ranks
-        # Rank 0 alone has the whole weights of a sharded model.
-        weights = engine.weights() if is_last else {}
-        model: list[MiniMindForCausalLM] = []
-        if is_last:
-            on_main(ranks, lambda: model.append(model_as_saved(engine, weights)))
         found: list[tuple[str, str]] = []
         for prompt in self.prompts:
-            draw = partial(self.sample, engine, prompt, as_saved=model[0] if model else None)
-            computes_together = engine.shards is not None and not is_last
-            found.append((prompt, draw() if computes_together else on_main(ranks, draw)))
+            draw = partial(self.sample, engine, prompt)
+            found.append((prompt, draw() if engine.shards is not None else on_main(ranks, draw)))
             stop_signal = on_main(ranks, lambda: signals.signum)
             if stop_signal:
                 # A resume makes all of them again.
@@ -72,23 +56,10 @@ class Sampler:
         return found, 0
 
     @torch.no_grad()
-    def sample(
-        self,
-        engine: Engine[Batch, Totals],
-        prompt: str,
-        max_new_tokens: int = SAMPLE_TOKENS,
-        as_saved: MiniMindForCausalLM | None = None,
-    ) -> str:
-        """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was.
-
-        as_saved: the model to ask, on the CPU in float32; None: that of the engine, as it trains.
-        """
+    def sample(self, engine: Engine, prompt: str, max_new_tokens: int = SAMPLE_TOKENS) -> str:
+        """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was."""
         # The types of transformers know no model that is defined elsewhere.
-        model = cast(Any, as_saved or engine.model)
-        device = torch.device("cpu") if as_saved else engine.device
-        precision: contextlib.AbstractContextManager[object] = (
-            contextlib.nullcontext() if as_saved else engine.autocast()
-        )
+        model: Any = engine.model
         positions = model.config.max_position_embeddings
 
         def new_tokens(length: int) -> int:
@@ -102,9 +73,9 @@ class Sampler:
         given = ids or [self.encoder.eos_id or 0]
         with undisturbed(engine):
             torch.manual_seed(self.seed)
-            with precision:
+            with engine.autocast():
                 output = model.generate(
-                    torch.tensor([given], device=device),
+                    torch.tensor([given], device=engine.device),
                     max_new_tokens=new_tokens(len(given)),
                     do_sample=True,
                     temperature=TEMPERATURE,
@@ -112,28 +83,10 @@ class Sampler:
                     top_k=TOP_K,
                     pad_token_id=self.tokenizer.pad_token_id or 0,
                     # A rank whose text has ended goes on computing with those whose texts have not.
-                    synced_gpus=engine.shards is not None and as_saved is None,
+                    synced_gpus=engine.shards is not None,
                 )
         shown = output[0] if self.with_prompt else output[0, len(ids) :]
         return str(self.tokenizer.decode(shown, skip_special_tokens=True))
-
-
-def model_as_saved(engine: Engine[Batch, Totals], state: dict[str, torch.Tensor]) -> MiniMindForCausalLM:
-    """The model with the numbers of its weight file, on the CPU in float32. state: its weights, whole ones.
-
-    The weights of training are finer than those of the file, products in bfloat16 differ from machine to machine, and
-    a GPU draws other random numbers than a CPU: each of the three would give other texts in the end.
-    """
-    model = cast(MiniMindForCausalLM, engine.model)
-    # A fresh model draws its first weights, which must not change what the training draws next.
-    before = rng_state(engine.device)
-    try:
-        as_saved = MiniMindForCausalLM(model.config)
-    finally:
-        set_rng_state(before, engine.device)
-    dtype = torch.float16 if beyond_float16(state) is None else torch.float32
-    as_saved.load_state_dict(in_dtype(state, dtype))
-    return as_saved.eval()
 
 
 def read_prompts(arguments: list[str]) -> list[str]:

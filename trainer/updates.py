@@ -1,50 +1,53 @@
-"""How many rows an update has and how they are dealt out: from the flags, and from the ranks that are there."""
+"""The flags that every trainer has, and what follows from them: how many rows an update has, and who gets which."""
 
-import copy
 import math
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from dataset.loader import UpdateSchedule
 from trainer.machine.ranks import Ranks
 
 
-class RowFlags(Protocol):
-    """The flags on the rows of an update, and on how many are computed at once."""
+class RunSettings(Protocol):
+    """The flags that every trainer has; the settings of a job have more."""
 
     batch_size: int
     accumulation_steps: int
     rows_per_update: int
+    grad_clip: float
+    max_bad_updates: int
     gradient_checkpointing: bool
+    num_workers: int
+    log_interval: int
+    save_interval: int
+    save_minutes: str
+    keep_checkpoints: int
+    from_resume: bool
+    report: bool
+    tracker: str
+    wandb_project: str
 
 
-FlagsT = TypeVar("FlagsT", bound=RowFlags)
-
-
-def rows_of_update(settings: RowFlags, ranks: Ranks) -> int:
+def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
     """Rows of an update over all ranks."""
     rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
     return settings.rows_per_update or rows
 
 
-def with_accumulation(settings: FlagsT, ranks: Ranks) -> FlagsT:
-    """The settings with the micro-batches that --rows_per_update takes on these ranks; without that flag as they are."""
+def micro_batches_of_update(settings: RunSettings, ranks: Ranks) -> int:
+    """Micro-batches that each rank computes for an update: --accumulation_steps, or what --rows_per_update takes on these ranks."""
     if not settings.rows_per_update:
-        return settings
-    settled = copy.copy(settings)
-    settled.accumulation_steps = math.ceil(
-        settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once)
-    )
-    return settled
+        return settings.accumulation_steps
+    return math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
 
 
-def schedule_of(settings: RowFlags, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
+def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
     """How the rows of an epoch, from start_row on, are dealt out."""
-    steps = with_accumulation(settings, ranks).accumulation_steps
+    micro_batches = micro_batches_of_update(settings, ranks)
     rows_of_rank = ranks.rows_of(settings.batch_size)
-    return UpdateSchedule(n_rows, rows_of_rank, steps, ranks.world_size, start_row, settings.rows_per_update)
+    return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 
-def plain_advice(settings: RowFlags, shorter: str) -> str:
+def plain_advice(settings: RunSettings, shorter: str) -> str:
     """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks import gpu, gpu_bits, gpu_checks
-from benchmarks.arguments import gpu_parser
 from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
@@ -55,7 +54,7 @@ def test_other_bits_are_found(monkeypatch, tmp_path):
 def main(folder, *flags):
     """(exit code, what is in --out)."""
     out = folder / "gpu.jsonl"
-    code = gpu.main(gpu_parser().parse_args(["--device", "cpu", "--seconds", "small", "--out", str(out), *flags]))
+    code = gpu.main(["--device", "cpu", "--seconds", "small", "--out", str(out), *flags])
     return code, [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -76,7 +75,7 @@ def test_a_check_that_fails_leaves_the_others_alone_and_is_named_at_the_end(monk
     def fails(device):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setitem(gpu.CHECKS, 5, {"first": fails, "second": lambda device: "fine"})
+    monkeypatch.setattr(gpu, "SECTIONS", [("a section", {"first": fails, "second": lambda device: "fine"})] * 6)
     results = [json.dumps(result) for result in gpu.results_of(5, CPU, small=True)]
     program(f"print(*{results}, sep='\\n')")
     code, (first, second, _) = main(tmp_path, "--sections", "5")

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import time_to_loss
-from benchmarks.arguments import bench_parser, time_to_loss_parser
 from benchmarks.time_to_loss import RIVALS, ROWS, T, rival_flags
 from benchmarks.trained import Outcome, flag_words
 from benchmarks.training import LEARNING_RATE
@@ -53,14 +52,15 @@ def start(monkeypatch, tmp_path):
         monkeypatch.setattr(time_to_loss, "trained", instead)
         flags = ["--rival", "hf", "--minutes", "1", "--budget", "90s", "--rates", "5e-4", "1e-3", "--seed", "7"]
         flags += ["--data_path", "a", "b", "--val_path", "v", "--work", str(tmp_path), *more]
-        time_to_loss.main(time_to_loss_parser().parse_args(flags))
+        time_to_loss.main(flags)
         return seen
 
     def measure(words, check):
-        asked = bench_parser().parse_args(words[2:])
-        assert asked.sides == "hf,hf-compiled" and (asked.rows, asked.max_seq_len) == (ROWS, T)
+        asked = dict(zip(words[2::2], words[3::2], strict=True))
+        assert asked["--sides"] == "hf,hf-compiled"
+        assert (asked["--rows"], asked["--max_seq_len"]) == (str(ROWS), str(T))
         record = {"device": "cpu", "sides": {"hf": {"slices": [{"updates": 3, "seconds": 3.0}]}}}
-        with open(asked.out, "w", encoding="utf-8") as file:
+        with open(asked["--out"], "w", encoding="utf-8") as file:
             json.dump([record], file)
         # A second start finds it.
         monkeypatch.setattr(time_to_loss, "subprocess", None)

@@ -143,13 +143,13 @@ def test_what_a_command_must_be_told_may_stand_in_the_file(tmp_path):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ("batchsize: 8\n", "run.yaml: batchsize is no setting of this command; did you mean batch_size?"),
+        ("batchsize: 8\n", "run.yaml: unrecognized arguments: --batchsize=8; did you mean --batch_size?"),
         ("batch_size: -8\n", "run.yaml: argument --batch_size: -8 must be a number above 0"),
         ("pack: perhaps\n", "run.yaml: argument --pack: 'perhaps' is not true or false"),
         ("data_path: {a: 1}\n", "run.yaml: data_path: a text, a number, true or false, or a list of these is wanted"),
         ("tracker: no\n", "run.yaml: argument --tracker: invalid choice: 'no'"),
         ("batch_size: 1:30\n", "run.yaml: argument --batch_size: invalid positive int or auto value: '1:30'"),
-        ("config: other.yaml\n", "run.yaml: config is no setting of this command"),
+        ("config: other.yaml\n", "run.yaml: a file of settings names no other one"),
         ("batch_size: [\n", "run.yaml is no YAML (while parsing a flow node"),
         ("!!python/object/apply:os.system ['true']\n", "run.yaml holds no settings"),
         ("val_path: a\nval_fraction: 0.1\n", "--val_path and --val_fraction exclude each other: drop one"),

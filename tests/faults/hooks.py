@@ -181,8 +181,7 @@ def save_again():
     resume = Saver.resume
 
     def saving_resume(saver):
-        progress, seconds = resume(saver)
-        saver.save(progress, seconds, is_last=False, again=True)
+        saver.save(resume(saver), is_last=False)
         saver.finish()
         sys.exit(0)
 

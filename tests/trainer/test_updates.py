@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import losses, records, steps_of, train, write_corpus
 from trainer.machine.ranks import Ranks
-from trainer.updates import rows_of_update, schedule_of, with_accumulation
+from trainer.updates import micro_batches_of_update, rows_of_update, schedule_of
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
@@ -53,9 +53,7 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
 )
 def test_micro_batches_follow_from_the_ranks(ranks, steps):
     asked = flags(4, rows_per_update=24)
-    assert with_accumulation(asked, ranks).accumulation_steps == steps
-    # What was asked for stays as it is, for the settings that are kept.
-    assert asked.accumulation_steps == 8
+    assert micro_batches_of_update(asked, ranks) == steps
     assert rows_of_update(asked, ranks) == 24
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from dataset.corpus import EVAL_ROWS, split_by_hash
-from dataset.loader import Batch
+from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
@@ -350,7 +350,8 @@ class RunCosts:
         ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
         zeros = torch.zeros(rows, T, dtype=torch.long)
         positions = torch.arange(T).expand(rows, T).contiguous()
-        batch = Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), zeros, positions, rows * T, rows).to(device)
+        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        batch = to_device(Batch(inputs, targets, zeros, positions, rows * T, rows), device)
         model = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})

@@ -20,8 +20,9 @@ from common.paths import ROOT
 from common.settings import read_plain
 from common.wording import announce, counted
 from dataset.corpus import Corpus
-from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Recipe, Totals
+from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import to_device
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
@@ -65,7 +66,7 @@ VAL_SEED = 0
 FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 
-class ElectraJob(Job[Recipe, Batch, Totals]):
+class ElectraJob(Job):
     """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
 
     settings: ElectraSettings
@@ -260,9 +261,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return values, positions
 
     @torch.no_grad()
-    def evaluate(
-        self, engine: Engine[Batch, Totals], signals: StopSignals, update: int
-    ) -> tuple[dict[str, float], int]:
+    def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
         """({val_{figure}: value} of held-out examples, number of a stop signal that came meanwhile, or 0), the same on every world
         size."""
         plan, size = self.val_plan, self.settings.eval_batch_size
@@ -270,7 +269,7 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
-            batch = self.val_assembler[plan.recipe(rows)].to(self.device)
+            batch = to_device(self.val_assembler[plan.recipe(rows)], self.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(VAL_SEED + number)
             with engine.autocast():
@@ -284,16 +283,14 @@ class ElectraJob(Job[Recipe, Batch, Totals]):
         return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
 
     @torch.no_grad()
-    def samples(
-        self, engine: Engine[Batch, Totals], signals: StopSignals, is_last: bool
-    ) -> tuple[list[tuple[str, str]], int]:
+    def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
         """([(the first example of the first epoch; the same, what the generator made of it, and of each token that was masked or is
         called replaced the label and the prediction)], 0).
 
         All ranks compute it: where they have sharded the model they need each other. It is so short that a stop waits for the next
         update.
         """
-        batch = self.assembler[self.plan(0).recipe(range(1))].to(self.device)
+        batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
         with undisturbed(engine), engine.autocast():
             # At every look the same draws, so that what changes is the networks.
             torch.manual_seed(VAL_SEED)

@@ -22,7 +22,7 @@ from common.files import atomic_folder
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
-from dataset.store.format import Ints
+from dataset.loader import to_device
 from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
@@ -70,7 +70,7 @@ class Data(NamedTuple):
     test: dict[str, GlueAssembler]
 
 
-class GlueJob(Job[Ints, Batch, Totals]):
+class GlueJob(Job):
     """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
 
     settings: GlueSettings
@@ -231,7 +231,7 @@ class GlueJob(Job[Ints, Batch, Totals]):
 
         def compute(number: int) -> torch.Tensor:
             with self.engine.autocast():
-                return forward(self.model, assembler[batches[number]].to(self.device))
+                return forward(self.model, to_device(assembler[batches[number]], self.device))
 
         shape = (len(order), self.data.task.outputs)
         logits, stop_signal = rows_of_batches(self.engine, batches, compute, shape, signals)

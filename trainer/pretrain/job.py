@@ -11,7 +11,7 @@ import torch
 
 from common.errors import user_errors
 from dataset.loader import Batch
-from dataset.packing import Recipe, RowPlan, Totals
+from dataset.packing import RowPlan, Totals
 from model.config import architecture
 from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import why_without_graphs
@@ -44,7 +44,7 @@ from trainer.saving.weights import save_weights
 ONLY_AT_START = ("from_weight", "init_scheme")
 
 
-class PretrainJob(Job[Recipe, Batch, Totals]):
+class PretrainJob(Job):
     """train_pretrain.py's part of a run.
 
     The constructor opens whatever can be wrong, the quick things first: prompts, tokenizer and model, the names of the run's

@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.flags import LARGEST
 from common.wording import counted
 from dataset.corpus import Corpus
-from dataset.loader import Batch
+from dataset.loader import Batch, to_device
 from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
@@ -280,7 +280,7 @@ def fits_gpu(
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             with autocast(device, dtype):
-                loss, _ = pretrain_loss(model, batch.to(device), totals)
+                loss, _ = pretrain_loss(model, to_device(batch, device), totals)
             loss.backward()
             del moments, loss
         except Exception as error:

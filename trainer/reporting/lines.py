@@ -18,7 +18,7 @@ from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter, Say, open_tracker
 from trainer.saving.checkpoint import Checkpoints, snapshot
 from trainer.saving.places import RECORDS
-from trainer.updates import rows_of_update, with_accumulation
+from trainer.updates import micro_batches_of_update, rows_of_update
 
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
@@ -33,14 +33,13 @@ def position(progress: Progress) -> dict[str, int]:
 
 
 def open_records(
-    job: Job[Any, Any, Any],
+    job: Job,
     reporter: Reporter,
     checkpoints: Checkpoints,
-    tracker_ids: dict[str, str | None],
     progress: Progress,
     resumed: bool,
 ) -> None:
-    """On rank 0: begin or continue the tracker's run, whose id is noted in `tracker_ids`, and the metrics file.
+    """On rank 0: begin or continue the tracker's run, whose id is noted in `progress`, and the metrics file.
 
     A fresh run first moves an earlier one out of its way.
     """
@@ -49,8 +48,8 @@ def open_records(
     # The tracker comes first: if it refuses, nothing has been moved.
     if settings.tracker != "none":
         kind = settings.tracker
-        reporter.tracker, tracker_ids[kind] = open_tracker(
-            kind, settings.wandb_project, stem.name, vars(settings), tracker_ids.get(kind)
+        reporter.tracker, progress.tracker_ids[kind] = open_tracker(
+            kind, settings.wandb_project, stem.name, vars(settings), progress.tracker_ids.get(kind)
         )
     metrics = Path(f"{stem}.metrics.jsonl")
     settings_file = Path(f"{stem}.settings.yaml")
@@ -79,7 +78,7 @@ def open_records(
 
 
 def describe(
-    job: Job[Any, Any, Any],
+    job: Job,
     outlook: Outlook,
     progress: Progress,
     surroundings: Surroundings,
@@ -87,10 +86,10 @@ def describe(
 ) -> tuple[str, dict[str, Any]]:
     """(the line on what a run derives from its flags, the record of its start)."""
     ranks, device = surroundings.ranks, surroundings.device
-    settings = with_accumulation(job.settings, ranks)
+    settings = job.settings
     plan = outlook.plan
     rows = rows_of_update(settings, ranks)
-    micro_batches = counted(settings.accumulation_steps, "micro-batch", "micro-batches")
+    micro_batches = counted(micro_batches_of_update(settings, ranks), "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
         f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
@@ -130,7 +129,7 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) ->
 # --------------------------------------------------------------------------------------------------------- at the end
 
 
-def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is_complete: bool) -> None:
+def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool) -> None:
     """On rank 0: say and record how the run has ended, close its records, and write its report."""
     # To count what was trained may take a while, and a run that is stopped must end soon.
     trained = job.trained(progress) if is_complete else []
@@ -158,7 +157,7 @@ def tell_end(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter, is
         write_own_report(job.files.stem, reporter.say)
 
 
-def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
+def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
     """What to say of an update that was not applied. plan: that its rows are of."""
     assert outcome.update_id is not None
     number, step, first_row, end_row = outcome.update_id
@@ -174,12 +173,12 @@ def skipped_line(outcome: Outcome, plan: JobPlan[Any, Any]) -> str:
     )
 
 
-def left_by(job: Job[Any, Any, Any]) -> str:
+def left_by(job: Job) -> str:
     """The line on what the run leaves."""
     return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
 
 
-def say_that_all_is_done(job: Job[Any, Any, Any], progress: Progress, reporter: Reporter) -> None:
+def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> None:
     """For a finished run that is asked to go on. Outputs that are missing are written."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")

@@ -173,57 +173,44 @@ def open_tracker(
 
 
 class Stopwatch:
-    """Seconds since the last log line, and an estimate of what is left of an epoch."""
+    """Seconds since the last log line, and the mean time of a micro-batch. Micro-batches are counted as in Progress.step."""
 
-    def __init__(self, first_step: int = 0, seconds_before: float = 0.0) -> None:
-        """first_step: the epoch's micro-batch that comes first now. seconds_before: see `elapsed`."""
+    def __init__(self, step: int = -1, seconds_before: float = 0.0) -> None:
+        """step: the last one before. seconds_before: since the last log line, in the run that a resume goes on with."""
         self.start = time.perf_counter()
-        # As if the interval that a stop broke off had begun so long ago.
-        self.last = self.start - seconds_before
-        self.first_step = first_step
-        # Seconds of evaluations, which come behind the first update
-        self.seconds_paused = 0.0
-        # (when the first update was done, the micro-batch behind it)
+        self.lap_start = self.start - seconds_before
+        self.step_before = step
+        # (when the first update was done, its last micro-batch)
         self.warm: tuple[float, int] | None = None
 
     def elapsed(self) -> float:
-        """Seconds since the last lap: a resumed run hands them in again, with the sums of that interval."""
-        return time.perf_counter() - self.last
+        """Seconds since the last lap."""
+        return time.perf_counter() - self.lap_start
 
     def lap(self) -> float:
         """Seconds since the last lap, and the beginning of a new one."""
         elapsed = self.elapsed()
-        self.last += elapsed
+        self.lap_start += elapsed
         return elapsed
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes does not count as training: it is an evaluation."""
+        """What the block takes is no time of the lap: it is no training."""
         start = time.perf_counter()
         yield
-        seconds = time.perf_counter() - start
-        self.seconds_paused += seconds
-        # Moving the lap's beginning leaves out just the pause.
-        self.last += seconds
+        self.lap_start += time.perf_counter() - start
 
-    def after_update(self, last_step: int) -> None:
-        """last_step: the update's last micro-batch, counted from 0."""
+    def after_update(self, step: int) -> None:
+        """step: the update's last micro-batch."""
         if self.warm is None:
-            self.warm = time.perf_counter(), last_step + 1
+            self.warm = time.perf_counter(), step
 
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the epoch's micro-batches so far, when `step` (0-based) is done, evaluations between them included.
+        """Mean time of the micro-batches of this process up to `step`, evaluations between them included.
 
         The first update, in which code is compiled, is left out once there are others.
         """
-        return self._mean_of_steps(step, time.perf_counter())
-
-    def training_seconds_per_step(self, step: int) -> float:
-        """`seconds_per_step` without evaluations."""
-        return self._mean_of_steps(step, time.perf_counter() - self.seconds_paused)
-
-    def _mean_of_steps(self, step: int, now: float) -> float:
-        start, first_step = self.start, self.first_step
-        if self.warm is not None and step >= self.warm[1]:
-            start, first_step = self.warm
-        return (now - start) / (step - first_step + 1)
+        start, step_before = self.start, self.step_before
+        if self.warm is not None and step > self.warm[1]:
+            start, step_before = self.warm
+        return (time.perf_counter() - start) / (step - step_before)

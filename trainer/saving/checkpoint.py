@@ -31,7 +31,6 @@ import itertools
 import os
 import pickle
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -305,45 +304,32 @@ class Checkpoints:
         weights (files or folders): they are in that folder too, and stay until those of the fresh run replace them, which may begin
         with them. unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
         """
-        files = [path for path in files if path.exists()]
-        aside = self.folder.with_name(f"{self.folder.name}_old")
-        earlier = list(self.folder.parent.glob(f"{glob.escape(aside.name)}*"))
-        # What an earlier start has linked there is there already.
-        weights = [
-            path for path in weights if path.exists() and not any(is_link_of(old / path.name, path) for old in earlier)
+        earlier = list(self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*"))
+        # What an earlier start has set aside is left alone: weights that stayed, files that a kill kept it from deleting.
+        left = [
+            path
+            for path in [*files, *weights]
+            if path.exists() and not any(is_link_of(old / path.name, path) for old in earlier)
         ]
-        # If it is there, a start was killed while it moved, and this one goes on with that.
-        if not aside.exists() and not self.paths() and not weights and set(files) <= set(unsaved):
-            for path in files:
-                remove(path)
-            return
-        numbered = (aside.with_name(f"{aside.name}{number}") for number in itertools.count(1))
-        free = (path for path in numbered if not path.exists())
-        if aside.exists() and self.folder.exists():
-            # The run of that folder is another one.
-            aside.rename(next(free))
-        # All checkpoints at once, and first: a resume finds either the whole run, or none.
-        if self.folder.exists():
-            self.folder.rename(aside)
-        else:
-            aside.mkdir(exist_ok=True)
-        for path in [*files, *weights]:
-            # A run whose folder somebody has renamed back has such files in it, and a start that was killed may have left a part.
-            if (aside / path.name).exists():
-                replace(aside / path.name, aside / f"{path.name}.before")
+        if self.paths() or not set(left) <= set(unsaved):
+            self.folder.mkdir(exist_ok=True)
+            for path in left:
+                link = self.folder / path.name
+                # Of a folder that somebody has renamed back, or of a start that was killed here.
+                if link.exists() and not is_link_of(link, path):
+                    replace(link, link.with_name(f"{link.name}.before"))
+                if not link.exists():
+                    link_or_copy(path, link)
+            numbered = (self.folder.with_name(f"{self.folder.name}_old{number}") for number in itertools.count(1))
+            old = next(path for path in numbered if not path.exists())
+            # All at once: a kill before this leaves the run where it was, a kill after it the whole run in the other folder.
+            self.folder.rename(old)
+            hint = ""
+            if Checkpoints(old).paths():
+                hint = "; --from_resume 1 would have gone on with it, and docs/reliability.md says how it still can"
+            notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
         for path in files:
-            os.replace(path, aside / path.name)
-        for path in weights:
-            if path.is_dir():
-                shutil.copytree(path, aside / path.name, copy_function=link_or_copy)
-            else:
-                link_or_copy(path, aside / path.name)
-        old = next(free)
-        aside.rename(old)
-        hint = ""
-        if Checkpoints(old).paths():
-            hint = "; --from_resume 1 would have gone on with it, and docs/reliability.md says how it still can"
-        notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
+            remove(path)
 
     def newest(self, notice: Callable[[str], None] = print) -> Path | None:
         """The newest checkpoint whose digest holds, or None where there is none at all. Others are named through `notice`.

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from common.errors import UserError, user_errors
 from common.wording import counted
-from trainer.job import BatchT, Job, Progress, RecipeT, RunSettings, TotalsT
+from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
 from trainer.machine.ranks import compare_with_main, end_all, on_main
@@ -23,42 +23,38 @@ from trainer.updates import rows_of_update
 FORMAT = 2
 
 
-class Saver(Generic[RecipeT, BatchT, TotalsT]):
+class Saver:
     """Saves a run, and goes on with the run that its checkpoints hold."""
 
-    def __init__(self, job: Job[RecipeT, BatchT, TotalsT], settings: RunSettings, reporter: Reporter) -> None:
-        """settings: the job's, with the micro-batches of an update on these ranks."""
+    def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job = job
-        self.settings = settings
+        self.settings = job.settings
         self.reporter = reporter
         self.engine = job.engine
         self.ranks = job.engine.ranks
         # Rank 0 saves.
-        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", settings.keep_checkpoints)
+        self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
         # On rank 0: the weights of the lowest validation loss, in the type in which they are saved; none before the first evaluation.
         self.best_weights: dict[str, torch.Tensor] = {}
-        # {tracker: id of the run in it}
-        self.tracker_ids: dict[str, str | None] = {}
-        # the update that was saved last
+        # the update that this process has saved last
         self.saved_update = -1
 
     # ------------------------------------------------------------------------------------------------ saving
 
-    def save(self, progress: Progress, seconds: float, is_last: bool, again: bool = False) -> None:
+    def save(self, progress: Progress, is_last: bool) -> None:
         """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on.
 
-        seconds: of the log interval that is under way. is_last: the run is finished. again: also where this update was saved,
-        before its evaluation. A collective: all ranks must call it.
+        is_last: the run is finished. A collective: all ranks must call it.
         """
         # The end of a run and a signal may ask for the same save.
-        if self.saved_update == progress.update and not again:
+        if self.saved_update == progress.update:
             return
         self.saved_update = progress.update
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")
         # All ranks take part in both.
-        state = snapshot(self._state_dict(progress, seconds), keeps=self.ranks.is_main)
+        state = snapshot(self._state_dict(progress), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
             return
 
@@ -69,7 +65,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
         self.checkpoints.save(state, progress.update, before=save_weights)
 
-    def _state_dict(self, progress: Progress, seconds: float) -> dict[str, Any]:
+    def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
         # The sums stay apart for each rank: added up in another order they would differ in the last bit.
         own = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
@@ -91,8 +87,6 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             "identity": self.job.identity.entries,
             "settings": {name: value for name, value in vars(self.settings).items() if value is not None},
             "versions": versions(),
-            "seconds": seconds,
-            "tracker_ids": self.tracker_ids,
             "job": {"clock": clock.state_dict()} if clock else {},
         }
 
@@ -129,8 +123,8 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
 
     # ------------------------------------------------------------------------------------------------ resuming
 
-    def resume(self) -> tuple[Progress, float] | None:
-        """Take over the newest good checkpoint. Returns the progress and the seconds that `save` was given; None: there is none.
+    def resume(self) -> Progress | None:
+        """Take over the newest good checkpoint. Returns its progress; None: there is none.
 
         Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
         and where none of the checkpoints is good.
@@ -156,15 +150,13 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
             progress.epoch, progress.row = divmod(progress.rows, rows)
         self.best_weights = state["best"]
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
-        self.tracker_ids = state["tracker_ids"]
         if self.job.length.clock is not None:
             self.job.length.clock.load_state_dict(state["job"]["clock"])
-        self.saved_update = progress.update
         # Last: building the model and the optimiser has drawn random numbers.
         self._restore_rank(state["ranks"])
         self._announce_changes(state)
         say(f"resumed from {path}: epoch {progress.epoch + 1}, row {progress.row}, update {progress.update}")
-        return progress, state["seconds"]
+        return progress
 
     def _check(self, state: dict[str, Any], path: Path) -> None:
         """Errors: UserError where it is the checkpoint of another run."""
@@ -201,11 +193,7 @@ class Saver(Generic[RecipeT, BatchT, TotalsT]):
     def _announce_changes(self, state: dict[str, Any]) -> None:
         """Name the settings that are not those of the checkpoint."""
         before, now = state["settings"], vars(self.settings)
-        not_said = {"from_resume"}
-        if before["rows_per_update"] and now["rows_per_update"]:
-            # The micro-batches of an update follow from the ranks.
-            not_said.add("accumulation_steps")
-        for name in sorted((before.keys() | now.keys()) - not_said):
+        for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
             if before.get(name) == now.get(name):
                 continue
             if name in self.job.identity.only_at_start:

@@ -3,7 +3,7 @@
 import time
 
 from common.flags import AUTO
-from trainer.job import RunSettings
+from trainer.updates import RunSettings
 
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0

@@ -45,28 +45,17 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
     A tied matrix is stored once.
     """
-    beyond = beyond_float16(state_dict)
-    if beyond is not None:
-        name, largest = beyond
-        announce(f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32")
-    return in_dtype(state_dict, torch.float16 if beyond is None else torch.float32)
-
-
-def in_dtype(state_dict: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The same on the CPU in that type: shared where they are so already, else copies, of a tied matrix one."""
+    dtype = torch.float16
+    for name, tensor in state_dict.items():
+        largest = tensor.abs().max().item() if tensor.numel() else 0.0
+        if FLOAT16_MAX < largest < float("inf"):
+            announce(f"warning: {name} reaches {largest:.3g}, beyond float16: the weights are saved in float32")
+            dtype = torch.float32
+            break
     copies = {}
     for tensor in state_dict.values():
         copies[tensor.data_ptr()] = tensor.to("cpu", dtype)
     return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
-
-
-def beyond_float16(state_dict: dict[str, torch.Tensor]) -> tuple[str, float] | None:
-    """(name, largest absolute value) of the first finite weights that float16 does not hold; None: it holds all."""
-    for name, tensor in state_dict.items():
-        largest = tensor.abs().max().item() if tensor.numel() else 0.0
-        if FLOAT16_MAX < largest < float("inf"):
-            return name, largest
-    return None
 
 
 def write_tensors(state: Any, writer: HashingWriter) -> None:

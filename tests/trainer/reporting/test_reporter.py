@@ -88,18 +88,18 @@ def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
     """Which compiles: 60 s, and then a second for each micro-batch. Until there are others it is all there is."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    watch = Stopwatch()
+    watch = Stopwatch(step=9, seconds_before=5.0)
     now[0] = 60.0
-    watch.after_update(last_step=1)
-    assert watch.seconds_per_step(1) == 30.0
+    watch.after_update(step=11)
+    assert watch.seconds_per_step(11) == 30.0
     with watch.paused():
         now[0] = 64.0
     now[0] = 72.0
-    watch.after_update(last_step=9)
+    watch.after_update(step=19)
     # An evaluation takes time of the run, and is no training.
-    assert watch.seconds_per_step(9) == 1.5
-    assert watch.training_seconds_per_step(9) == 1.0
-    assert watch.lap() == 68.0
+    assert watch.seconds_per_step(19) == 1.5
+    assert watch.lap() == 5.0 + 68.0
+    assert watch.lap() == 0.0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")

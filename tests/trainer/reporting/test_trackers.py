@@ -31,9 +31,9 @@ def test_a_resume_continues_the_same_run(data, tmp_path):
     module = mock.MagicMock(**{"init.return_value.id": "abc"})
     options = {"data_path": data, "out_dir": tmp_path, "tracker": "wandb"}
     with mock.patch.dict(sys.modules, wandb=module):
-        ids = [train(**options).saver.tracker_ids, train(**options, epochs=2, from_resume=1).saver.tracker_ids]
+        runs = train(**options), train(**options, epochs=2, from_resume=1)
     first, second = (call.kwargs for call in module.init.call_args_list)
-    assert ids[0] == ids[1] and second["resume"] == "allow"
+    assert runs[0].progress.tracker_ids == runs[1].progress.tracker_ids and second["resume"] == "allow"
     assert (first["id"], second["id"]) == (None, "abc")
 
 
