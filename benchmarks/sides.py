@@ -25,7 +25,7 @@ from benchmarks.training import LEARNING_RATE, WARM_UP
 from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
-from dataset.loader import Assembler, Loader, UpdateSchedule
+from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
@@ -125,8 +125,7 @@ def plain_steps(
     seed: int = 42,
     context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[tuple[float, int]]:
-    """The plain MiniMind loop: tokenise each item when it is asked for, pad it to the full length, eager, AdamW, one forward
-    with all logits.
+    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits.
 
     Trains `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
 
@@ -236,7 +235,7 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
                 plan = corpus.plan(epoch)
                 for _, (batch,) in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, args.rows)):
                     assert batch is not None
-                    engine.micro_batch(batch.to(device), Totals(batch.n_targets, batch.n_documents))
+                    engine.micro_batch(to_device(batch, device), Totals(batch.n_targets, batch.n_documents))
                     engine.update(LEARNING_RATE)
                     engine.poll()
                     turns.done(batch.n_targets, batch.targets.numel())

@@ -168,7 +168,7 @@ def losses(run):
 def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "train_pretrain.py", **environment):
     """Run a trainer in a process of its own, as a user does; returns the CompletedProcess."""
     command = [sys.executable, *launcher, str(script), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    environment = {**os.environ, **environment}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -202,7 +202,6 @@ def run_ranks(function, *args, world_size=2, timeout_s=200):
 
 
 def _rank(rank, function, args, world_size, folder):
-    torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1")
     os.environ["RANKS_FOLDER"] = folder
     torch.save(function(*args), Path(folder, str(rank)))

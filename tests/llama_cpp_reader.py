@@ -1,7 +1,6 @@
 """What llama.cpp makes of GGUF files, by llama-cpp-python in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -67,13 +66,11 @@ def want_llama_cpp():
 
 def read_with(requests):
     """The reader's answers."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", READER],
         input=json.dumps(requests),
         capture_output=True,
         text=True,
-        env=environment,
         timeout=400,
     )
     assert done.returncode == 0, done.stderr[-3000:]

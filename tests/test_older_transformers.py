@@ -78,7 +78,7 @@ def read_with(version, tmp_path_factory):
 
     def read(asked):
         request = json.dumps([(str(path), kind, text) for path, kind, text in asked])
-        environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-c", READER]
         done = subprocess.run(command, input=request, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]

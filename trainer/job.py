@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dataset.loader import Loadable, MakesBatches
+from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
@@ -123,7 +123,7 @@ class Update:
     first_step: int
     totals: HasTargets
     # One for each micro-batch; None where this rank has no rows left.
-    batches: Sequence[Loadable | None]
+    batches: Sequence[Any]
 
     @property
     def last_step(self) -> int:
@@ -249,7 +249,7 @@ class Job(ABC):
     # Model, optimiser and loss
     engine: Engine
     # assembler[recipe] is a batch. A worker process gets a copy of it.
-    assembler: MakesBatches[Any, Any]
+    assembler: MakesBatches
     length: Length
     files: RunFiles
     identity: Identity

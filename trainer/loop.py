@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from common.errors import SaidByAnotherRank
 from common.wording import counted
-from dataset.loader import Loader, LoaderError, UpdateSchedule
+from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.engine import LOADER_FAILED, Outcome, UpdateId
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings, Update
 from trainer.machine.command_line import name_of
@@ -55,7 +55,7 @@ class Trainer:
 
     # Set by `run`: what the job expects of the run, what makes its batches, and the time that they take.
     outlook: Outlook
-    loader: Loader[Any, Any]
+    loader: Loader
     stopwatch: Stopwatch
 
     def __init__(self, job: Job, surroundings: Surroundings) -> None:
@@ -233,12 +233,12 @@ class Trainer:
             for place, batch in enumerate(batches):
                 is_last = place == len(batches) - 1
                 if batch is not None:
-                    self.engine.micro_batch(batch.to(self.device), update.totals, last=is_last)
+                    self.engine.micro_batch(to_device(batch, self.device), update.totals, last=is_last)
                 elif self.engine.shards is not None:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
                     recipe = epoch.plan.recipe(range(first_row, first_row + 1))
-                    filler = self.job.assembler[recipe].to(self.device)
+                    filler = to_device(self.job.assembler[recipe], self.device)
                     self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
                 self.progress.step += 1
                 if not is_last:

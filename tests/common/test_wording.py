@@ -32,7 +32,7 @@ def place(tmp_path_factory):
 def start(script, *flags):
     words = [sys.executable, str(ROOT / script), *flags]
     # A strict terminal, as a locale of UTF-8 makes it
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

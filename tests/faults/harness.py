@@ -58,7 +58,7 @@ class ForkServer:
     """The process of tests/faults/server.py."""
 
     def __init__(self, tokenizer):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "tests.faults.server", str(tokenizer)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -278,7 +278,7 @@ def rank_environments(world_size):
 
 def start_torchrun(lab, name, hooks, *launcher, **changes):
     """Popen of a real torchrun of two ranks with hooks planted, in a session of its own; output and errors in one stream."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_HOOKS": json.dumps(hooks), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "FAULT_HOOKS": json.dumps(hooks), "PYTHONPATH": str(ROOT)}
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *launcher,
         str(ROOT / "tests" / "faults" / "launch.py"), *lab.flags(name, **changes),

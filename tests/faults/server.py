@@ -22,7 +22,6 @@ OF_THE_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 def main():
     for number in OF_THE_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
-    import torch
     import torch._dynamo  # noqa: F401 - imported by the first optimiser otherwise
 
     from dataset.tokenizing.encoder import load_tokenizer
@@ -30,7 +29,6 @@ def main():
     from trainer import train_pretrain, train_sft
 
     trainers = {"train_pretrain": train_pretrain, "train_sft": train_sft}
-    torch.set_num_threads(1)
     load_tokenizer(sys.argv[1])
     # A collection in a copy would look at all that stands here, and by that copy its memory.
     gc.collect()

@@ -126,7 +126,6 @@ class Job:
                 # torchrun is there.
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
                 "PROCESSES": "1",
                 "TRAINER": "tests/faults/launch.py",
                 "FAULTS_ATTEMPT": "0",

@@ -129,14 +129,15 @@ def test_a_question_that_spells_a_special_token_is_asked_as_text(weight, tokeniz
         (["--weight", "nowhere.pth"], "no such file"),
         (["--weight", "."], "no config.json"),
         (["--max_new_tokens", "32769"], "0 fit beside 32,769 new tokens"),
-        (["hi " * 200, "--max_new_tokens", "32760"], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
+        (["--max_new_tokens", "32760", "hi " * 200], r"8 fit beside 32,760 new tokens \(--max_new_tokens\)"),
         (["--tokenizer_path", "nowhere"], "no such tokenizer folder"),
     ],
 )
 def test_one_line_for_what_the_user_can_mend(weight, arguments, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as error:
-        generate.main(["--weight", weight, "--device", "cpu", "hi", *arguments])
+        # A prompt before the long one would be answered in 32,760 tokens.
+        generate.main(["--weight", weight, "--device", "cpu", *arguments, "hi"])
     assert "\n" not in str(error.value)
 
 

@@ -22,6 +22,7 @@ from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import to_device
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
@@ -268,7 +269,7 @@ class ElectraJob(Job):
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
-            batch = self.val_assembler[plan.recipe(rows)].to(self.device)
+            batch = to_device(self.val_assembler[plan.recipe(rows)], self.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(VAL_SEED + number)
             with engine.autocast():
@@ -289,7 +290,7 @@ class ElectraJob(Job):
         All ranks compute it: where they have sharded the model they need each other. It is so short that a stop waits for the next
         update.
         """
-        batch = self.assembler[self.plan(0).recipe(range(1))].to(self.device)
+        batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
         with undisturbed(engine), engine.autocast():
             # At every look the same draws, so that what changes is the networks.
             torch.manual_seed(VAL_SEED)

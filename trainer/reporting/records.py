@@ -148,8 +148,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if is_known and expected and loss:
         # From nats a token to bits a byte by the evaluation's own ratio
         bars.append(("expected", expected * bits / loss))
-    compressors = run.noted("data").get("compressors", {})
-    return bars + [(name, compressors[name]) for name in ("xz", "gzip") if name in compressors]
+    return bars
 
 
 def risen_validation(run: RunRecords) -> str | None:

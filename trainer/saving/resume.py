@@ -183,6 +183,10 @@ class Saver:
             raise UserError(
                 f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
             )
+        if self.job.length.clock is not None and not state["job"]:
+            raise UserError(
+                f"{path}: this run began without --budget: go on without it, or start without --from_resume"
+            )
         identity = self.job.identity
         for what, now in identity.entries.items():
             before = state["identity"][what]

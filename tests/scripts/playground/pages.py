@@ -6,8 +6,6 @@ import json
 import threading
 import time
 
-import torch
-
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts.play import PlayedModel, RunFolder, Server
 from tests.helpers import ROOT, tiny_model
@@ -38,7 +36,6 @@ HOSTILE = (
 
 def played_model(name="tiny", **fields):
     """A PlayedModel of random weights with the repository's tokenizer."""
-    torch.set_num_threads(1)
     tokenizer = load_tokenizer(ROOT / "model")
     model = tiny_model(**{"vocab_size": 6400, **fields}).eval()
     return PlayedModel(name, model, tokenizer, DocumentEncoder(tokenizer))
