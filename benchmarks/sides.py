@@ -105,8 +105,8 @@ def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausal
 
 
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
-    """The plain MiniMind loop: tokenise each item when it is asked for, pad it to the full length, eager, AdamW, one forward
-    with all logits; bf16 autocast on a GPU, fp32 elsewhere.
+    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
+    on a GPU, fp32 elsewhere.
 
     Errors: UserError where the documents are less than a batch.
     """
