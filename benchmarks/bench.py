@@ -4,7 +4,7 @@
     python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
     python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
 
-    plain        tokenise each item when it is asked for, pad, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
+    plain        each document padded to a full row, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
     hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, documents end to end in
                  full rows, in which each token sees the documents before its own
     hf-compiled  the same with torch_compile; ours is compared with the faster of the two
@@ -19,10 +19,9 @@ MINIMIND_REFERENCE leads to none, cut to 325 tokens on average. "text" counts tr
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -49,6 +48,7 @@ from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, positive
+from common.paths import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli

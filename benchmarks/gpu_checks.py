@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.training import LEARNING_RATE, Training
 from common.paths import ROOT
-from dataset.loader import with_tensors
+from dataset.loader import to_device, with_tensors
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize
 
@@ -261,7 +261,7 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
     assert not on_gpu or batch.input_ids.is_pinned()
 
     def update() -> None:
-        training.engine.micro_batch(batch.to(device), training.totals)
+        training.engine.micro_batch(to_device(batch, device), training.totals)
         training.engine.update(LEARNING_RATE)
         poll()
 

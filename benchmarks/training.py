@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dataset.loader import Batch
+from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.engine import Engine
@@ -59,7 +59,7 @@ class Training:
         batch, self.length = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
         # As a loader gives it, and where it is computed.
         self.host_batch = batch
-        self.batch = batch.to(device)
+        self.batch = to_device(batch, device)
         self.totals = Totals(batch.n_targets, batch.n_documents)
         self.tokens = rows * T
         products = pick_dtype(dtype, device)[0]

@@ -4,14 +4,14 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Assembler, Batch, OnlySome
-from dataset.mixture import MixedPlan, Mixture
+from dataset.mixture import Mixture
 from dataset.packing import (
     EpochPlan,
     MostTargets,
@@ -135,6 +135,10 @@ class Corpus:
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
+        # Whether the plan of the whole run is one: a share changes over it, or a source may come several times.
+        self.is_one_plan = False
+        # Whether a share changes over the run, so that another end would be another order of its rows.
+        self.shares_change = False
         if groups[0].shares is not None:
             documents = all_documents(self.store) if self.documents is None else self.documents
             # One source with a share is not a ConcatStore yet.
@@ -142,7 +146,8 @@ class Corpus:
             self.mixture = Mixture(
                 self.store, groups, documents, bounds, self._epoch_plan, seed, epochs, n_rows, self._most_targets
             )
-        # (epoch, its plan): the plan that was asked for last, which is asked for several times.
+            self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
+        # (epoch, its plan): what was asked for last, and is asked for several times. Mixture keeps its own.
         self._last_plan: tuple[int, RowPlan] | None = None
 
     def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
@@ -175,16 +180,6 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return self.max_seq_len - 1 if is_cut else None
 
-    @property
-    def is_one_plan(self) -> bool:
-        """Whether the plan of the whole run is one: a share changes over it, or a source may come several times."""
-        return self.mixture is not None and self.mixture.is_of_run
-
-    @property
-    def shares_change(self) -> bool:
-        """Whether a share changes over the run, so that another end would be another order of its rows."""
-        return self.mixture is not None and self.mixture.changes
-
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
         return EpochPlan(
@@ -202,17 +197,16 @@ class Corpus:
 
         Where `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
         """
-        if self.mixture is not None and self.mixture.is_of_run:
+        if self.mixture is not None:
             return self.mixture.plan(epoch)
-        if self._last_plan is not None and self._last_plan[0] == epoch:
-            return self._last_plan[1]
-        # Let go of it before the next one is made: two would take twice the memory.
-        self._last_plan = None
-        plan = self.mixture.plan(epoch) if self.mixture is not None else self._epoch_plan(self.documents, epoch)
+        if self._last_plan is None or self._last_plan[0] != epoch:
+            # Let go of it before the next one is made: two would take twice the memory.
+            self._last_plan = None
+            self._last_plan = (epoch, self._epoch_plan(self.documents, epoch))
+        plan = self._last_plan[1]
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
             raise DataError(f"{', '.join(self.sources)}: {self.nothing_to_train}{lower}")
-        self._last_plan = (epoch, plan)
         return plan
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
@@ -238,55 +232,45 @@ class Corpus:
         }
         return layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
-    def mixture_report(self, epoch: int) -> list[str]:
-        """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
-        plan, mixture = self.plan(epoch), self.mixture
-        if mixture is None or not isinstance(plan, MixedPlan):
-            return []
-        of_run = " of the run" if self.is_one_plan else ""
-        lines = []
-        given = plan.source_targets(plan.n_rows)
-        for path, tokens, there, asked, curve in zip(
-            self.sources, given, mixture.targets, mixture.shares, mixture.curves, strict=True
-        ):
-            share = tokens / max(sum(given), 1)
-            course = f": {curve.text()}" if len(curve.points) > 1 else ""
-            lines.append(
-                f"{path}: {share:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), {counted(tokens, 'token')}, "
-                f"{tokens / there:.2f} passes"
-            )
-            if abs(share - asked) > SHARE_IS_MISSED:
-                lines.append(
-                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
-                    "little, or in too long documents; give the smallest source a smaller share"
-                )
-        return lines
-
-    def sources_of_epoch(self, epoch: int) -> list[dict[str, object]]:
+    def sources_of_epoch(self, epoch: int) -> list[dict[str, Any]]:
         """For the record of a run: of each source its paths and documents, and what it gives to an epoch, or to the run where
         that is one plan: the share of the trained tokens, these, and passes over the source.
 
         Paths without shares are one source.
         """
-        plan = self.plan(epoch)
-        documents = [all_documents(self.store) if self.documents is None else self.documents]
-        given = of_pass = [plan.row_targets(0, plan.n_rows)]
-        if self.mixture is not None and isinstance(plan, MixedPlan):
-            documents = self.mixture.documents
-            of_pass = self.mixture.targets
-            given = plan.source_targets(plan.n_rows)
-        sources: list[dict[str, object]] = []
-        for paths, tokens, there, of_source in zip(self.paths_of_sources, given, of_pass, documents, strict=True):
-            sources.append(
-                {
-                    "paths": paths,
-                    "share": tokens / max(sum(given), 1),
-                    "tokens": tokens,
-                    "documents": len(of_source),
-                    "passes": tokens / max(there, 1),
-                }
-            )
+        if self.mixture is not None:
+            mixed = self.mixture.plan(epoch)
+            documents, of_pass, given = self.mixture.documents, self.mixture.targets, mixed.source_targets(mixed.n_rows)
+        else:
+            plan = self.plan(epoch)
+            documents = [all_documents(self.store) if self.documents is None else self.documents]
+            of_pass = given = [plan.row_targets(0, plan.n_rows)]
+        sources = []
+        for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
+            share = tokens / max(sum(given), 1)
+            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(there, 1)}
+            sources.append({"paths": paths, **figures})
         return sources
+
+    def mixture_report(self, epoch: int) -> list[str]:
+        """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
+        if self.mixture is None:
+            return []
+        of_run = " of the run" if self.is_one_plan else ""
+        lines = []
+        sources = zip(self.sources, self.sources_of_epoch(epoch), self.mixture.shares, self.mixture.curves, strict=True)
+        for path, given, asked, curve in sources:
+            course = f": {curve.text()}" if len(curve.points) > 1 else ""
+            lines.append(
+                f"{path}: {given['share']:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
+                f"{counted(given['tokens'], 'token')}, {given['passes']:.2f} passes"
+            )
+            if abs(given["share"] - asked) > SHARE_IS_MISSED:
+                lines.append(
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
+                    "little, or in too long documents; give the smallest source a smaller share"
+                )
+        return lines
 
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
         """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
@@ -294,9 +278,9 @@ class Corpus:
             return []
         # Where the whole run is one plan, it is at its end in epoch 1.
         targets = self.mixture.trained_before(epoch)
-        plan = self.plan(epoch) if row else None
-        if isinstance(plan, MixedPlan):
-            targets = [before + more for before, more in zip(targets, plan.source_targets(row), strict=True)]
+        if row:
+            in_epoch = self.mixture.plan(epoch).source_targets(row)
+            targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
         return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
 

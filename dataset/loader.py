@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,20 +31,18 @@ UPDATES_AHEAD = 2
 
 # batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
 BATCHES_AHEAD = 4
-# Seconds that the thread which pins batches gets to end with the batch that it takes in
-PIN_S = 5.0
 
-# A NamedTuple. That its constructor takes its own parts is more than a type can say: hence the Any.
-PartsT = TypeVar("PartsT", bound=tuple[Any, ...])
+# A NamedTuple of tensors and numbers. That its constructor takes its own parts is more than a type can say: hence the Any.
+BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
 
-def with_tensors(batch: PartsT, change: Callable[[torch.Tensor], torch.Tensor]) -> PartsT:
-    """A batch (a NamedTuple of tensors and numbers) with other tensors."""
+def with_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
+    """A batch with something else in the place of each tensor."""
     # The type of the batch is kept: `tuple` would lose the names of its parts.
     return type(batch)(*(change(part) if isinstance(part, torch.Tensor) else part for part in batch))
 
 
-def to_device(batch: PartsT, device: torch.device | str) -> PartsT:
+def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
     """A batch with its tensors on `device`."""
     # There the host need not wait for a copy from pinned memory.
     on_cuda = torch.device(device).type == "cuda"
@@ -68,9 +66,6 @@ class Batch(NamedTuple):
     n_targets: int
     # Pieces of documents: a document that is split over rows counts in each of them, as the statistics of experts do.
     n_documents: int
-
-    def to(self, device: torch.device | str) -> "Batch":
-        return to_device(self, device)
 
 
 OnlySome = Callable[[Batch], Batch]
@@ -214,25 +209,10 @@ class UpdateSchedule(NamedTuple):
 # ------------------------------------------------------------------------------------------ the processes
 
 
-class Loadable(Protocol):
-    """What comes from a loader process: a NamedTuple of CPU tensors and numbers."""
+class MakesBatches(Protocol):
+    """An assembler: makes the batch, a NamedTuple, of a recipe. It is pickled to each loader process where these are not forked."""
 
-    def __iter__(self) -> Iterator[object]: ...
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same with its tensors on a device."""
-
-
-RecipeT = TypeVar("RecipeT")
-RecipeT_contra = TypeVar("RecipeT_contra", contravariant=True)
-BatchT = TypeVar("BatchT", bound=Loadable)
-BatchT_co = TypeVar("BatchT_co", bound=Loadable, covariant=True)
-
-
-class MakesBatches(Protocol[RecipeT_contra, BatchT_co]):
-    """An assembler: makes the batch of a recipe. It is pickled to each loader process where these are not forked."""
-
-    def __getitem__(self, recipe: RecipeT_contra, /) -> BatchT_co: ...
+    def __getitem__(self, recipe: Any, /) -> Any: ...
 
 
 class LoaderError(RuntimeError):
@@ -247,33 +227,19 @@ class LoaderError(RuntimeError):
         return str(self.args[0])
 
 
-class PackedBatch(Generic[BatchT]):
-    """A batch on its way from a loader process, with numpy arrays in the place of its tensors: these go through a pipe, where
-    tensors would go through shared memory, of which some machines have little."""
+class _Batches:
+    """The data set of DataLoader: a recipe in the place of an index. What goes wrong comes in the place of the batch.
 
-    def __init__(self, batch: BatchT) -> None:
-        self.kind: Callable[..., BatchT] = type(batch)
-        self.parts = [part.numpy() if isinstance(part, torch.Tensor) else part for part in batch]
+    The batch has numpy arrays in the place of its tensors: these go through a pipe, where tensors would go through shared
+    memory, of which some machines have little.
+    """
 
-    def unpacked(self) -> BatchT:
-        return self.kind(*(torch.from_numpy(part) if hasattr(part, "dtype") else part for part in self.parts))
-
-    def pin_memory(self) -> BatchT:
-        """The batch in memory that a GPU can fetch from by itself; DataLoader has a thread that asks for it."""
-        batch: Any = self.unpacked()
-        pinned: BatchT = with_tensors(batch, torch.Tensor.pin_memory)
-        return pinned
-
-
-class _Batches(Generic[RecipeT, BatchT]):
-    """The data set of DataLoader: a recipe in the place of an index. What goes wrong comes in the place of the batch."""
-
-    def __init__(self, assembler: MakesBatches[RecipeT, BatchT]) -> None:
+    def __init__(self, assembler: MakesBatches) -> None:
         self.assembler = assembler
 
-    def __getitem__(self, recipe: RecipeT) -> PackedBatch[BatchT] | LoaderError:
+    def __getitem__(self, recipe: Any) -> Any:
         try:
-            return PackedBatch(self.assembler[recipe])
+            return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
         except MemoryError as error:
             return LoaderError(f"no memory is left to assemble a batch ({error})")
         except DataError as error:
@@ -288,16 +254,17 @@ class _Batches(Generic[RecipeT, BatchT]):
             )
 
 
-class Loader(Generic[RecipeT, BatchT]):
+class Loader:
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
     assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
     DataLoader. The batches do not depend on num_workers, and torch's global random numbers are left alone.
+    pin_memory: put them into memory that a GPU fetches from by itself.
     """
 
     def __init__(
         self,
-        assembler: MakesBatches[RecipeT, BatchT],
+        assembler: MakesBatches,
         rank: int = 0,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -308,19 +275,17 @@ class Loader(Generic[RecipeT, BatchT]):
         self.pin_memory = pin_memory
         # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._recipes: Iterable[RecipeT] = ()
+        self._recipes: Iterable[Any] = ()
         self._processes: DataLoader[Any] | None = None
         self._workers: list[multiprocessing.process.BaseProcess] = []
         # Whether this process waits for a batch.
         self._waits = False
 
-    def __iter__(self) -> Iterator[RecipeT]:
+    def __iter__(self) -> Iterator[Any]:
         """For DataLoader, whose sampler this is."""
         return iter(self._recipes)
 
-    def updates(
-        self, recipe: Callable[[range], RecipeT], schedule: UpdateSchedule
-    ) -> Iterator[tuple[int, list[BatchT | None]]]:
+    def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
         recipe: of a plan.
 
@@ -337,10 +302,13 @@ class Loader(Generic[RecipeT, BatchT]):
             for lo, hi in schedule.slices(update, self.rank)
             if lo < hi
         )
-        made = self._made(recipes, schedule.accumulation_steps)
+        if self.num_workers:
+            answers = self._from_processes(recipes, schedule.accumulation_steps)
+        else:
+            answers = map(self.batches.__getitem__, recipes)
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
-        ready: deque[tuple[int, list[BatchT | None]]] = deque()
+        ready: deque[tuple[int, list[Any]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
                 update = next(numbers, None)
@@ -349,7 +317,7 @@ class Loader(Generic[RecipeT, BatchT]):
                 slices = schedule.slices(update, self.rank)
                 try:
                     # The recipes leave the empty slices out too, so the next batch is the one of this slice.
-                    ready.append((update, [next(made) if lo < hi else None for lo, hi in slices]))
+                    ready.append((update, [self._batch(next(answers)) if lo < hi else None for lo, hi in slices]))
                 except LoaderError as error:
                     self.failure = error
             if not ready:
@@ -358,23 +326,29 @@ class Loader(Generic[RecipeT, BatchT]):
         if self.failure is not None:
             raise self.failure
 
-    def _made(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[BatchT]:
-        """The batches in the order of the recipes. Errors: LoaderError after those that were made before it."""
-        here = (self.batches[recipe] for recipe in recipes)
-        for answer in self._from_processes(recipes, per_update) if self.num_workers else here:
-            if isinstance(answer, LoaderError):
-                raise answer
-            if isinstance(answer, PackedBatch):
-                # A batch of a process has been pinned already.
-                answer = answer.pin_memory() if self.pin_memory else answer.unpacked()
-            yield answer
+    def _batch(self, answer: Any) -> Any:
+        """With its tensors, as it was made. Errors: LoaderError."""
+        if isinstance(answer, LoaderError):
+            raise answer
+        batch = type(answer)(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in answer))
+        return with_tensors(batch, torch.Tensor.pin_memory) if self.pin_memory else batch
 
-    def _from_processes(self, recipes: Iterator[RecipeT], per_update: int) -> Iterator[Any]:
+    def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The answers of the processes, which are started for the first ones. Errors: LoaderError where one is gone."""
         self._recipes = recipes
         try:
             answers = iter(self._processes) if self._processes is not None else self._started(per_update)
-            while (answer := self._next(answers)) is not None:
+            while True:
+                # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so
+                # the signal of its death ends the wait, and no wait begins after it.
+                self._waits = True
+                try:
+                    self._notice()
+                    answer = next(answers, None)
+                finally:
+                    self._waits = False
+                if answer is None:
+                    return
                 yield answer
         except (OSError, RuntimeError) as error:
             raise self._explained(error) from error
@@ -389,7 +363,6 @@ class Loader(Generic[RecipeT, BatchT]):
             num_workers=self.num_workers,
             prefetch_factor=BATCHES_AHEAD + math.ceil(per_update / self.num_workers),
             persistent_workers=True,
-            pin_memory=self.pin_memory,
             worker_init_fn=partial(_begin, id_for_children()),
             # torch's global random numbers are left alone.
             generator=torch.Generator(),
@@ -405,19 +378,8 @@ class Loader(Generic[RecipeT, BatchT]):
             # Behind torch's own, so that it comes first: the workers ignore that they are asked to end.
             atexit.register(self.close)
 
-    def _next(self, answers: Iterator[Any]) -> Any:
-        """The next answer, None at the end. Errors: RuntimeError where a process is gone."""
-        # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so the
-        # signal of its death ends the wait, and no wait begins after it.
-        self._waits = True
-        try:
-            self._notice()
-            return next(answers, None)
-        finally:
-            self._waits = False
-
     def _notice(self, *signal_and_frame: object) -> None:
-        """A process may have ended, one of these or another."""
+        """A process may have ended, one of these or another. Errors: RuntimeError where this process waits for it."""
         if self._waits and not all(worker.is_alive() for worker in self._workers):
             raise RuntimeError("a process is gone")
 
@@ -429,9 +391,7 @@ class Loader(Generic[RecipeT, BatchT]):
             if code is not None:
                 how = f"ended with code {code}"
                 if code < 0:
-                    # A real-time signal has no name there.
-                    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
-                    how = f"was killed by {name} (out of memory?)"
+                    how = f"was killed by {signal.Signals(-code).name} (out of memory?)"
                 return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
         reason = " ".join(str(error).split())[:200]
         return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
@@ -439,15 +399,6 @@ class Loader(Generic[RecipeT, BatchT]):
     def close(self) -> None:
         """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
         atexit.unregister(self.close)
-        # First torch's thread that pins what comes, as torch does it, but with an end to the wait: a worker that is killed while
-        # it sends leaves half a batch, for the rest of which the thread would wait for ever, and torch for the thread.
-        iterator: Any = getattr(self._processes, "_iterator", None)
-        if hasattr(iterator, "_pin_memory_thread"):
-            iterator._pin_memory_thread_done_event.set()
-            iterator._worker_result_queue.cancel_join_thread()
-            iterator._worker_result_queue.put((None, None))
-            iterator._pin_memory_thread.join(timeout=PIN_S)
-            del iterator._pin_memory_thread
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
@@ -467,8 +418,4 @@ def _as_it_is(answer: Any) -> Any:
 def _begin(parent: int, number: int) -> None:
     """A loader process's first act. It ends with the trainer's; torch lets it compute with one thread."""
     ignore_stop_signals()
-    for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):
-        # torch's handlers would write lines of their own.
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
     end_with(parent)

@@ -180,8 +180,8 @@ class Mixture:
         self.changes = any(source.changes for source in sources)
         # Whether the whole run is one plan; else each epoch is.
         self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)
-        # of a run that is one plan: the number of the part that was asked for last, and its rows
-        self._part: tuple[int, MixedPlan] | None = None
+        # (epoch, its plan): what was asked for last
+        self._last_plan: tuple[int, MixedPlan] | None = None
         if not self.is_of_run:
             return
         if n_rows:
@@ -248,16 +248,18 @@ class Mixture:
 
     def plan(self, epoch: int) -> MixedPlan:
         """The rows of an epoch. Where the run is one plan, epoch 0 has all of them, and further ones what comes behind its end."""
+        if self._last_plan is None or self._last_plan[0] != epoch:
+            # Let go of it before the next one is made: two would take twice the memory.
+            self._last_plan = None
+            self._last_plan = (epoch, self._planned(epoch))
+        return self._last_plan[1]
+
+    def _planned(self, epoch: int) -> MixedPlan:
         if self.is_of_run:
-            if self._part is None or self._part[0] != epoch:
-                # Let go of it before the next one is made.
-                self._part = None
-                self._part = (epoch, self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows))
-            return self._part[1]
+            return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
         rows = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            chosen = self._arc(i, epoch * quota, quota)
-            plan = self.make_plan(chosen, self._stream(i, epoch))
+            plan = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
             rows.append(SourceRows({0: plan}.get))
         return self._merged(rows)
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dataset.corpus import ValidationBatches
+from dataset.loader import to_device
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
@@ -86,7 +87,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
     model = cast(MiniMindForCausalLM, engine.model)
 
     def figures_of(number: int) -> tuple[float, int]:
-        batch = batches[number].to(engine.device)
+        batch = to_device(batches[number], engine.device)
         R, T = batch.input_ids.shape
         step = max(1, min(R, MOST_POSITIONS // T))
         total = 0.0

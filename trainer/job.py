@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dataset.loader import Loadable, MakesBatches
+from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
 from trainer.advice import Forecast, NextCommand
 from trainer.budget.clock import Clock
@@ -123,7 +123,7 @@ class Update:
     first_step: int
     totals: HasTargets
     # One for each micro-batch; None where this rank has no rows left.
-    batches: Sequence[Loadable | None]
+    batches: Sequence[Any]
 
     @property
     def last_step(self) -> int:
@@ -163,7 +163,8 @@ class RunFiles:
     """What a run writes. stem: path of its files without their endings. outputs: {name: path} that save_weights leaves at the end.
 
     settings: with which the run can be started again; written beside the weights. write_at_start: {path: what writes it} before the
-    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away. save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
+    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away.
+    save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
     """
 
     stem: Path
@@ -248,7 +249,7 @@ class Job(ABC):
     # Model, optimiser and loss
     engine: Engine
     # assembler[recipe] is a batch. A worker process gets a copy of it.
-    assembler: MakesBatches[Any, Any]
+    assembler: MakesBatches
     length: Length
     files: RunFiles
     identity: Identity

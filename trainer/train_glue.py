@@ -49,7 +49,7 @@ from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, 
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import check_known
+from dataset.tokenizing.tokenizer_files import check_known, vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
 from trainer.advice import common_warnings, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
@@ -59,7 +59,7 @@ from trainer.launch import claim, launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import told_in_a_line
+from trainer.machine.measure import out_of_memory_in_a_line
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
@@ -212,7 +212,8 @@ def read_tasks(
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
-    encoder = DocumentEncoder(tokenizer)
+    # XLM's is written in Python, and no encoder takes it.
+    fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
     # What a run begins with: the config in a folder, and the weights beside it.
     patterns = ["config.json"] if settings.from_scratch else ["config.json", "model*.safetensors", "pytorch_model*.bin"]
     paths = sorted(path for pattern in patterns for path in model.glob(pattern))
@@ -223,7 +224,7 @@ def read_tasks(
         def features() -> tuple[Features, str]:
             overwrite = settings.overwrite_cache and ranks.local_rank == 0
             options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, say)
-            return cached_features(path, task, tokenizer, encoder.fingerprint, *options)
+            return cached_features(path, task, tokenizer, fingerprint, *options)
 
         # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
         on_main(ranks, lambda: features() and None)
@@ -248,10 +249,12 @@ def read_tasks(
                 say(f"{folder / file} is not there: no predictions {target}.tsv")
         digests = {
             "data": " ".join(keys),
-            "tokenizer": encoder.fingerprint[:16],
+            "tokenizer": fingerprint[:16],
             "model (--model_path, --from_scratch)": of_model,
         }
-        tasks.append(Data(name, task, digests, model, tokenizer, encoder.vocab_size, train, dev, test))
+        # the largest id + 1
+        vocab_size = max(tokenizer.get_vocab().values()) + 1
+        tasks.append(Data(name, task, digests, model, tokenizer, vocab_size, train, dev, test))
     return tasks
 
 
@@ -316,7 +319,7 @@ def one_run(
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
+    with out_of_memory_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
         stop_signal = look_back(job, surroundings.signals, result, say)
     # Computed with again after the run's own end.
     trainer.engine.close()

@@ -16,7 +16,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
-from dataset.loader import to_device
 from dataset.packing import chunks, permutation
 from dataset.store.format import Column, Documents, Ints
 from model.loss import IGNORE
@@ -203,9 +202,6 @@ class Batch(NamedTuple):
     labels: torch.Tensor  # [R, K]
     token_type_ids: torch.Tensor  # [R, T]
     lengths: torch.Tensor  # [R]
-
-    def to(self, device: torch.device | str) -> "Batch":
-        return to_device(self, device)
 
 
 class ElectraAssembler:

@@ -25,7 +25,6 @@ from common.errors import DataError
 from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
-from dataset.loader import to_device
 from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
 from dataset.store.format import Ints
@@ -255,9 +254,6 @@ class Batch(NamedTuple):
     types: torch.Tensor
     # [R]: int64 classes or float32 scores; [0]: a test file's.
     labels: torch.Tensor
-
-    def to(self, device: torch.device | str) -> "Batch":
-        return to_device(self, device)
 
 
 class GlueAssembler:

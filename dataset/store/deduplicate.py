@@ -22,10 +22,11 @@ from common.errors import DataError
 from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
-from dataset.reading.documents import BadLines, read_documents
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLines
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.encode_worker import EncodedBlock, hash_of_text
-from dataset.store.format import DigestCheck, Ints, TokenStore
+from dataset.store.format import DigestCheck, TokenStore
 from dataset.store.token_store import (
     StoreOptions,
     StoreWriter,
@@ -37,8 +38,8 @@ from dataset.store.token_store import (
 )
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# tokens that are copied at once, and one document more
-BLOCK_TOKENS = 1 << 22
+# documents that are copied at once: some may be books
+BLOCK_DOCUMENTS = 1 << 10
 # Raise this number when the same stores would lose other documents.
 VERSION = 1
 
@@ -84,12 +85,16 @@ def open_sources(
         keys = [earlier.fingerprint for earlier in whole[: i + 1]]
         version = version_of_near() if deduplicate == NEAR else []
         key = hashlib.sha256(json.dumps([VERSION, deduplicate, version, keys]).encode()).hexdigest()
-        name = f"{store.source_name}-{deduplicate}-{key[:16]}"
         mine = slice(end, end + len(store))
         end = mine.stop
 
         def make(
-            folder: Path, store: TokenStore = store, file: Path = files[i][0], mine: slice = mine, key: str = key
+            folder: Path,
+            temporary: Path,
+            store: TokenStore = store,
+            file: Path = files[i][0],
+            mine: slice = mine,
+            key: str = key,
         ) -> TokenStore:
             # Damage that went along into the new store would get a digest that holds.
             DigestCheck([store]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
@@ -103,13 +108,24 @@ def open_sources(
             left_out = {"documents": len(store), EXACT: exact}
             if deduplicate == NEAR:
                 left_out[NEAR] = int((~stays).sum()) - exact
-            with StoreWriter(folder) as writer:
+            with StoreWriter(folder, temporary) as writer:
                 writer.bad_lines = store.bad_lines
-                for block in _blocks(store, stays):
+                for lo in range(0, len(store), BLOCK_DOCUMENTS):
+                    of_block = stays[lo : lo + BLOCK_DOCUMENTS]
+                    offsets = store.offsets[lo : lo + BLOCK_DOCUMENTS + 1]
+                    lengths = np.diff(offsets)
+                    block = EncodedBlock(
+                        tokens=store.tokens[offsets[0] : offsets[-1]][np.repeat(of_block, lengths)],
+                        lengths=lengths[of_block],
+                        text_bytes=store.text_bytes[lo : lo + BLOCK_DOCUMENTS][of_block],
+                        hashes=store.doc_hash[lo : lo + BLOCK_DOCUMENTS][of_block],
+                        # Those of the whole store are known.
+                        bad=BadLines(),
+                    )
                     writer.add(block)
                 return writer.commit({**store.meta, "key": key, "left_out": left_out})
 
-        stores.append(open_or_make(places[i], name, key, make, progress=shown))
+        stores.append(open_or_make(places[i], f"{store.source_name}-{deduplicate}", key, make, progress=shown))
     return stores
 
 
@@ -133,26 +149,6 @@ def notice_of(store: TokenStore) -> str | None:
         f"{store.source_name}: {exact + near:,} of {counted(documents, 'document')} ({share:.1%}) are copies of earlier ones "
         f"({kinds}) and are left out"
     )
-
-
-def _blocks(whole: TokenStore, stays: Ints) -> Iterator[EncodedBlock]:
-    """The documents that stay, in pieces of about BLOCK_TOKENS tokens. stays: bool [documents]."""
-    lo = 0
-    while lo < len(stays):
-        hi = int(np.searchsorted(whole.offsets, whole.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
-        hi = min(max(hi, lo + 1), len(stays))
-        of_block = stays[lo:hi]
-        lengths = np.diff(whole.offsets[lo : hi + 1])
-        tokens = whole.tokens[whole.offsets[lo] : whole.offsets[hi]][np.repeat(of_block, lengths)]
-        yield EncodedBlock(
-            tokens=tokens,
-            lengths=lengths[of_block],
-            text_bytes=whole.text_bytes[lo:hi][of_block],
-            hashes=whole.doc_hash[lo:hi][of_block],
-            # Those of the whole store are known.
-            bad=BadLines(),
-        )
-        lo = hi
 
 
 def stored_texts(

@@ -5,19 +5,18 @@ tokenizer and of the options, so that an edit or another tokenizer never meets a
 
 Its documents are tokenised block by block and appended to its files in their order. The bytes of a store depend on the corpus,
 the tokenizer and the options, and on nothing else: where a block ends follows from the content of the files, and the results
-are appended in the order of the blocks, whatever process had them. What is under way lies in a folder of another name, which
-belongs to the process that holds the lock of that name. One rename makes a store of it when it is complete and on the disk; a
-build that was killed begins anew.
+are appended in the order of the blocks, whatever process had them. What is under way lies in a folder that has the name of the
+source alone. It belongs to the process that holds the lock of that name, whose first act is to clear away what a killed build of
+the source has left. One rename makes a store of it when it is complete and on the disk.
 
-`hashes.json` beside the stores has the SHA-256 of each data file, as long as that does not change: {"files": [[path, size, times
-and inode, SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so one that is damaged
+`.hashes-*.json` beside the stores has the SHA-256 of each file of a source, for as long as none of them changes: its name is the
+digest of their paths, sizes, times and inodes. A wrong digest in it would give the data another identity, so one that is damaged
 in any way is ignored, and the files are read again.
 """
 
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import tempfile
@@ -48,8 +47,6 @@ FORMAT = 1
 SETTLED_S = 3.0
 # Less text than this does not pay for a process.
 BYTES_PER_PROCESS = 16 << 20
-# The name of a store ends in 16 digits of its key.
-TEMPORARY_NAME = re.compile(r"\.tmp-.*-[0-9a-f]{16}", re.DOTALL)
 # seconds of a build between two lines on how far it is
 LINE_EVERY_S = 15
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
@@ -86,21 +83,23 @@ def open_or_build(
     try:
         stats = stats_of(files)
         hashed_at = time.time()
-        known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
-        unknown = [stat for stat in stats if stat not in known]
-        known.update({stat: file_digest(Path(stat[0])) for stat in unknown})
+        hashes = f".hashes-{digest_of_json(stats)[:16]}.json"
+        digests = next(filter(None, (read_hashes(place / hashes) for place in places)), None)
+        is_hashed = digests is None
+        digests = digests or [file_digest(file) for file in files]
         data = []
-        for file, stat in zip(files, stats, strict=True):
+        for file, digest in zip(files, digests, strict=True):
             kind = kind_of(file)
-            data.append((kind.suffix + kind.compression, known[stat]))
+            data.append((kind.suffix + kind.compression, digest))
     except OSError as error:
         raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
     key = hashlib.sha256(
         json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()
     ).hexdigest()
+    source = _source_name(Path(paths[0]))
     meta = {
         "key": key,
-        "source_name": _source_name(Path(paths[0])),
+        "source_name": source,
         "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
         "tokenizer": encoder.fingerprint,
         "text_field": text_field,
@@ -109,58 +108,57 @@ def open_or_build(
     }
     encode = BlockEncoder(encoder, text_field, skip_bad_lines)
 
-    def make(folder: Path) -> TokenStore:
-        return build(folder, meta, files, stats, encode, options.get("num_procs"), progress)
+    def make(folder: Path, temporary: Path) -> TokenStore:
+        return build(folder, temporary, meta, files, stats, encode, options.get("num_procs"), progress)
 
-    store = open_or_make(places, f"{meta['source_name']}-{key[:16]}", key, make, progress)
-    if unknown:
-        remember_hashes({stat: known[stat] for stat in stats}, store.folder.parent, hashed_at)
+    store = open_or_make(places, source, key, make, progress)
+    # POSIX's change time cannot be set by hand; Windows' is the time of creation. Of a file that was touched just before it was
+    # read one more write could keep the time stamp: such files are read again at the next start.
+    changed = max(modified if os.name == "nt" else changed for _, _, modified, changed, _ in stats)
+    if is_hashed and changed / 1e9 < hashed_at - SETTLED_S:
+        with contextlib.suppress(OSError), atomic_file(store.folder.parent / hashes) as remembered:
+            remembered.write(json.dumps({"files": digests, "sha256": digest_of_json(digests)}).encode())
     return store
 
 
+def read_hashes(path: Path) -> list[str] | None:
+    """The SHA-256 of each file that a .hashes-*.json remembers; None where it is not there or damaged."""
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
+        return None
+    digests: list[str] = content["files"]
+    return digests
+
+
 def open_or_make(
-    places: list[Path], name: str, key: str, make: Callable[[Path], TokenStore], progress: bool
+    places: list[Path], source: str, key: str, make: Callable[[Path, Path], TokenStore], progress: bool
 ) -> TokenStore:
-    """The store of this name and key where it is complete in one of the places, else what `make` puts into the first of them
-    that takes files. Errors: DataError where it cannot be written."""
+    """The store of a source with this key where it is complete in one of the places, else what `make(its folder, a folder for what
+    is under way)` puts into the first of them that takes files. Errors: DataError where it cannot be written."""
+    name = f"{source}-{key[:16]}"
     for place in places:
         store = open_store(place / name, key)
         if store is not None:
             return store
-    folder = first_writable(places) / name
+    place = first_writable(places)
+    # The place may be one that other programs use too, such as the home.
+    temporary = place / f".{source}.store-under-way"
+    lock = file_lock(place / f".{source}.store-lock")
     try:
-        with lock(folder, progress):
+        try:
+            held = lock.acquire(timeout=1)
+        except Timeout:
+            # progress: not for a process that waits for another one of its own run.
+            if progress:
+                announce(f"waiting for another process that makes a store of {place / source}")
+            held = lock.acquire()
+        with held:
             # Another process may have made it while this one waited for the lock.
-            return open_store(folder, key, tell=True) or make(folder)
+            return open_store(place / name, key, tell=True) or make(place / name, temporary)
     except OSError as error:
         raise DataError(
-            f"{error.filename or folder.parent}: {error.strerror or error}; --cache_dir names another folder for the token store"
+            f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
         ) from error
-
-
-def read_hashes(place: Path) -> list[list[Any]]:
-    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
-    content = read_json(place / "hashes.json")
-    if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
-        return []
-    entries: list[list[Any]] = content["files"]
-    return entries
-
-
-def remember_hashes(digests: dict[Stats, str], place: Path, hashed_at: float) -> None:
-    """Adds to hashes.json, if it can. Not files touched just before `hashed_at`, when the first of them began to be read: one
-    more write could keep the time stamp. They are read again at the next start."""
-    settled = []
-    for (path, size, modified, changed, inode), digest in digests.items():
-        # POSIX's change time cannot be set by hand; Windows' is the time of creation.
-        if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
-            settled.append([path, size, modified, changed, inode, digest])
-    paths = {stat[0] for stat in digests}
-    with contextlib.suppress(OSError), file_lock(place / ".hashes.lock").acquire(timeout=10):
-        entries = [entry for entry in read_hashes(place) if entry[0] not in paths] + settled
-        content = json.dumps({"files": entries, "sha256": digest_of_json(entries)})
-        with atomic_file(place / "hashes.json") as file:
-            file.write(content.encode())
 
 
 def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
@@ -204,6 +202,7 @@ def stats_of(files: Sequence[Path]) -> list[Stats]:
 
 def build(
     folder: Path,
+    temporary: Path,
     meta: dict[str, Any],
     files: Sequence[Path],
     stats: list[Stats],
@@ -220,9 +219,6 @@ def build(
     source_bytes = sum(size for _, size, *_ in stats)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
-    # Only a copy of this process has the class of such a tokenizer.
-    if not encode.encoder.portable and multiprocessing.get_start_method() != "fork":
-        num_procs = 1
 
     def blocks() -> Iterator[Block]:
         for file in files:
@@ -233,12 +229,11 @@ def build(
     begin = last_line = time.monotonic()
     done = 0
     state = ""
-    with StoreWriter(folder) as writer:
+    with StoreWriter(folder, temporary) as writer:
         with closing(encode_blocks(blocks(), encode, num_procs)) as results:
             for block, encoded in results:
                 if encoded.bad.total:
-                    # A process counts lines from the start of its block.
-                    writer.bad_lines.merge(encoded.bad, block.lines_before)
+                    writer.bad_lines.merge(encoded.bad)
                     if not encode.skip_bad_lines:
                         raise writer.bad_lines.first().error()
                 writer.add(encoded)
@@ -268,17 +263,17 @@ def build(
 
 
 class StoreWriter:
-    """Writes the files of a store into a folder beside it, which is gone unless `commit` gives it its name."""
+    """Writes the files of a store into the folder `temporary`, which is gone unless `commit` gives it the name `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder = folder
-        self.temp = folder.with_name(f".tmp-{folder.name}")
+        self.temp = temporary
         self.documents = 0
         self.tokens = 0
         self.max_token_id = -1
         self.bad_lines = BadLines()
         if self.temp.is_dir():
-            announce(f"{folder}: an earlier start was interrupted before the store was complete; it begins anew")
+            announce(f"{folder}: an earlier start was interrupted before its store was complete; it begins anew")
             remove(self.temp)
         self.temp.mkdir(parents=True)
         self.files: dict[str, HashingWriter] = {}
@@ -367,26 +362,3 @@ def first_writable(places: list[Path]) -> Path:
                 announce(f"{places[0]} cannot be written: the token store goes to {place}")
             return place
     raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")
-
-
-@contextlib.contextmanager
-def lock(folder: Path, tell: bool = True) -> Iterator[None]:
-    """One process at a time makes a store, the others say that they wait. What killed builds of others have left goes.
-
-    tell: false for a process that waits for another one of its own run.
-    """
-    of_name = file_lock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        held = of_name.acquire(timeout=1)
-    except Timeout:
-        if tell:
-            announce(f"waiting for another process that makes {folder}")
-        held = of_name.acquire()
-    with held:
-        for temp in folder.parent.glob(".tmp-*"):
-            owner = temp.name.removeprefix(".tmp-")
-            # The place may be one that other programs use too. Who is at work holds its lock.
-            if owner != folder.name and TEMPORARY_NAME.fullmatch(temp.name) and temp.is_dir():
-                with contextlib.suppress(Timeout), file_lock(temp.with_name(f".{owner}.lock")).acquire(timeout=0):
-                    remove(temp)
-        yield

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import tempfile
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -47,8 +46,9 @@ class DocumentEncoder:
     ordinary text, unless `parse_special_tokens` is set. A tokenizer without BOS or EOS adds none, and what its own
     post-processor would add is left out.
 
-    A text of more than PART_CHARACTERS is encoded in parts, with the ids of the whole. Errors: TooLongToEncode for one
-    that has to be encoded whole and is longer than LONGEST_WHOLE.
+    It works with a copy of the Rust tokenizer. A text of more than PART_CHARACTERS is encoded in parts, with the ids of the
+    whole. Errors: ValueError for a tokenizer that is not all Rust; TooLongToEncode for a text that has to be encoded whole and
+    is longer than LONGEST_WHOLE.
     """
 
     # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
@@ -62,25 +62,30 @@ class DocumentEncoder:
         self.eos_id: int | None = tokenizer.eos_token_id
         self._bos = str(tokenizer.bos_token) if self.bos_id is not None else None
         self._eos = str(tokenizer.eos_token) if self.eos_id is not None else None
-        # One of the two: a tokenizer in Python, or the Rust tokenizer of a fast one.
-        self._slow: PreTrainedTokenizerBase | None = None
-        self._backend: Tokenizer | None = None
-        content = _rust_tokenizer(tokenizer)
-        if content is None:
-            self._slow = tokenizer
-        else:
-            self._backend = self._own_backend(content)
+        try:
+            content: str = tokenizer.backend_tokenizer.to_str()
+        except Exception:
+            # There is none, or parts of it are in Python, as RoFormer's. The library has no class of its own for that.
+            raise ValueError(
+                f"{tokenizer.name_or_path}: {type(tokenizer).__name__} runs Python code for each text; a fast tokenizer is "
+                "wanted, all of which is in a tokenizer.json"
+            ) from None
+        self._backend = self._own_backend(content)
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
         # Whether a long one is encoded in parts.
-        self._cuts_long_texts = content is not None and can_be_cut(content, parse_special_tokens)
-        # Whether another process can load it. A class of the caller's own script it cannot load.
-        self.portable = self._slow is None or type(self._slow).__module__.startswith("transformers.")
+        self._cuts_long_texts = can_be_cut(content, parse_special_tokens)
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
         # The largest id + 1.
         self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
-        self.fingerprint = self._fingerprint(tokenizer, vocabulary)
+        # SHA-256 of all that decides which ids a text becomes. Token stores and checkpoints keep it. If anything else went in
+        # here, or in another order, none of those that exist would be recognised.
+        added = []
+        for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
+            added.append((token_id, str(token), token.special))
+        options = [self.bos_id, self.eos_id, self._bos, self._eos, parse_special_tokens, added]
+        self.fingerprint = hashlib.sha256((json.dumps(options) + self._backend.to_str()).encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, BOS and EOS included."""
@@ -93,9 +98,7 @@ class DocumentEncoder:
 
     def decode(self, ids: list[int]) -> str:
         """The text of some ids, special tokens left out."""
-        tokenizer = self._slow or self._backend
-        assert tokenizer is not None
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
+        return self._backend.decode(ids, skip_special_tokens=True)
 
     def ends_line(self, token_id: int) -> bool:
         """Whether a line of a text ends with this token."""
@@ -117,7 +120,7 @@ class DocumentEncoder:
 
     def use_fast_bpe(self) -> None:
         """From now on texts are encoded by tiktoken, in half the time, where it gives the same ids."""
-        if self._backend is not None and not self.parse_special_tokens:
+        if not self.parse_special_tokens:
             self._fast = fast_bpe(self._backend.to_str())
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
@@ -140,9 +143,6 @@ class DocumentEncoder:
                 # A fault in tiktoken's Rust code, such as a limit of its regular expressions, is no Exception.
                 if type(error).__name__ != "PanicException":
                     raise
-        if self._slow is not None:
-            return self._slow.encode(text, add_special_tokens=False, split_special_tokens=not self.parse_special_tokens)
-        assert self._backend is not None
         # This call never starts the tokenizer's threads, which a later fork would have to warn about.
         return self._backend.encode(text, add_special_tokens=False).ids
 
@@ -160,33 +160,13 @@ class DocumentEncoder:
         """The tokens of a document that stand for none of its text."""
         return sum(token_id is not None for token_id in (self.bos_id, self.eos_id))
 
-    def _fingerprint(self, tokenizer: Any, vocabulary: dict[str, int]) -> str:
-        """SHA-256 of all that decides which ids a text becomes."""
-        # Token stores and checkpoints keep it. If anything else went in here, or in another order, none of those that
-        # exist would be recognised.
-        added = []
-        for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
-            added.append((token_id, str(token), token.special))
-        options = [self.bos_id, self.eos_id, self._bos, self._eos, self.parse_special_tokens, added]
-        digest = hashlib.sha256(json.dumps(options).encode())
-        if self._backend is not None:
-            digest.update(self._backend.to_str().encode())
-        else:
-            digest.update(json.dumps([type(tokenizer).__qualname__, sorted(vocabulary.items())]).encode())
-            digest.update(_vocabulary_files(tokenizer))
-        return digest.hexdigest()
-
     def __getstate__(self) -> dict[str, Any]:
         # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
-        state = self.__dict__.copy()
-        state["_backend"] = None if self._backend is None else self._backend.to_str()
-        state["_fast"] = None
-        return state
+        return {**self.__dict__, "_backend": self._backend.to_str(), "_fast": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if state["_backend"] is not None:
-            self._backend = self._own_backend(state["_backend"])
+        self._backend = self._own_backend(state["_backend"])
 
 
 class LineEncoder(DocumentEncoder):
@@ -216,36 +196,6 @@ class LineEncoder(DocumentEncoder):
                 yield ids
             if has_tokens:
                 yield [self.sep_id]
-
-
-def _rust_tokenizer(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """The JSON of the Rust tokenizer in a fast one. None: there is none, or parts of it are in Python, as RoFormer's, which
-    cuts Chinese words by a package of its own."""
-    if not getattr(tokenizer, "is_fast", False):
-        return None
-    try:
-        content: str = tokenizer.backend_tokenizer.to_str()
-    except Exception as error:
-        # The library has no class of its own for it.
-        if "cannot be serialized" not in str(error):
-            raise
-        return None
-    return content
-
-
-def _vocabulary_files(tokenizer: "PreTrainedTokenizerBase") -> bytes:
-    """The digest of the files that a slow tokenizer writes: merges, a sentencepiece model, not in its vocabulary."""
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            # ESM's wants the prefix of their names named, be it none.
-            files = tokenizer.save_vocabulary(folder, None) or ()
-        except NotImplementedError:
-            # It has none beside its vocabulary.
-            files = ()
-        for file in sorted(files):
-            digest.update(Path(file).read_bytes())
-    return digest.digest()
 
 
 def fast_bpe(content: str) -> "Encoding | None":

@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from common.wording import announce, counted
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
+from dataset.loader import to_device
 from dataset.reading.file_kinds import expanded
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
@@ -268,7 +268,7 @@ class ElectraJob(Job):
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
-            batch = self.val_assembler[plan.recipe(rows)].to(self.device)
+            batch = to_device(self.val_assembler[plan.recipe(rows)], self.device)
             # What is drawn depends on nothing but the batch.
             torch.manual_seed(VAL_SEED + number)
             with engine.autocast():
@@ -289,7 +289,7 @@ class ElectraJob(Job):
         All ranks compute it: where they have sharded the model they need each other. It is so short that a stop waits for the next
         update.
         """
-        batch = self.assembler[self.plan(0).recipe(range(1))].to(self.device)
+        batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
         with undisturbed(engine), engine.autocast():
             # At every look the same draws, so that what changes is the networks.
             torch.manual_seed(VAL_SEED)
@@ -304,13 +304,13 @@ class ElectraJob(Job):
         lines = [text, str(self.tokenizer.decode(corrupted))]
         lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
         names = ("original", "replaced")
-        called = [probability >= 0.5 for probability in probabilities]
-        for i in range(length):
-            if i in masked or called[i]:
+        right = 0
+        for i, probability in enumerate(probabilities):
+            called = probability >= 0.5
+            right += called == replaced[i]
+            if i in masked or called:
                 draw = written[i] if i in masked else ""
-                share = f"{probabilities[i]:.2f}"
-                lines.append(line(i, original[i], draw, names[replaced[i]], names[called[i]], share))
-        right = sum(map(operator.eq, called, replaced))
+                lines.append(line(i, original[i], draw, names[replaced[i]], names[called], f"{probability:.2f}"))
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 

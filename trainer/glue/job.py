@@ -22,6 +22,7 @@ from common.files import atomic_folder
 from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
+from dataset.loader import to_device
 from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
@@ -230,7 +231,7 @@ class GlueJob(Job):
 
         def compute(number: int) -> torch.Tensor:
             with self.engine.autocast():
-                return forward(self.model, assembler[batches[number]].to(self.device))
+                return forward(self.model, to_device(assembler[batches[number]], self.device))
 
         shape = (len(order), self.data.task.outputs)
         logits, stop_signal = rows_of_batches(self.engine, batches, compute, shape, signals)

@@ -40,7 +40,7 @@ def bytes_of(folder):
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
     # Several blocks.
-    monkeypatch.setattr(deduplicate, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(deduplicate, "BLOCK_DOCUMENTS", 7)
     texts, no_exact, no_near = texts_with_copies()
     path = write_texts(tmp_path / "a.jsonl", texts)
     (exact,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)

@@ -32,28 +32,6 @@ def small_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token=eos, pad_token=pad)
 
 
-class LetterTokenizer(PreTrainedTokenizer):
-    """A slow tokenizer: a token a character."""
-
-    def __init__(self, letters="abcdehilst <>/", **kwargs):
-        self.letters = letters
-        super().__init__(**kwargs)
-
-    vocab_size = property(lambda self: len(self.letters))
-
-    def get_vocab(self):
-        return {letter: i for i, letter in enumerate(self.letters)} | self.added_tokens_encoder
-
-    def _tokenize(self, text, **kwargs):
-        return list(text)
-
-    def _convert_token_to_id(self, token):
-        return self.letters.find(token)
-
-    def _convert_id_to_token(self, index):
-        return self.letters[index]
-
-
 @pytest.mark.parametrize("template", [False, True])
 def test_bos_and_eos_stand_once(template):
     """Neither doubled by the tokenizer's own post-processor nor by a text that carries them."""
@@ -79,17 +57,26 @@ def test_literal_specials_in_user_text_stay_text():
     assert [token for token in parsed if token in specials] == [0, 0, 1, 2, 1, 1]
 
 
-def test_slow_tokenizer():
-    tokenizer = LetterTokenizer(bos_token="<s>", eos_token="</s>")
-    assert not tokenizer.is_fast
-    encoder = DocumentEncoder(tokenizer)
-    inner = [tokenizer.letters.index(letter) for letter in "a</s>b"]
-    expected = [tokenizer.bos_token_id, *inner, tokenizer.eos_token_id]
-    assert encoder.encode(["a</s>b", "<s>a</s>b</s>"]) == [expected, expected]
-    assert pickle.loads(pickle.dumps(encoder)).encode(["a</s>b"]) == [expected]
-    other = LetterTokenizer("abcdehilts <>/", bos_token="<s>", eos_token="</s>")
-    assert encoder.fingerprint == DocumentEncoder(LetterTokenizer(bos_token="<s>", eos_token="</s>")).fingerprint
-    assert encoder.fingerprint != DocumentEncoder(other).fingerprint
+class PythonTokenizer(PreTrainedTokenizer):
+    vocab_size = 0
+
+    def get_vocab(self):
+        return dict(self.added_tokens_encoder)
+
+
+class Words:
+    def pre_tokenize(self, text):
+        text.split(lambda number, piece: [piece])
+
+
+def test_a_tokenizer_that_runs_python_is_refused_in_a_line():
+    """Written in Python, or with a part that is, as RoFormer's."""
+    with_a_part = small_tokenizer()
+    with_a_part.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Words())
+    for tokenizer in (PythonTokenizer(bos_token="<s>"), with_a_part):
+        with pytest.raises(ValueError, match="runs Python code for each text; a fast tokenizer is wanted") as caught:
+            DocumentEncoder(tokenizer)
+        assert "\n" not in str(caught.value)
 
 
 def test_pickled_encoder_is_the_same():

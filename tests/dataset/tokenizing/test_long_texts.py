@@ -14,7 +14,7 @@ from dataset.tokenizing import encoder as encoder_module
 from dataset.tokenizing import long_texts
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import parts_of
-from tests.dataset.tokenizing.test_encoder import LetterTokenizer, small_tokenizer
+from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, tokenizer_of
 
 # What pieces, normalizers and added tokens could join, and anything else.
@@ -72,7 +72,7 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     known = DocumentEncoder(small_tokenizer())
-    unknown = DocumentEncoder(LetterTokenizer(bos_token="<s>", eos_token="</s>"))
+    unknown = encoder_of("llama2")
     for encoder, bad in ((known, [2]), (unknown, [2, 4])):
         options = {"cache_dir": str(tmp_path / encoder.fingerprint), "num_procs": 1, "progress": False}
         with pytest.raises(DataError, match=r"data\.jsonl:2: .*allows no cut"):
