@@ -387,9 +387,6 @@ class EpochPlan(RowPlan):
         keys.sort()
         return keys
 
-    def row_documents(self, lo: int, hi: int) -> int:
-        return int(self._row_start[hi]) - int(self._row_start[lo])
-
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)
         first = self._row_start[rows].astype(np.int64)
