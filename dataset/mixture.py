@@ -249,17 +249,16 @@ class Mixture:
         if self._last_plan is None or self._last_plan[0] != epoch:
             # Let go of it before the next one is made: two would take twice the memory.
             self._last_plan = None
-            self._last_plan = (epoch, self._planned(epoch))
+            if self.is_of_run:
+                plan = self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
+            else:
+                rows = []
+                for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
+                    of_source = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
+                    rows.append(SourceRows({0: of_source}.get))
+                plan = self._merged(rows)
+            self._last_plan = (epoch, plan)
         return self._last_plan[1]
-
-    def _planned(self, epoch: int) -> MixedPlan:
-        if self.is_of_run:
-            return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
-        rows = []
-        for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            plan = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
-            rows.append(SourceRows({0: plan}.get))
-        return self._merged(rows)
 
     def _merged(self, rows: Sequence[SourceRows]) -> MixedPlan:
         """All rows of all sources. A source takes the whole plan for what it has, which whole documents make a little more or
