@@ -41,14 +41,22 @@ PLAN = "plan"
 
 def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     """{name: the flags that differ from the plan's} of the configurations around a plan."""
+
+    def of_width(width: int) -> dict[str, object]:
+        """With the heads that a plan gives it"""
+        heads = laws.heads_for(width)
+        kv_heads = laws.kv_heads_for(heads)
+        return {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+
+    def rates(factor: float) -> dict[str, object]:
+        return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
+
     place = laws.WIDTHS.index(plan.hidden_size)
     narrower = of_width(laws.WIDTHS[max(place - 1, 0)])
     wider = of_width(laws.WIDTHS[min(place + 1, len(laws.WIDTHS) - 1)])
     assert plan.num_hidden_layers is not None and plan.num_attention_heads is not None
     layers = plan.num_hidden_layers
     more_heads = 2 * plan.num_attention_heads
-    half_batch = {"batch_size": max(plan.batch_size // 2, 1), "accumulation_steps": plan.accumulation_steps}
-    twice_the_batch = {"batch_size": plan.batch_size, "accumulation_steps": 2 * plan.accumulation_steps}
     return {
         "narrower": narrower,
         "wider": wider,
@@ -56,26 +64,11 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
         "shallower": {"num_hidden_layers": max(layers // 2, 1)},
         "narrower and deeper": {**narrower, "num_hidden_layers": layers + (layers + 1) // 2},
         "more heads": {"num_attention_heads": more_heads, "num_key_value_heads": laws.kv_heads_for(more_heads)},
-        "half the batch": half_batch,
-        "twice the batch": twice_the_batch,
-        "half the rates": rates(plan, 0.5),
-        "higher rates": rates(plan, 1.5),
+        "half the batch": {"batch_size": max(plan.batch_size // 2, 1)},
+        "twice the batch": {"accumulation_steps": 2 * plan.accumulation_steps},
+        "half the rates": rates(0.5),
+        "higher rates": rates(1.5),
     }
-
-
-def of_width(width: int) -> dict[str, object]:
-    """The flags of a width, with the heads that a plan gives it."""
-    heads = laws.heads_for(width)
-    return {
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": laws.kv_heads_for(heads),
-    }
-
-
-def rates(plan: PretrainSettings, factor: float) -> dict[str, object]:
-    """The flags of the plan's learning rates, times `factor`."""
-    return {name: factor * getattr(plan, name) for name in ("learning_rate", "muon_lr", "embed_lr")}
 
 
 def planned(args: argparse.Namespace) -> list[str]:
@@ -91,22 +84,9 @@ def planned(args: argparse.Namespace) -> list[str]:
             raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(done.stdout, encoding="utf-8")
-    return flags_of(kept.read_text(encoding="utf-8"))
-
-
-def flags_of(told: str) -> list[str]:
-    """The flags of the command behind "the same by flags:" in what --dry_run prints."""
-    lines = told.splitlines()
-    (command,) = [line for before, line in zip(lines, lines[1:], strict=False) if before == "the same by flags:"]
-    python, trainer, *flags = shlex.split(command)
-    assert (python, trainer) == ("python", f"trainer/{TRAINER.name}")
+    lines = kept.read_text(encoding="utf-8").splitlines()
+    _python, _trainer, *flags = shlex.split(lines[lines.index("the same by flags:") + 1])
     return flags
-
-
-def update_seconds(args: argparse.Namespace, flags: list[str]) -> float:
-    """Seconds of an update of a configuration, by the last log line of a short run."""
-    timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
-    return trained(Path(args.work), "timing", [*flags, *flag_words(timing)]).update_seconds
 
 
 def main() -> None:
@@ -124,8 +104,12 @@ def main() -> None:
     if unknown:
         raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(changes_of)}")
     tried = [name for name in changes_of if not args.only or name in (PLAN, *args.only)]
+    timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
+    seconds: dict[str, float] = {}
     # One after the other before anything long runs: the machine is the same for all of them.
-    seconds = {name: update_seconds(args, [*plan_flags, *flag_words(changes_of[name])]) for name in tried}
+    for name in tried:
+        flags = [*plan_flags, *flag_words({**changes_of[name], **timing})]
+        seconds[name] = trained(Path(args.work), "timing", flags).update_seconds
     ends: dict[str, Outcome] = {}
     for name in tried:
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])

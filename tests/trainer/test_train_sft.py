@@ -121,3 +121,16 @@ def test_much_text_keeps_the_settings_of_minimind(tmp_path):
     settings = SftSettings.parse(["--data_path", str(corpus), "--from_weight", "none"])
     assert job.fitted_to_text(settings, {"data_path"}) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")
+
+
+def test_auto_batches_have_as_many_passes_as_the_usual_ones(tmp_path):
+    """Reference: the same text with the rows of an update said."""
+    corpus = tmp_path / "sft.jsonl"
+    with open(corpus, "wb") as file:
+        file.truncate(1_200_000)
+    fitted = {}
+    for rows in ("auto", "16"):
+        words = ["--data_path", str(corpus), "--from_weight", "none", "--batch_size", rows]
+        fitted[rows] = job.fitted_to_text(*SftSettings.read(words))
+    (auto, line), (said, _) = fitted["auto"], fitted["16"]
+    assert auto.epochs == said.epochs == 13 and auto.batch_size == 0 and "--batch_size auto --epochs 13" in line

@@ -123,6 +123,10 @@ class Clock:
         """The last update of the run."""
         return (self.moved or self.planned).end
 
+    def factor(self, update: int) -> float | None:
+        """Factor of the learning rate after so many updates, once the end has moved; None: that of the schedule holds."""
+        return None if self.moved is None else self.moved.factor(update)
+
     def spent(self) -> float:
         """Seconds of the budget that have passed."""
         return time.monotonic() - self.started

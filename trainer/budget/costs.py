@@ -7,7 +7,7 @@ behaves otherwise is found out by timing some sizes (`measure`), which corrects 
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -18,17 +18,16 @@ from dataset.corpus import EVAL_ROWS, split_by_hash
 from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
-from model.config import MiniMindConfig
+from model.config import MiniMindConfig, parameter_count
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
-from trainer.engine import Engine
-from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.engine import make_engine
+from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
-from trainer.optim.build import build_optimizer
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
@@ -51,9 +50,6 @@ MUON_SHARE = 0.7
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
-# No machine is further away from the estimate than this. Small updates of a GPU wait for its launches, of which the estimate knows
-# nothing.
-MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -119,7 +115,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
     corpus = open_corpus(settings, encoder, ranks, kind)
-    plan = corpus.plan(0)
+    epoch = corpus.plan(0)
     bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
     # What the user holds out is not in the plan of the corpus.
     held_out_now = 0.0
@@ -140,21 +136,21 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
             held_out_now = 0.0
     val_fraction = held_out_now or settings.val_fraction
     trained_part = 1 - held_out_now
-    tokens_of_pass = trained_part * plan.n_pairs
+    tokens_of_pass = trained_part * epoch.n_pairs
     validation = corpus.validation()
-    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * plan.T)) if validation is None else len(validation)
+    batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
     return Data(
         vocab_size=encoder.vocab_size,
         tokens_of_pass=tokens_of_pass,
-        T=plan.T,
-        fill=plan.fill,
-        length=mean_context(plan),
+        T=epoch.T,
+        fill=epoch.fill,
+        length=mean_context(epoch),
         bytes_per_token=bytes_per_token,
-        evaluated=batches * EVAL_ROWS * plan.T,
+        evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
         parts=tuple(
-            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, plan.n_pairs)
+            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
         ),
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
@@ -164,12 +160,14 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
 
 @dataclass(frozen=True)
 class Machine:
-    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together."""
+    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together. memory: bytes that a rank may take;
+    None: not known."""
 
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
     product_rate: float
+    memory: float | None = None
 
 
 class Cut(NamedTuple):
@@ -194,30 +192,36 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 
 
 class RunCosts:
-    """The Costs of a run with these settings, on this data and machine.
+    """What runs with these settings cost on this data and machine, and what they may cost.
 
-    seconds: of a time budget, None: it is one of tokens or FLOPs. compiled: whether the run will be. eval_interval: that the user
-    has said; None: it is free.
+    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
+    accumulation_steps, eval_interval: that the user has said; None: free. compiled: whether the run will be.
     """
 
     def __init__(
         self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
     ) -> None:
-        """A collective: all ranks must call it. given: names of the settings that the user has said."""
+        """A collective: all ranks must call it."""
         self.settings = settings
+        self.given = given
         self.data = data
         self.machine = machine
         self.optimizer = optimizer
         self.seconds = seconds_of(settings.budget) if settings.budget else None
+        self.seconds_left = self.seconds
+        self.tokens = settings.budget_tokens
+        self.flops = settings.budget_flops
+        self.batch_size = settings.batch_size if "batch_size" in given else None
+        self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
         self.eval_interval = settings.eval_interval if "eval_interval" in given else None
         self.prompts = len(read_prompts(settings.sample_prompts))
         # Rank 0 decides: the machines of several nodes may differ in having a compiler.
         self.compiled = on_main(machine.ranks, self._is_compiled)
         # {(width, layers): how long an update took, relative to the estimate}, of the sizes that were measured
         self.corrections: dict[tuple[int, int], float] = {}
-        # (width, rows of a micro-batch) of those that were measured: all blocks of a width are alike, so what was compiled for one
+        # {width: the updates with which it was measured last}: all blocks of a width are alike, so what was compiled for one
         # number of layers serves the others.
-        self.compiled_for: set[tuple[int, int]] = set()
+        self.measured_cuts: dict[int, Cut] = {}
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
@@ -230,7 +234,7 @@ class RunCosts:
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
-        return what_the_compiler_lacks(device) is None
+        return failure_to_compile(device.type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of so many rows, on a machine like those that were measured."""
@@ -240,18 +244,13 @@ class RunCosts:
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
-            queries = config.num_attention_heads * config.head_dim
-            keys = config.num_key_value_heads * config.head_dim
-            inner = config.moe_intermediate_size if config.use_moe else config.intermediate_size
-            mlps = config.num_experts + config.n_shared_experts if config.use_moe else 1
-            # Orthogonalising a matrix takes 2 m^2 n + 2 m^3 + 2 m^2 n in each step, m the short side. A router is not orthogonalised.
-            flops = 0.0
-            for shape, count in (((queries, H), 2), ((keys, H), 2), ((inner, H), 3 * mlps)):
-                m, n = sorted(shape)
-                flops += count * (4 * m * m * n + 2 * m**3)
+            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 m for each weight, in a block whose
+            # matrices are square or three times as long.
+            matrices = parameter_count(config) - config.vocab_size * H
+            flops = NEWTON_SCHULZ_STEPS * 5 * H * matrices
             # The processes of one command share it; of a launcher's ranks each does all of it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
-            work += config.num_hidden_layers * NEWTON_SCHULZ_STEPS * flops / MUON_SHARE * times
+            work += flops / MUON_SHARE * times
         return work / self.machine.product_rate
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
@@ -271,7 +270,8 @@ class RunCosts:
         """Seconds of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
         seconds = seconds_at_end(self.settings.report)
         if self.compiled:
-            is_known = (config.hidden_size, cut.batch_size) in self.compiled_for
+            measured = self.measured_cuts.get(config.hidden_size)
+            is_known = measured is not None and measured.batch_size == cut.batch_size
             seconds += WARM_COMPILE_S if is_known else COMPILE_SECONDS
         evaluations = 1 + self.evaluations(config, cut, training_seconds)
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
@@ -329,11 +329,9 @@ class RunCosts:
             ranks.memory.give_back(ranks.rank)
         # All ranks must plan with the same numbers.
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
-        self.compiled_for.add((config.hidden_size, cut.batch_size))
-        # Another program may have disturbed the measurement. The clock of the run mends the rest.
-        most = MOST_CORRECTION[self.machine.device.type]
-        factor = measured / self.estimated_seconds(config, cut.rows)
-        self.corrections[config.hidden_size, config.num_hidden_layers] = min(max(factor, 1 / most), most)
+        self.measured_cuts[config.hidden_size] = cut
+        size = (config.hidden_size, config.num_hidden_layers)
+        self.corrections[size] = measured / self.estimated_seconds(config, cut.rows)
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
@@ -352,19 +350,20 @@ class RunCosts:
         positions = torch.arange(T).expand(rows, T).contiguous()
         inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
         batch = to_device(Batch(inputs, targets, zeros, positions, rows * T, rows), device)
-        model = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # transformers wraps it without its types
+        model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
         without_graphs = why_without_graphs(device, ranks, dtype, recomputes, config.dropout)
-        engine = Engine(
+        engine = make_engine(
             model,
-            build_optimizer(model, 1e-6, kind=self.optimizer, muon_lr=1e-6, ranks=ranks),
             partial(pretrain_loss, model),
-            device=device,
+            replace(self.settings, optimizer=self.optimizer),
+            n_sums=n_sums(config),
+            identity={},
+            cuda_graphs=None if without_graphs else True,
             dtype=dtype,
             ranks=ranks,
-            n_sums=n_sums(config),
-            cuda_graphs=None if without_graphs else True,
+            device=device,
         )
         # Also where nothing is compiled: it prepares the device for plain code as the run does.
         choice = "1" if self.compiled else "0"

@@ -31,7 +31,6 @@ LIKE_THE_MEASURED_TEXT = 0.05
 # Log lines of a run, and the fewest seconds between two
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
-DAY_S = 24 * 3600
 # A plan that uses less of its budget leaves something over.
 USED = 0.9
 # Saves of a run; where so few would be further apart than the seconds below, there are more.
@@ -51,8 +50,8 @@ NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_t
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
 
-def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict[str, Any]:
-    """What the plan says of the settings that the user has left open. given: names of the others."""
+def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
+    """What the plan says of the settings that the user has left open."""
     config = plan.config
     steps = plan.cut.accumulation_steps
     micro_batches = plan.updates * steps
@@ -81,7 +80,7 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
-        # A run on CUDA saves by minutes, see trainer/loop.py.
+        # A run on CUDA saves by minutes, see trainer/saving/save_clock.py.
         updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:
@@ -93,13 +92,13 @@ def chosen_settings(plan: Plan, costs: RunCosts, given: Collection[str]) -> dict
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
         # Who names a rate means it for all that AdamW trains.
-        if "learning_rate" not in given:
+        if "learning_rate" not in costs.given:
             chosen["embed_lr"] = laws.EMBED_RATE
         decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
-    return {name: value for name, value in chosen.items() if name not in given}
+    return {name: value for name, value in chosen.items() if name not in costs.given}
 
 
 # ------------------------------------------------------------------------------------------- what is said of a plan
@@ -129,17 +128,9 @@ def shape_text(plan: Plan) -> str:
     return f"{quantity(plan.parameters)} parameters, {layers} of width {plan.config.hidden_size}"
 
 
-def plan_lines(
-    plan: Plan,
-    costs: RunCosts,
-    chosen: PretrainSettings,
-    given: Collection[str],
-    decided: Collection[str],
-) -> list[str]:
-    """The plan for a person, and the command that repeats it.
-
-    chosen: the settings with the plan. given: names of those that the user has said; decided: of those that the plan has said.
-    """
+def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
+    """The plan for a person, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
+    has said."""
     T, cut = costs.data.T, plan.cut
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
@@ -155,13 +146,9 @@ def plan_lines(
             f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
-    error = loss_error(plan, costs, chosen, given)
-    is_known = error is not None and not laws.is_repeated_too_often(plan.passes)
-    if error is None:
-        loss = "not known for such a run"
-    elif not is_known:
-        loss = f"not known for {plan.passes:.0f} passes over one text: up to {laws.MOST_PASSES} were measured"
-    else:
+    error = loss_error(plan, costs, chosen)
+    loss = "not known for such a run"
+    if error is not None:
         bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
     left = plan.other_seconds + plan.seconds
@@ -177,10 +164,7 @@ def plan_lines(
         "time": f"{clock_text(total_seconds)} in all, {clock_text(plan.seconds)} of it training",
     }
     if costs.seconds is not None:
-        pattern = "%H:%M:%S" if total_seconds < DAY_S else "%Y-%m-%d %H:%M:%S"
-        rows["ends at"] = time.strftime(pattern, time.localtime(time.time() + left))
-    if is_known and beyond_measurement(plan):
-        rows["note"] = "such a size or length was not measured: the expected loss is a guess by the same formula"
+        rows["ends at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + left))
     width = max(map(len, rows))
     lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]
 
@@ -199,33 +183,29 @@ def plan_lines(
                 f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
                 f"often: give it a share of at most {laws.MOST_PASSES * part.different / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
-    if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(given):
+    if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
             f"without validation: of fewer than {FEWEST_DOCUMENTS} documents, or of copies of one, none is held out; name a file of "
             "its own with --val_path, or a share with --val_fraction"
         )
-    command = explicit_command(chosen, {*given, *decided}, costs.machine.ranks.micro_batches_at_once)
+    command = explicit_command(chosen, {*costs.given, *decided}, costs.machine.ranks.micro_batches_at_once)
     return [*lines, "the same by flags:", f"  {command}"]
 
 
-def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings, given: Collection[str]) -> float | None:
-    """The relative range of the expected loss; None: nothing is known of it. given: names of the settings that the user has said."""
-    if chosen.from_weight != "none" or chosen.use_moe:
+def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
+    """The relative range of the expected loss; None: nothing is known of it."""
+    if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
+    smallest, largest = laws.MEASURED_PARAMETERS
+    fewest, most = laws.MEASURED_TOKENS
+    is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(given)
-    if is_such_text and is_such_vocabulary and is_as_planned and not beyond_measurement(plan):
+    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(costs.given)
+    if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, plan.tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
-
-
-def beyond_measurement(plan: Plan) -> bool:
-    """Whether the law of the loss was not measured for such a size, or not for so many tokens."""
-    smallest, largest = laws.MEASURED_PARAMETERS
-    fewest, most = laws.MEASURED_TOKENS
-    return not (smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most)
 
 
 def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
@@ -292,7 +272,7 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
 
 
 def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
-    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError for another budget."""
+    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError where all have other budgets."""
     plans = kept_plans(settings, given)
     for path, before in plans:
         if budget_flag(before) == budget_flag(settings):
@@ -300,7 +280,8 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path,
     if plans:
         path, before = plans[0]
         raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same, or start without --from_resume"
+            f"{path} is the plan of a run that began with {budget_flag(before)}: give the same to go on with it; start without "
+            "--from_resume; or go on with an unplanned run by its --hidden_size and --max_updates"
         )
     return None
 
@@ -322,8 +303,4 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
         if said_ends(settings, given):
             return
         given = {*given, "hidden_size", "use_moe"}
-    for path, before in kept_plans(settings, given):
-        raise UserError(
-            f"{path} is the plan of a run that began with {budget_flag(before)}: add it to go on with that run, or say the "
-            "--hidden_size and --max_updates of this one"
-        )
+    kept_plan(settings, given)

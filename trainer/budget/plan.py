@@ -16,7 +16,7 @@ from common.processes import seconds_since_start
 from common.wording import counted
 from model.config import MiniMindConfig, parameter_count
 from trainer.budget import laws
-from trainer.budget.costs import Cut, Machine, RunCosts
+from trainer.budget.costs import Cut, RunCosts
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH
 
 # Rows of an update that are tried; even ones, so that two processes can share them.
@@ -29,25 +29,6 @@ FEWEST_UPDATES = 20
 # tried 1,922 settled within two rounds, 124 within three and one within four. One swung between two neighbouring batches for
 # ever, and either of them will do.
 ROUNDS = 4
-
-
-@dataclass(frozen=True)
-class Demands:
-    """What the planner must keep to. None: free.
-
-    seconds: that are left. tokens, flops: instead of seconds. memory: bytes at most.
-    """
-
-    seconds: float | None = None
-    tokens: float | None = None
-    flops: float | None = None
-    batch_size: int | None = None
-    accumulation_steps: int | None = None
-    memory: float | None = None
-
-    def allows(self, memory: float) -> bool:
-        """Whether a plan may take so many bytes."""
-        return self.memory is None or memory <= self.memory
 
 
 @dataclass(frozen=True)
@@ -73,44 +54,34 @@ class Plan:
         return self.seconds / self.updates
 
 
-def best_plan(sizes: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts) -> Plan:
+def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     """The plan with the lowest expected loss, of those that are as deep as their tokens want.
 
     Errors: UserError that says what is too little.
     """
-    plans = []
-    is_too_large = False
-    for config in sizes:
-        plan = plan_for(config, demands, costs)
-        if plan is not None and not demands.allows(plan.memory):
-            cut = smaller_micro_batches(plan, demands, costs)
-            is_too_large |= cut is None
-            # Planned again: --eval_interval counts micro-batches.
-            plan = cut and plan_for(config, demands, costs, cut)
-        if plan is not None:
-            plans.append(plan)
+    plans = [plan for config in sizes if (plan := plan_for(config, costs)) is not None]
     if not plans:
-        raise UserError(what_is_too_little(demands, costs, is_too_large))
+        raise UserError(what_is_too_little(sizes, costs))
     # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
-    # heart. Where all are larger, since the user has said a width, it is the smallest one.
-    suitable = deep_as_their_tokens_want(plans)
-    suitable = no_larger(suitable, laws.PARAMETERS_OF_A_TOKEN * costs.data.different) or smallest(suitable)
-    if demands.tokens is not None:
-        # Models that so many tokens train well. Nothing else limits a budget of tokens: by loss alone the largest model would win,
-        # and would train for weeks. A width that the user has said may leave only models with fewer layers, or none.
-        most = demands.tokens / laws.TOKENS_OF_A_PARAMETER
-        suitable = no_larger(suitable, most) or deep_as_their_tokens_want(no_larger(plans, most)) or smallest(plans)
+    # heart. Nor does anything else limit a budget of tokens: by loss alone the largest model would win, and would train for weeks.
+    most = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
+    if costs.tokens is not None:
+        most = min(most, costs.tokens / laws.TOKENS_OF_A_PARAMETER)
+    small_enough = [plan for plan in plans if plan.parameters <= most]
+    suitable = [plan for plan in deep_as_their_tokens_want(plans) if plan.parameters <= most]
+    # A width that the user has said may leave only models with fewer layers, or none.
+    suitable = suitable or deep_as_their_tokens_want(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def what_is_too_little(demands: Demands, costs: RunCosts, is_too_large: bool) -> str:
-    """The line where no model can be trained. is_too_large: for the memory."""
-    if is_too_large:
-        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
+def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
+    """The line where no model can be trained."""
     data = costs.data
-    rows = min(cut.rows for cut in cuts(demands, costs.machine))
+    rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
+    if rows is None:
+        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
     # A number of tokens is kept to, however often the text is read for it.
-    if demands.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
+    if costs.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
         # As full rows: a text of one row tells nothing of how full the rows of more text would be.
         needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
         return (
@@ -119,7 +90,7 @@ def what_is_too_little(demands: Demands, costs: RunCosts, is_too_large: bool) ->
             "--data_path, or train it without a budget, by --epochs"
         )
     passed = ""
-    if demands.seconds is not None:
+    if costs.seconds_left is not None:
         passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
     return (
         f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
@@ -143,24 +114,20 @@ def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
     return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
 
 
-def no_larger(plans: Sequence[Plan], parameters: float) -> list[Plan]:
-    return [plan for plan in plans if plan.parameters <= parameters]
-
-
-def smallest(plans: Sequence[Plan]) -> list[Plan]:
-    return [min(plans, key=lambda plan: plan.parameters)]
-
-
-def plan_for(config: MiniMindConfig, demands: Demands, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
-    """The plan for one size; None where the budget buys too few updates. cut: None: the one that suits best."""
+def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
+    """The plan for one size; None where the budget buys too few updates, or the memory has no room for a row. cut: None: the one
+    that suits best."""
     data = costs.data
-    tokens_of_row = data.T * data.fill
-    choices = cuts(demands, costs.machine) if cut is None else [cut]
+    choices = cuts(config, costs) if cut is None else [cut]
+    if not choices:
+        return None
     cut = choices[0]
     for _ in range(ROUNDS):
-        tokens = affordable_tokens(config, cut, demands, costs)
-        cut = closest_cut(laws.batch_tokens(max(tokens, 1)) / tokens_of_row, choices)
-    tokens = affordable_tokens(config, cut, demands, costs)
+        tokens = affordable_tokens(config, cut, costs)
+        wanted_rows = laws.batch_tokens(max(tokens, 1)) / (data.T * data.fill)
+        # The nearest one by ratio
+        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / wanted_rows)))
+    tokens = affordable_tokens(config, cut, costs)
     updates = int(tokens / data.tokens_of_update(cut.rows))
     if updates < FEWEST_UPDATES:
         return None
@@ -184,52 +151,40 @@ def plan_for(config: MiniMindConfig, demands: Demands, costs: RunCosts, cut: Cut
     )
 
 
-def smaller_micro_batches(plan: Plan, demands: Demands, costs: RunCosts) -> Cut | None:
-    """The plan's updates in micro-batches that fit the memory, as large ones as do; None: not even single rows fit, or the user has
-    said how large they are. The updates stay as they are, unless the user has said how many micro-batches they have."""
-    if demands.batch_size is not None:
-        return None
-    if demands.accumulation_steps is not None:
-        smaller = [cut for cut in cuts(demands, costs.machine) if cut.batch_size < plan.cut.batch_size]
-    else:
-        sharing = costs.machine.ranks.sharing
-        of_rank = plan.cut.batch_size // sharing
-        all_rows = of_rank * plan.cut.accumulation_steps
-        divisors = [rows for rows in range(1, of_rank) if all_rows % rows == 0]
-        smaller = [Cut(rows * sharing, all_rows // rows, plan.cut.at_once) for rows in divisors]
-    for cut in sorted(smaller, key=lambda cut: cut.batch_size, reverse=True):
-        if demands.allows(costs.memory(plan.config, cut.batch_size)):
-            return cut
-    return None
-
-
-def cuts(demands: Demands, machine: Machine) -> list[Cut]:
-    """The updates to choose from, as far as the user has left them open."""
-    ranks, steps = machine.ranks, demands.accumulation_steps
+def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
+    """The updates to choose from, as far as the user has left them open, in the largest micro-batches that fit the memory."""
+    ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    if demands.batch_size is not None:
-        return [Cut(demands.batch_size, n, at_once) for n in (STEPS if steps is None else (steps,))]
-    most = MOST_ROWS_OF_MICRO_BATCH[machine.device.type]
-    if steps is not None:
-        return [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
-    found = []
-    # rows of the whole update where the ranks can share such a number, and else of each rank.
-    of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
-    for rows in of_ranks:
-        micro_rows = max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)
-        found.append(Cut(micro_rows * sharing, rows // micro_rows, at_once))
-    return found
+    most = MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type]
+    if costs.batch_size is not None:
+        found = [Cut(costs.batch_size, n, at_once) for n in (STEPS if steps is None else (steps,))]
+    elif steps is not None:
+        found = [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
+    else:
+        # rows of the whole update where the ranks can share such a number, and else of each rank
+        of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
+        found = [
+            Cut(micro_rows * sharing, rows // micro_rows, at_once)
+            for rows in of_ranks
+            for micro_rows in range(min(rows, most), 0, -1)
+            if rows % micro_rows == 0
+        ]
+    largest: dict[int, Cut] = {}
+    for cut in found:
+        if costs.machine.memory is None or costs.memory(config, cut.batch_size) <= costs.machine.memory:
+            largest.setdefault(cut.rows, cut)
+    return list(largest.values())
 
 
-def affordable_tokens(config: MiniMindConfig, cut: Cut, demands: Demands, costs: RunCosts) -> float:
+def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
     """What the budget buys with such updates, as far as it helps to read the text again."""
-    if demands.tokens is not None:
+    if costs.tokens is not None:
         # Somebody has counted them.
-        return demands.tokens
+        return costs.tokens
     most = costs.data.most_passes * costs.data.different
-    if demands.flops is not None:
-        return min(demands.flops / costs.token_flops(config), most)
-    seconds = demands.seconds
+    if costs.flops is not None:
+        return min(costs.flops / costs.token_flops(config), most)
+    seconds = costs.seconds_left
     assert seconds is not None
     without_updates = costs.other_seconds(config, cut, 0.0)
     if seconds <= without_updates:
@@ -240,11 +195,6 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, demands: Demands, costs:
     return min(updates * costs.data.tokens_of_update(cut.rows), most)
 
 
-def closest_cut(rows: float, choices: Sequence[Cut]) -> Cut:
-    """The one whose update is nearest to so many rows, by ratio."""
-    return min(choices, key=lambda cut: abs(math.log(cut.rows / max(rows, 1e-9))))
-
-
 def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     """The models to try: widths, each with the numbers of layers that some number of tokens wants.
 
@@ -253,12 +203,9 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         heads = fields.get("num_attention_heads", laws.heads_for(width))
-        # From what the shortest runs want to what the longest ones do, in steps of a tenth or more
+        # From what the shortest runs want to what the longest ones do, in steps of a tenth or less
         (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)
-        numbers_of_layers = [fewest]
-        while numbers_of_layers[-1] < most:
-            last = numbers_of_layers[-1]
-            numbers_of_layers.append(min(max(last + 1, round(1.1 * last)), most))
+        numbers_of_layers: Sequence[int] = range(fewest, most + 1, max(1, fewest // 10))
         for layers in [fields["num_hidden_layers"]] if "num_hidden_layers" in fields else numbers_of_layers:
             shape = {
                 "hidden_size": width,

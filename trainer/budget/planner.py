@@ -25,7 +25,7 @@ from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Machine, RunCosts, look_at_data, share_of_product_rate
 from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.plan import Demands, Plan, best_plan, plan_for, sizes
+from trainer.budget.plan import Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends, seconds_of
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
@@ -66,7 +66,9 @@ def plan_run(
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
-        resumed = on_main(ranks, lambda: dataclasses.replace(settings, **planned))
+        with user_errors():
+            # On each rank, whose machine may have paths of its own
+            resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
         return None if settings.dry_run else resumed
     given = {*given, *settings.fixed_in_plans}
@@ -82,7 +84,9 @@ def plan_run(
         own_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
         # All ranks must plan with the same number.
         rate = on_main(ranks, lambda: own_rate)
-        machine = Machine(device, dtype, ranks, rate * ranks.world_size)
+        # Another program may take the memory of one of several GPUs.
+        free = free_memory(device, ranks)
+        machine = Machine(device, dtype, ranks, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free)
         settings = with_row_length(settings, given, machine)
         data = look_at_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
@@ -96,17 +100,7 @@ def plan_run(
         # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
-        # Another program may take the memory of one of several GPUs.
-        free = free_memory(device, ranks)
-        demands = Demands(
-            seconds=costs.seconds,
-            tokens=settings.budget_tokens,
-            flops=settings.budget_flops,
-            batch_size=settings.batch_size if "batch_size" in given else None,
-            accumulation_steps=settings.accumulation_steps if "accumulation_steps" in given else None,
-            memory=None if free is None else MEMORY_SHARE * free,
-        )
-        plan = choose(candidates, demands, costs)
+        plan = choose(candidates, costs)
     if data.most is not None and plan.tokens > data.most:
         times = math.ceil(plan.tokens / data.most)
         raise UserError(
@@ -115,11 +109,11 @@ def plan_run(
             "--mixture file, where there is one now), or give a smaller budget"
         )
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
-    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs, given))
+    chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
     chosen = dataclasses.replace(settings, **chosen_by_main)
 
     def tell() -> None:
-        for line in plan_lines(plan, costs, chosen, given, set(chosen_by_main)):
+        for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
             announce(line)
 
     on_main(ranks, tell)
@@ -154,17 +148,16 @@ def with_faster_dtype(
     if settings.budget is None or "dtype" in given:
         return settings
     dtype, _ = pick_dtype(settings.dtype, surroundings.device)
-    own = worthwhile_gain_of_float32(surroundings.device, dtype)
-
-    def decide() -> bool:
-        if own is not None:
-            announce(
-                f"planning: this CPU multiplies float32 {own:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
-            )
-        return own is not None
-
+    own_gain = worthwhile_gain_of_float32(surroundings.device, dtype)
     # All ranks must compute in one precision.
-    return dataclasses.replace(settings, dtype="float32") if on_main(surroundings.ranks, decide) else settings
+    gain = on_main(surroundings.ranks, lambda: own_gain)
+    if gain is None:
+        return settings
+    line = (
+        f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+    )
+    on_main(surroundings.ranks, partial(announce, line))
+    return dataclasses.replace(settings, dtype="float32")
 
 
 def with_row_length(settings: PretrainSettings, given: Collection[str], machine: Machine) -> PretrainSettings:
@@ -182,20 +175,19 @@ def with_row_length(settings: PretrainSettings, given: Collection[str], machine:
     return settings if tokens > laws.SHORT_RUN_TOKENS else dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
 
 
-def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts) -> Plan:
+def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     """The best plan. With a budget of time it is of a size that was measured here, as long as there is time for that.
 
-    demands: with the whole budget. A collective. Errors: UserError where nothing can be trained.
+    A collective. Errors: UserError where nothing can be trained.
     """
     ranks = costs.machine.ranks
     measurements = 0
     if costs.seconds is not None:
         of_one = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
         measurements = 1 + int(MEASURING_PART * costs.seconds / (of_one + costs.timed_seconds()))
-    measured: Plan | None = None
     while True:
         # The same on all ranks, by what rank 0 knows of the speeds so far
-        plan = on_main(ranks, partial(best_of_now, candidates, demands, costs, measured))
+        plan = on_main(ranks, partial(best_of_now, candidates, costs))
         if not measurements or costs.is_measured(plan.config):
             return plan
         # Compiling takes a while, in which nothing else is printed.
@@ -203,21 +195,18 @@ def choose(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCos
         on_main(ranks, partial(announce, f"planning: {shape_text(plan)}{how}, is timed"))
         costs.measure(plan.config, plan.cut, plan.updates)
         measurements -= 1
-        measured = plan
 
 
-def best_of_now(candidates: Sequence[MiniMindConfig], demands: Demands, costs: RunCosts, measured: Plan | None) -> Plan:
+def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     """The best plan of all sizes for what is left of the budget. Errors: UserError.
 
-    measured: the one that was measured last. What was compiled for it, a block of its width, serves its own micro-batches only.
-    So a plan of that width, with as many layers or others, keeps them where they are not far off.
+    What was compiled for a measurement, a block of its width, serves its own micro-batches only. So a plan of a width that was
+    measured, with as many layers or others, keeps them where they are not far off.
     """
-    if demands.seconds is not None:
-        demands = dataclasses.replace(demands, seconds=demands.seconds - seconds_since_start())
-    plan = best_plan(candidates, demands, costs)
-    if measured is None or plan.config.hidden_size != measured.config.hidden_size:
+    if costs.seconds is not None:
+        costs.seconds_left = costs.seconds - seconds_since_start()
+    plan = best_plan(candidates, costs)
+    cut = costs.measured_cuts.get(plan.config.hidden_size)
+    if cut is None or max(plan.cut.rows, cut.rows) > NEAR * min(plan.cut.rows, cut.rows):
         return plan
-    if max(plan.cut.rows, measured.cut.rows) > NEAR * min(plan.cut.rows, measured.cut.rows):
-        return plan
-    with_same_cut = plan_for(plan.config, demands, costs, measured.cut)
-    return with_same_cut if with_same_cut is not None and demands.allows(with_same_cut.memory) else plan
+    return (plan_for(plan.config, costs, cut) if cut in cuts(plan.config, costs) else None) or plan

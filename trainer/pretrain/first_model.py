@@ -33,8 +33,6 @@ from trainer.sharding import group_size_of
 
 # Such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# Weights that a line on a missing one names
-MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -165,16 +163,12 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
 
 
 def weights_instead(*folders: Path) -> str:
-    """As "there is out/pretrain_256.pth", a part of a line: weights of the first folder that has some, the newest first."""
+    """As "there is out/pretrain_256.pth", a part of a line: the newest weights of the first folder that has some."""
     for folder in folders:
         # MiniMind's own trainer keeps its checkpoints beside the weights.
         found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
         if found:
-            found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-            named = [str(from_here(path)) for path in found[:MOST_NAMED]]
-            if len(found) > MOST_NAMED:
-                named.append(f"and {len(found) - MOST_NAMED} more")
-            return f"{'there is' if len(found) == 1 else 'there are'} {', '.join(named)}"
+            return f"there is {from_here(max(found, key=lambda path: path.stat().st_mtime))}"
     return f"{from_here(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
 
 

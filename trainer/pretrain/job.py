@@ -55,29 +55,29 @@ class PretrainJob(Job):
 
     settings: PretrainSettings
 
-    # What is read, and how
+    # Documents or conversations: how they are read, and where they lie (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
 
-    def __init__(self, given: PretrainSettings, surroundings: Surroundings) -> None:
+    def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
         ranks, device = surroundings.ranks, surroundings.device
         self.ranks = ranks
         self.device = device
         # Lines for the user
         self.notices: list[str] = []
-        dtype, precision_notice = pick_dtype(given.dtype, device)
+        dtype, precision_notice = pick_dtype(settings.dtype, device)
         if precision_notice:
             self.notices.append(precision_notice)
         # before the model takes any
         free = free_memory(device, ranks)
         # The same seed on all ranks, so that all begin with the same weights.
-        seed_everything(given.seed)
+        seed_everything(settings.seed)
         with user_errors():
-            self.prompts = read_prompts(given.sample_prompts)
+            self.prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
-            self.first_model = open_model(given, self.kind.make_encoder, ranks, device)
+            self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
-            # Still with --batch_size auto, of which the advice on flags speaks
-            self.asked = asked = self.first_model.settings
+            # Still with --batch_size auto
+            asked = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
@@ -103,6 +103,7 @@ class PretrainJob(Job):
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
+            # Of a run with a --budget
             write_at_start=plan_to_keep(settings, stem, ranks),
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
@@ -111,7 +112,7 @@ class PretrainJob(Job):
         seed_everything(settings.seed, ranks.rank)
         encoder = self.first_model.encoder
         self.identity = Identity(
-            {
+            entries={
                 # Order matters: the first difference is the one reported. The tokenizer's fingerprint has this one too.
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
@@ -121,13 +122,13 @@ class PretrainJob(Job):
                 "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
-            {
+            mended_by={
                 "data": self.kind.flags_of_data,
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",
             },
-            ONLY_AT_START,
+            only_at_start=ONLY_AT_START,
         )
         without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
         self.engine = make_engine(
@@ -172,7 +173,6 @@ class PretrainJob(Job):
     def outlook(self, progress: Progress) -> Outlook:
         outlook = pretraining_outlook(
             self.settings,
-            self.asked,
             self.first_model,
             self.corpus,
             # Of a run that is one plan all is said, wherever it stands.
@@ -214,10 +214,10 @@ class PretrainJob(Job):
         # that the rate of an update does not depend on the ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
-        clock = self.length.clock
-        if clock is not None and clock.moved is not None:
+        factor = self.length.clock.factor(progress.update) if self.length.clock else None
+        if factor is not None:
             # The clock of a --budget has moved the end: its own curve leads there.
-            return settings.learning_rate * clock.moved.factor(progress.update) * min(1.0, warmup)
+            return settings.learning_rate * factor * min(1.0, warmup)
         if settings.max_updates:
             done = progress.update / settings.max_updates
         else:

@@ -33,15 +33,6 @@ def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> t
     return loss, sums
 
 
-def at_least_one(count: Count) -> Count:
-    return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
-
-
-def filled_as(tensor: torch.Tensor, count: Count) -> torch.Tensor:
-    """The count as a tensor like this one. Filled, not copied from the host, which would wait for the device."""
-    return count if isinstance(count, torch.Tensor) else torch.full_like(tensor, count)
-
-
 def n_sums(config: MiniMindConfig) -> int:
     """How many numbers `pretrain_loss` adds up."""
     if not config.use_moe:
@@ -66,3 +57,15 @@ def metrics(sums: Sequence[float], num_experts: int = 0) -> tuple[dict[str, Any]
         values["expert_load"] = load.mean(0).tolist()
         values["expert_load_max"] = load.max().item()
     return values, targets
+
+
+# ------------------------------------------------------- counts that are numbers, or tensors where CUDA graphs read them
+
+
+def at_least_one(count: Count) -> Count:
+    return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
+
+
+def filled_as(tensor: torch.Tensor, count: Count) -> torch.Tensor:
+    """The count as a tensor like this one. Filled, not copied from the host, which would wait for the device."""
+    return count if isinstance(count, torch.Tensor) else torch.full_like(tensor, count)

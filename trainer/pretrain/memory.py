@@ -71,9 +71,9 @@ MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32 = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32
-# Kernels, compiler and threads of a process on the CPU, and the holes in its heap, as a part of the activations
-PROGRAM_BYTES = 100e6
-HEAP_PART = 0.25
+# Libraries, compiler and threads of a process on the CPU; and the holes in its heap, as a part of what the blocks keep
+PROGRAM_BYTES = 250e6
+HEAP_PART = 0.15
 
 
 def training_bytes(
@@ -87,38 +87,31 @@ def training_bytes(
     device_type: str,
     sharing: int = 1,
 ) -> float:
-    """Bytes at the peak, of all processes that share a micro-batch of `rows` rows of T positions.
+    """Bytes at the peak, of all processes that share a micro-batch of `rows` rows of T positions: a tenth less to a quarter more
+    than was measured (docs/performance.md, docs/gpu.md).
 
     half: bytes of a number in matrix products. recomputes: --gradient_checkpointing. sharing: processes.
     """
     parameters = parameter_count(config)
     H, V, layers = config.hidden_size, config.vocab_size, config.num_hidden_layers
-    A = config.num_attention_heads * config.head_dim
     mlp = config.intermediate_size
     if config.use_moe:
         mlp = config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
-    # Kept by a block for the backward pass, bytes a token: the stream and its norms, queries, keys and values, the MLP.
-    block: float
-    if compiled:
-        block = FP32 * H + half * (3 * H + 5 * A + 3 * mlp)
-    else:
-        block = 4 * FP32 * H + half * (5 * H + 4 * A + 4 * mlp + T)
-    if config.dropout and device_type == "cpu":
-        # PyTorch's attention keeps all pairs there: their weights before and after the dropout, and what it drew.
-        block += 3 * FP32 * config.num_attention_heads * T
-    elif compiled and device_type == "cpu":
-        # block_attention keeps exp(scores) of about half of the pairs.
-        block += half * 0.6 * config.num_attention_heads * T
-    blocks: float = layers * FP32 * H + block if recomputes else layers * block
-    # One chunk of logits with its gradients, and the head's copy and gradient
-    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32) + V * H * (2 * FP32 + half)
-    passes: float = rows * T * (blocks + 4 * FP32 * H) + sharing * logits
-    program = 0.0
+    # Kept by a block for the backward pass, bytes a token. The plain code keeps twice as much.
+    block: float = half * (10 * H + 3 * mlp) * (1 if compiled else 2)
     if device_type == "cpu":
-        passes *= 1 + HEAP_PART
-        program = sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
-    copies = half * parameters if half < FP32 else 0
-    return sharing * parameters * STATE_BYTES + sharing * copies + passes + program
+        # Of all pairs of positions the weights before and after the dropout, and what it drew; of half of them exp(scores).
+        of_pair = 3 * FP32 if config.dropout else 0.6 * half * compiled
+        block += config.num_attention_heads * T * of_pair
+    # Recomputed, a block is there with its gradients, and the others with what goes in.
+    activations = rows * T * (layers * FP32 * H + 2 * block if recomputes else layers * block)
+    # One chunk of logits with its gradients
+    logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32)
+    copies = half if half < FP32 else 0
+    needed = sharing * (parameters * (STATE_BYTES + copies) + logits) + activations
+    if device_type == "cpu":
+        needed += HEAP_PART * activations + sharing * PROGRAM_BYTES + bytes_in_shared_memory(sharing, parameters)
+    return needed
 
 
 def free_memory(device: torch.device, ranks: Ranks) -> float | None:

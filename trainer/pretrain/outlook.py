@@ -1,16 +1,10 @@
 """What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
 
-import gzip
-import lzma
 import math
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from common.wording import counted
 from dataset.corpus import Corpus
-from dataset.store.format import Documents, Ints
 from trainer.advice import Forecast, NextCommand, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Outlook
@@ -24,7 +18,6 @@ from trainer.updates import rows_of_update, schedule_of
 
 def pretraining_outlook(
     settings: PretrainSettings,
-    asked: PretrainSettings,
     first_model: FirstModel,
     corpus: Corpus,
     *,
@@ -34,9 +27,9 @@ def pretraining_outlook(
     ranks: Ranks,
     answers: bool,
 ) -> Outlook:
-    """settings: of the run; asked: as the user has given them, with --batch_size auto. epoch: that comes
-    next, of so many epochs. answers: the run trains the answers of conversations.
-    """
+    """settings: of the run; those of first_model may have --batch_size auto. epoch: that comes next, of so many epochs. answers: the
+    run trains the answers of conversations."""
+    asked = first_model.settings
     model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
@@ -92,9 +85,6 @@ def pretraining_outlook(
     elif ranks.is_main:
         # To count the bytes of a large corpus takes a while.
         bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
-        if corpus.val_store is not None:
-            assert corpus.val_documents is not None
-            data_fields["compressors"] = compressed(corpus.val_store, corpus.val_documents, tokenizer)
 
     # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
@@ -123,19 +113,17 @@ def pretraining_outlook(
         flops=flops,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),
-        next_commands=next_commands(
-            settings.stem(config.hidden_size, config.use_moe), settings.tokenizer_path, answers
-        ),
+        next_commands=next_commands(settings, settings.stem(config.hidden_size, config.use_moe), answers),
         forecast=forecast,
     )
 
 
-def next_commands(stem: Path, tokenizer_path: str | None, answers: bool) -> list[NextCommand]:
+def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[NextCommand]:
     """What a user may want to do with the finished run. stem: of its files. answers: see pretraining_outlook."""
     weight = ["--weight", f"{stem}.pth"]
     # The scripts take the repository's own tokenizer unless they are given another.
-    if tokenizer_path != DEFAULT_TOKENIZER:
-        weight += ["--tokenizer_path", str(tokenizer_path)]
+    if settings.tokenizer_path != DEFAULT_TOKENIZER:
+        weight += ["--tokenizer_path", str(settings.tokenizer_path)]
     generate, evaluate = "scripts/generate.py", "scripts/evaluate.py"
     play = next_command("the same on a page in your browser", "scripts/play.py", *weight)
     export = next_command("export to Hugging Face", "scripts/export_hf.py", *weight, "--out_dir", f"{stem}_hf")
@@ -143,18 +131,3 @@ def next_commands(stem: Path, tokenizer_path: str | None, answers: bool) -> list
         return [next_command("chat", generate, *weight, "--chat"), play, export]
     measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt")
     return [next_command("continue texts, chat", generate, *weight), play, measure, export]
-
-
-# bytes of text that are compressed at most, which takes a second
-SAMPLE_BYTES = 1 << 20
-
-
-def compressed(store: Documents, documents: Ints, tokenizer: Any) -> dict[str, float]:
-    """{compressor: bits per byte}. documents: their numbers; of a long text every n-th is taken."""
-    chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
-    begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
-    # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
-    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    raw = laws.text_of(store, places, tokenizer)
-    packed = {"gzip": gzip.compress(raw, 9, mtime=0), "xz": lzma.compress(raw, preset=6)}
-    return {name: 8 * len(short) / len(raw) for name, short in packed.items()} if raw.strip() else {}

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,15 +30,6 @@ DEFAULT_MODEL: dict[str, Any] = {
     "use_moe": False,
     "tokenizer_path": DEFAULT_TOKENIZER,
 }
-# The flags that are fields of the model's config.
-MODEL_FLAGS = (
-    "generation",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "use_moe",
-)
 # Files by which a folder of a Hugging Face model is told from any other folder
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 
@@ -129,6 +120,12 @@ class ModelSettings(Settings):
     tokenizer_path: str | None = setting(
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
     )
+
+
+# The flags that are fields of the model's config
+MODEL_FLAGS = tuple(
+    field.name for field in fields(ModelSettings) if field.name not in ("init_scheme", "from_weight", "tokenizer_path")
+)
 
 
 @dataclass(kw_only=True)

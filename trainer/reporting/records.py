@@ -106,13 +106,9 @@ class RunRecords:
                     y.append(value)
 
     def curves(self, chart: Chart) -> list[Curve]:
-        """Those of a chart that there is something to draw of."""
-        found = []
-        for field in chart.fields_among(self.columns):
-            x, y = self.columns[field]
-            if any(y) or not chart.unless_zero:
-                found.append(Curve(field, np.array(x), np.array(y)))
-        return found
+        """Those of a chart that were logged. What is 0 throughout, such as the auxiliary loss of a dense model, is left out."""
+        columns = [(field, *self.columns[field]) for field in chart.fields_among(self.columns)]
+        return [Curve(field, np.array(x), np.array(y)) for field, x, y in columns if any(y)]
 
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None
@@ -152,8 +148,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if is_known and expected and loss:
         # From nats a token to bits a byte by the evaluation's own ratio
         bars.append(("expected", expected * bits / loss))
-    compressors = run.noted("data").get("compressors", {})
-    return bars + [(name, compressors[name]) for name in ("xz", "gzip") if name in compressors]
+    return bars
 
 
 def risen_validation(run: RunRecords) -> str | None:

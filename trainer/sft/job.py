@@ -79,18 +79,25 @@ def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSe
     n_bytes = bytes_of_data(settings)
     if n_bytes >= MUCH:
         return settings, None
-    rows = settings.batch_size if "batch_size" in given else ROWS
+    batch_size = settings.batch_size if "batch_size" in given else ROWS
+    # Updates of --batch_size auto have the usual rows.
+    rows = batch_size or settings.usual_rows()
     schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
-    updates_of_pass = math.ceil(rows_of_pass / max(rows, 1) / settings.accumulation_steps)
+    updates_of_pass = math.ceil(rows_of_pass / rows / settings.accumulation_steps)
     passes = min(max(math.ceil(UPDATES / updates_of_pass), FEWEST_PASSES), MOST_PASSES)
     line = (
         f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
-        f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {rows} --epochs {passes}; "
+        f"{OPTIMIZER} --learning_rate {LEARNING_RATE:g} --lr_schedule {schedule} --batch_size {batch_size or 'auto'} --epochs {passes}; "
         "--learning_rate, --epochs or --optimizer choose otherwise"
     )
     fitted = replace(
-        settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE, lr_schedule=schedule, batch_size=rows, epochs=passes
+        settings,
+        optimizer=OPTIMIZER,
+        learning_rate=LEARNING_RATE,
+        lr_schedule=schedule,
+        batch_size=batch_size,
+        epochs=passes,
     )
     return fitted, line
 

@@ -42,11 +42,11 @@ def evaluations_of(plan, interval):
 
 
 @pytest.mark.parametrize("interval", [1, 10, 1000])
-@pytest.mark.parametrize("memory", [None, 2.5e8])
+@pytest.mark.parametrize("memory", [None, 4e8])
 def test_the_evaluations_that_the_user_asks_for_are_planned(interval, memory):
     """They may take more time than the updates; where the memory cuts these, an interval has fewer of them."""
-    costs = costs_of("--eval_interval", str(interval), evaluated=10_000)
-    plan = best(SIZES, costs, memory=memory)
+    costs = costs_of("--eval_interval", str(interval), machine=replace(MACHINE, memory=memory), evaluated=10_000)
+    plan = best(SIZES, costs)
     assert (plan.cut.accumulation_steps > 1) == (memory is not None)
     count = 1 + evaluations_of(plan, interval)
     took = seconds_at_end(True) + count * costs.evaluation_seconds(plan.config, plan.cut.rows)
@@ -64,7 +64,7 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
 
 
 def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
-    monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda device: None)
+    monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
     planned = costs_of("--use_compile", "1")
     plan = best(SIZES, planned)

@@ -23,6 +23,7 @@ def costs_of(optimizer="muon", data=None, **said):
     """What a machine and a text cost. data: what is other about the text. said: settings that the user has said."""
     return SimpleNamespace(
         data=data_of(**data or {}),
+        given=set(said),
         settings=PretrainSettings(**said, optimizer=optimizer, budget="10m"),
         machine=SimpleNamespace(device=torch.device("cpu"), ranks=Ranks()),
         optimizer=optimizer,
@@ -35,8 +36,8 @@ def error_of(plan=None, data=None, **said):
     """plan: what is other about a plan like those that were measured."""
     plan = dataclasses.replace(MEASURED, **plan or {})
     costs = costs_of(data=data, **said)
-    chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs, {*said, "optimizer"}))
-    return loss_error(plan, costs, chosen, set(said))
+    chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
+    return loss_error(plan, costs, chosen)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
 
 
 def test_repeated_text_has_the_decay_of_the_law():
-    chosen = chosen_settings(dataclasses.replace(PLAN, passes=6.0, updates=1000), costs_of(), ())
+    chosen = chosen_settings(dataclasses.replace(PLAN, passes=6.0, updates=1000), costs_of())
     law = laws.muon_weight_decay(6.0, 1000, PLAN.parameters / data_of().different)
     assert chosen["weight_decay"] == pytest.approx(law, rel=0.05) and law > laws.WEIGHT_DECAY
 
@@ -74,14 +75,14 @@ def test_repeated_text_has_the_decay_of_the_law():
 def test_a_short_run_has_a_log_line_every_few_seconds():
     """Ninety seconds in 900 updates of two micro-batches: by the number of lines alone there would be two in a second."""
     plan = dataclasses.replace(MEASURED, updates=900, seconds=90.0, cut=Cut(4, 2, 1))
-    assert chosen_settings(plan, costs_of(), ())["log_interval"] == 60
+    assert chosen_settings(plan, costs_of())["log_interval"] == 60
 
 
 def told(plan, **data):
     """The lines on a plan."""
     costs = costs_of(data=data)
-    chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs, ()))
-    return plan_lines(plan, costs, chosen, (), ())
+    chosen = dataclasses.replace(costs.settings, **chosen_settings(plan, costs))
+    return plan_lines(plan, costs, chosen, ())
 
 
 def test_a_source_that_is_read_too_often_is_named_with_the_share_that_it_may_have():

@@ -150,7 +150,7 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     without_budget = ["--data_path", str(text), "--out_dir", str(tmp_path), "--from_resume", "1"]
     for said in ([], ["--hidden_size", "16"], ["--max_updates", "3"]):
         with pytest.raises(
-            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: add it"
+            UserError, match=r"pretrain_16.plan.yaml is the plan of a run that began with --budget_tokens 3000: give"
         ):
             train_pretrain.main([*without_budget, *said])
     # A plan holds documents out, and what is held out is not trained.
@@ -161,6 +161,13 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
         printed = said_by_a_finished_run(tmp_path, text, capfd, hidden_size=width)
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
+
+
+def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
+    said = {**SMALL_MODEL, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw", "val_fraction": 0}
+    train(**{**said, "data_path": text, "out_dir": tmp_path, "max_updates": 2})
+    with pytest.raises(UserError, match="this run began without --budget: go on without it"):
+        planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
 
 
 def test_a_run_with_a_plan_is_set_aside_with_it(text, tmp_path):
@@ -203,7 +210,7 @@ def test_resume_is_bitwise(text, tmp_path, monkeypatch, capfd):
     assert "planning:" not in printed
     assert resumed.settings.keep_checkpoints == 2
     assert (tmp_path / "again" / "pretrain_16.plan.yaml").read_bytes() == plan
-    assert resumed.progress == whole.progress
+    assert (resumed.progress.update, resumed.progress.tokens) == (whole.progress.update, whole.progress.tokens)
     for name, weight in whole.engine.model.state_dict().items():
         assert torch.equal(weight, resumed.engine.model.state_dict()[name])
 

@@ -1,50 +1,31 @@
 """What stands at the top of the report. Reference: the formula of bits."""
 
-import gzip
-import json
-import lzma
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import records, train, write_corpus
-from tests.trainer.reporting.test_html_report import START, add, metrics_file, page_of
+from tests.trainer.reporting.test_html_report import add, metrics_file, page_of
 from trainer.reporting.records import RunRecords, quality
 
 
-def of_texts(path, **data):
-    """The metrics of a run that trained a language model; data: what its start has noted of it."""
-    return metrics_file(path, start={"data": {**START["data"], **data}})
-
-
-def test_the_model_stands_beside_what_was_expected_and_the_compressors(tmp_path):
-    path = of_texts(tmp_path / "a.metrics.jsonl", compressors={"gzip": 3.0, "xz": 2.5})
+def test_the_model_stands_beside_what_was_expected(tmp_path):
+    path = metrics_file(tmp_path / "a.metrics.jsonl")
     add(path, {"step": 49, "update": 49, "tokens": 4900, "expected_loss": 1.5})
     # A loss of 1.25 nats a token was 0.75 bits a byte, so 1.5 nats are 0.9.
-    expected = [("this model", 0.75), ("expected", pytest.approx(0.9)), ("xz", 2.5), ("gzip", 3.0)]
-    assert quality(RunRecords.read(path)) == expected
+    assert quality(RunRecords.read(path)) == [("this model", 0.75), ("expected", pytest.approx(0.9))]
     page = page_of(path)
-    order = ["<svg", "How good is this?", "width: 25.0%", ">2.500<", "<h2>Samples", "<h2>Go on", "<h2>Figures"]
+    order = ["<svg", "How good is this?", "<h2>Samples", "<h2>Go on", "<h2>Figures"]
     order += ["<h2>More curves", "<h2>Settings", "<details"]
     places = [page.index(part) for part in order]
     assert places == sorted(places)
 
 
-@pytest.mark.slow
-def test_a_run_notes_what_the_compressors_need(data, tmp_path):
-    run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2)
-    found = RunRecords.read(run.reporter.file.name)
-    # Reference: the texts that were held out
-    texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
-    raw = "\n".join(texts[document] for document in run.job.corpus.val_documents).encode()
-    packed = {"gzip": gzip.compress(raw, 9), "xz": lzma.compress(raw)}
-    assert found.noted("data")["compressors"] == {name: 8 * len(short) / len(raw) for name, short in packed.items()}
-    assert [name for name, _ in quality(found)] == ["this model", "xz", "gzip"]
-
-
 def test_what_was_trained_of_each_source_is_shown_as_text(tmp_path):
     trained = {"source": "<b>web</b>/", "tokens": 12345, "share": 0.25, "passes": 1.5}
-    path = add(of_texts(tmp_path / "a.metrics.jsonl"), {"step": 50, "update": 50, "tokens": 5000, "trained": [trained]})
+    path = add(
+        metrics_file(tmp_path / "a.metrics.jsonl"), {"step": 50, "update": 50, "tokens": 5000, "trained": [trained]}
+    )
     page = page_of(path)
     assert "What was trained" in page and "&lt;b&gt;web&lt;/b&gt;/" in page and "<b>web" not in page
     for shown in ("12,345", "25.0%", "1.50"):
