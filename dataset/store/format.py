@@ -66,6 +66,10 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def document(self, i: int) -> Ints:
+        """The ids of document i."""
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process maps the files itself.
         return TokenStore, (self.folder,)
