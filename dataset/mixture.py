@@ -139,8 +139,8 @@ class Mixture:
     A share counts trained tokens (targets): a document of n tokens has n - 1, its first one, BOS, is never predicted.
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
-    source, and in all. make_plan: see MakePlan. targets: int [documents of the store], what each counts for. A run is planned to end after `n_rows` rows, which may ask for more than the
-    sources have (see `shortage`); 0: after `epochs`.
+    source, and in all. make_plan: see MakePlan. targets: int [documents of the store], what each counts for. A run is planned to
+    end after `n_rows` rows, which may ask for more than the sources have (see `shortage`); 0: after `epochs`.
     Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
