@@ -68,9 +68,10 @@ def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
-    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of validation
-    documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
-    of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture. `store_options` go to `open_or_build`.
+    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of
+    validation documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag;
+    validation documents of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
+    `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
     Errors: DataError for missing or faulty files and shares, where nothing is left to train on, where nothing is left to
     evaluate, and where all validation documents are trained too, unless `allow_val_overlap`.
