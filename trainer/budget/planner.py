@@ -31,7 +31,7 @@ from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import free_memory, refuse_too_large
@@ -66,7 +66,7 @@ def plan_run(
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
-        with user_errors():
+        with until_all_are_ready(ranks), user_errors():
             # On each rank, whose machine may have paths of its own
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
@@ -207,6 +207,10 @@ def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         costs.seconds_left = costs.seconds - seconds_since_start()
     plan = best_plan(candidates, costs)
     cut = costs.measured_cuts.get(plan.config.hidden_size)
-    if cut is None or max(plan.cut.rows, cut.rows) > NEAR * min(plan.cut.rows, cut.rows):
-        return plan
-    return (plan_for(plan.config, costs, cut) if cut in cuts(plan.config, costs) else None) or plan
+    if (
+        cut is not None
+        and cut in cuts(plan.config, costs)
+        and max(plan.cut.rows, cut.rows) <= NEAR * min(plan.cut.rows, cut.rows)
+    ):
+        return plan_for(plan.config, costs, cut) or plan
+    return plan
