@@ -199,15 +199,13 @@ class RunCosts:
     compiled: whether the run will be.
     """
 
-    def __init__(
-        self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
-    ) -> None:
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
         """A collective: all ranks must call it."""
         self.settings = settings
         self.given = given
         self.data = data
         self.machine = machine
-        self.optimizer = optimizer
+        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
         self.seconds = seconds_of(settings.budget) if settings.budget else None
         self.seconds_left = self.seconds
         self.tokens = settings.budget_tokens

@@ -92,8 +92,7 @@ def plan_run(
         if settings.from_weight != "none":
             # The shape of a model that is gone on from is not free.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
-        optimizer = settings.optimizer if "optimizer" in given else "muon"
-        costs = RunCosts(settings, data, machine, optimizer, given)
+        costs = RunCosts(settings, data, machine, given)
         said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
         shape = {name: value for name, value in said.items() if value is not None}
         candidates = sizes({"vocab_size": data.vocab_size, **shape}) if config is None else [config]
@@ -111,12 +110,9 @@ def plan_run(
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
     chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
     chosen = dataclasses.replace(settings, **chosen_by_main)
-
-    def tell() -> None:
+    if ranks.is_main:
         for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
             announce(line)
-
-    on_main(ranks, tell)
     return None if settings.dry_run else chosen
 
 
