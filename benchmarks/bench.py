@@ -4,7 +4,7 @@
     python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
     python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
 
-    plain        tokenise each item when it is asked for, pad, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
+    plain        each document padded to a full row, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
     hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, documents end to end in
                  full rows, in which each token sees the documents before its own
     hf-compiled  the same with torch_compile; ours is compared with the faster of the two

@@ -125,8 +125,7 @@ def plain_steps(
     seed: int = 42,
     context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[tuple[float, int]]:
-    """The plain MiniMind loop: tokenise each item when it is asked for, pad it to the full length, eager, AdamW, one forward
-    with all logits.
+    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits.
 
     Trains `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
 

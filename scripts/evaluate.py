@@ -44,8 +44,9 @@ from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
-from dataset.reading.documents import BadLines, Fault, find_files, read_documents
-from dataset.reading.faults import BadLine, pass_over
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLine, BadLines, Fault, pass_over
+from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import TooLongToEncode

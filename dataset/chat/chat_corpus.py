@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from common.errors import DataError
 from common.wording import counted
 from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
-from dataset.corpus import Corpus, sources_of
+from dataset.corpus import Corpus
 from dataset.packing import EpochPlan, RowPlan, all_documents
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
@@ -24,24 +23,13 @@ from dataset.store.format import Documents, Ints
 class ChatCorpus(Corpus):
     """A Corpus of conversations. One is never split over rows: of a longer one than a row the end is cut off.
 
-    The encoder is a ChatEncoder. Errors: as Corpus, and DataError for files of other kinds than OBJECTS.
+    Errors: as Corpus.
     """
 
     nothing_to_train = "no answer begins within --max_seq_len"
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
-        val_path = options.get("val_path") or []
-        paths = [val_path] if isinstance(val_path, str) else list(val_path)
-        for source in sources_of(data_path):
-            paths += source.paths
-        for path in paths:
-            for file in find_files(path, cache_dir=options.get("cache_dir")):
-                if kind_of(file).suffix not in OBJECTS:
-                    raise DataError(
-                        f"{file}: conversations are read from .jsonl, .ndjson and .json files, also compressed; name those "
-                        "alone, by their own paths or by a pattern"
-                    )
         self.answers: Answers = encoder.answers
         self.only = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")

@@ -18,7 +18,7 @@ earlier ones only.
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -29,10 +29,8 @@ from common.packages import optional_package
 from dataset.store.format import Column, Ints
 
 SHINGLE = 5
-# Of a longer text the beginning counts. What is computed of its shingles takes fifty bytes a character.
+# Of a longer text the beginning counts. Its shingles take up to ninety bytes a character.
 MOST_CHARACTERS = 1 << 21
-# Texts of about so many characters are signed at once.
-BATCH_CHARACTERS = 1 << 20
 
 BANDS = 40
 ROWS = 6
@@ -40,7 +38,7 @@ SLOTS = BANDS * ROWS
 # Of the numbers of a signature. The share that is equal lies within 0.026 of the similarity in two cases of three, so
 # this finds nearly all that are similar by 0.8.
 NEAR_FROM = 0.75
-SEED = 1
+SEED = 2
 # A bucket of documents that look alike and are not near each other is given up after so many rounds, see `_compare`.
 MOST_ROUNDS = 64
 # Pairs of signatures that are compared at once: 60 MB.
@@ -124,78 +122,21 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
             os.posix_fallocate(file.fileno(), 0, size)
         # Band after band: one band of all documents is read at once.
         signatures = np.memmap(file, np.uint16, "w+", shape=(BANDS, n, ROWS))
-        signed = []
-        for numbers, batch in _batches(texts, exact.is_exact):
-            signatures[:, numbers] = _signatures(rensa, batch)
-            signed.append(numbers)
-        if not signed:
-            return exact
-        return _compare(signatures, np.concatenate(signed), exact)
+        for number, text in texts:
+            if exact.is_exact[number]:
+                continue
+            min_hash = rensa.RMinHash(SLOTS, SEED)
+            min_hash.update(shingles(text))
+            numbers = np.array(min_hash.digest(), np.uint32)
+            # Sixteen bits of each: two that differ agree in them once in 65,536 times.
+            signatures[:, number] = (numbers ^ (numbers >> np.uint32(16))).astype(np.uint16).reshape(BANDS, ROWS)
+        return _compare(signatures, np.flatnonzero(~exact.is_exact), exact)
 
 
-def normalised(text: str) -> str:
-    """What shingles are taken of."""
-    return " ".join(text[:MOST_CHARACTERS].lower().split())
-
-
-def shingles(texts: list[str]) -> tuple[Ints, Ints]:
-    """(hashes of the shingles of all texts, one after the other, uint64; where each text begins, and the end, uint64).
-
-    A text has a hash for each place, so one that comes twice is there twice. What is shorter than a shingle is filled
-    up with spaces.
-    """
-    padded = [normalised(text).ljust(SHINGLE) for text in texts]
-    lengths = np.array([len(text) for text in padded], np.int64)
-    # A character is a number in UTF-32. A lone surrogate, which a faulty file may spell, is one too.
-    raw = "".join(padded).encode("utf-32-le", "surrogatepass")
-    codes = np.frombuffer(raw, np.uint32).astype(np.uint64)
-    n_places = len(codes) - SHINGLE + 1
-    # A polynomial in MULTIPLIER with the characters as its coefficients, modulo 2^64.
-    hashes = codes[:n_places].copy()
-    for place in range(1, SHINGLE):
-        hashes *= MULTIPLIER
-        hashes += codes[place : place + n_places]
-    # So that all bits depend on all characters.
-    hashes ^= hashes >> HALF
-    hashes *= MULTIPLIER
-    hashes ^= hashes >> HALF
-    # The last four places of a text would reach into the next one.
-    is_inside = np.ones(len(codes), bool)
-    ends = np.cumsum(lengths)
-    for before_end in range(1, SHINGLE):
-        is_inside[ends - before_end] = False
-    begins = np.concatenate(([0], np.cumsum(lengths - SHINGLE + 1)))
-    return hashes[is_inside[:n_places]], begins.astype(np.uint64)
-
-
-def _batches(texts: Iterable[tuple[int, str]], left_out: np.ndarray) -> Iterator[tuple[Ints, list[str]]]:
-    """(numbers, texts) of about BATCH_CHARACTERS."""
-    numbers: list[int] = []
-    batch: list[str] = []
-    characters = 0
-    for number, text in texts:
-        if left_out[number]:
-            continue
-        numbers.append(number)
-        batch.append(text)
-        characters += min(len(text), MOST_CHARACTERS)
-        if characters >= BATCH_CHARACTERS:
-            yield np.array(numbers), batch
-            numbers = []
-            batch = []
-            characters = 0
-    if batch:
-        yield np.array(numbers), batch
-
-
-def _signatures(rensa: ModuleType, texts: list[str]) -> Ints:
-    """uint16 [BANDS, texts, ROWS]."""
-    hashes, begins = shingles(texts)
-    matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(hashes, begins, SLOTS, SEED)
-    numbers = np.array(matrix.to_rows(), np.uint32)
-    # Sixteen bits of each: two that differ agree in them once in 65,536 times.
-    short = (numbers ^ (numbers >> np.uint32(16))).astype(np.uint16)
-    return short.reshape(len(texts), BANDS, ROWS).transpose(1, 0, 2)
+def shingles(text: str) -> list[str]:
+    """The runs of SHINGLE characters from each place of a text on; of a shorter text the whole."""
+    plain = " ".join(text[:MOST_CHARACTERS].lower().split())
+    return [plain[i : i + SHINGLE] for i in range(max(len(plain) - SHINGLE + 1, 1))]
 
 
 def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:

@@ -74,22 +74,16 @@ def said_in(text: str) -> str:
 def _messages(record: Record) -> list[Any]:
     """The list of messages, which is not checked yet."""
     # Merged data sets have both, and null or an empty list in the one that a line does not use.
-    there = {name: record[name] for name in FIELDS if record.get(name) is not None}
-    if not there:
+    there = [record[name] for name in FIELDS if record.get(name)]
+    if not there or not isinstance(there[0], list):
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        raise BadLine("no conversation", f"no 'conversations' and no 'messages' in the object (its keys: {keys})")
-    for name, messages in there.items():
-        if not isinstance(messages, list):
-            raise BadLine("no conversation", f"{name!r} is no list of messages")
-    used = [messages for messages in there.values() if messages]
-    if not used:
-        name = next(iter(there))
-        raise BadLine("no conversation", f"{name!r} is an empty list: messages with role and content are wanted")
-    if used[0] != used[-1]:
+        raise BadLine("no conversation", f"no list of messages in 'conversations' or 'messages' (the keys: {keys})")
+    if there[0] != there[-1]:
         raise BadLine(
             "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
         )
-    return used[0]
+    messages: list[Any] = there[0]
+    return messages
 
 
 def _checked_message(message: Any, number: int) -> Record:
@@ -98,11 +92,9 @@ def _checked_message(message: Any, number: int) -> Record:
         raise BadLine("bad message", f"message {number} is no object with role and content")
     role = message.get("role")
     if role not in ROLES:
-        stands_there = f"the role {role!r:.60}" if "role" in message else "no role"
         hint = " (from and value are to be named role and content)" if "from" in message else ""
-        raise BadLine(
-            "unknown role", f"message {number} has {stands_there} where one of {', '.join(ROLES)} is wanted{hint}"
-        )
+        wanted = f"where one of {', '.join(ROLES)} is wanted{hint}"
+        raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null where there are calls alone
     content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.faults import BadLine, Item, check_column, items_of, text_of
+from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import BOM, LineReader, Stream
 
 
@@ -20,8 +20,8 @@ from dataset.reading.streams import BOM, LineReader, Stream
 #    counts what one row has taken, and `lines_of_row` raises BadLine in the middle of the module's own loop.
 # 3. How to go on after a fault. A generator that has raised is finished, and the module keeps half a row. Both are made
 #    anew; the LineReader stays, so the next row begins after the last line that was read.
-def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Item]:
-    """(line where the row begins, text or (kind, reason) of a fault) of each row; empty texts are left out.
+def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Found]:
+    """(line where the row begins, bytes of its text or fault) of each row.
 
     Errors: DataError for a file without a header that has the column.
     """
@@ -38,7 +38,7 @@ def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iter
         while (line := lines.read_line()) != b"":
             row_bytes += len(line or b"")
             if line is None or row_bytes > faults.MAX_CSV_ROW_BYTES:
-                raise BadLine(*faults.too_long("row", faults.MAX_CSV_ROW_BYTES))
+                raise too_long("row", faults.MAX_CSV_ROW_BYTES)
             if not names:
                 # Before the module sees it: a quote is one only at the very beginning of a field.
                 line = line.removeprefix(BOM)
@@ -53,19 +53,18 @@ def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iter
         row_bytes = 0
         first_line = lines.number + 1
         row: list[str] | None = None
-        fault: tuple[str, str] | None = None
+        fault: BadLine | None = None
         try:
             row = next(reader, None)
         except BadLine as bad:
-            fault = bad.args
+            fault = bad
         except csv.Error as error:
-            fault = ("not CSV", f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled")
-            if ended:
-                # The module asked for one more line and there was none: it stood within quotes.
-                fault = ("cut line", "the file ends within a quoted field")
+            reason = f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
+            # Where it asked for one more line and there was none, it stood within quotes.
+            fault = BadLine("cut line", "the file ends within a quoted field") if ended else BadLine("not CSV", reason)
         if fault is not None:
             if not names:
-                raise DataError(f"{path}:{first_line}: {fault[1]}")
+                raise DataError(f"{path}:{first_line}: {fault.args[1]}")
             reader = None
             yield first_line, fault
         elif not row:
@@ -76,8 +75,8 @@ def read_csv(stream: Stream, path: str, text_field: str, delimiter: str) -> Iter
             check_column(text_field, names, f"{path}:{first_line}")
         elif len(row) != len(names):
             # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
-            yield first_line, ("wrong number of fields", f"{len(row)} fields where the header has {len(names)}")
+            reason = f"{len(row)} fields where the header has {len(names)}"
+            yield first_line, BadLine("wrong number of fields", reason)
         else:
             # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
-            raw = row[names.index(text_field)].encode("utf-8", "surrogateescape")
-            yield from items_of(first_line, raw, text_of)
+            yield first_line, row[names.index(text_field)].encode("utf-8", "surrogateescape")

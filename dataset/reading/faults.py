@@ -2,8 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +23,20 @@ MAX_CONVERSATION_BYTES = 16 << 20
 # places kept of each kind of fault
 PLACES = 3
 
-# (line or row from 1, text of a document or (kind, reason) of a fault): what every reader gives, one after the other.
-# A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
-Item = tuple[int, str | tuple[str, str]]
-
 
 class BadLine(Exception):
-    """What a reader raises on a line that is no document. Arguments: kind, reason."""
+    """The fault of a line that is no document. Arguments: kind, reason."""
 
 
-def items_of(line: int, raw: bytes, convert: Callable[[bytes], str | None]) -> Iterator[Item]:
-    """What a reader gives of a line or a file: the text that `convert` makes of it, or its fault; nothing for an empty text."""
-    try:
-        text = convert(raw)
-    except BadLine as bad:
-        yield line, bad.args
-    else:
-        if text:
-            yield line, text
+# (line or row from 1, bytes of a document or a fault): what every reader gives, one after the other.
+# A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
+Found = tuple[int, bytes | BadLine]
 
 
-def too_long(what: str, most: int | None = None) -> tuple[str, str]:
-    """(kind, reason) of the fault of a line, row or file of more than `most` bytes (default: of a document)."""
+def too_long(what: str, most: int | None = None) -> BadLine:
+    """The fault of a line, row or file of more than `most` bytes (default: of a document)."""
     megabytes = (MAX_DOCUMENT_BYTES if most is None else most) >> 20
-    return "too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents"
+    return BadLine("too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents")
 
 
 # A command that converts a file; the new one has its ending, by which its kind is known.
@@ -65,8 +55,8 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
     return BadLine("bad UTF-8", reason)
 
 
-def text_of(raw: bytes) -> str:
-    """The text of a file or field. Errors: BadLine for what UTF-8 does not spell, and for NUL bytes."""
+def text_of(raw: bytes, text_field: str = "") -> str:
+    """The text of a file or field, whatever its name. Errors: BadLine for what UTF-8 does not spell, and for NUL bytes."""
     if b"\0" in raw:
         raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
     try:
@@ -125,9 +115,6 @@ def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
 
 
 # Small whatever the data: a corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
-#
-# Blocks are read by several processes, and each has a collector of its own, whose lines count from the block's first.
-# Those of one file are merged in the order of its blocks, so the places that are kept are the first of the file.
 @dataclass
 class BadLines:
     """Faults counted by kind, and the first PLACES of each."""
@@ -139,13 +126,12 @@ class BadLines:
         """Count a fault of a later line."""
         self.merge(BadLines({fault.kind: 1}, {fault.kind: [fault]}))
 
-    def merge(self, other: "BadLines", lines_before: int = 0) -> None:
-        """Adds what `other` collected of later lines, its line numbers moved on by `lines_before`."""
+    def merge(self, other: "BadLines") -> None:
+        """Adds what `other` collected of later lines."""
         for kind, count in other.counts.items():
             self.counts[kind] = self.counts.get(kind, 0) + count
             kept = self.places.setdefault(kind, [])
-            for fault in other.places[kind][: PLACES - len(kept)]:
-                kept.append(replace(fault, line=fault.line + lines_before))
+            kept += other.places[kind][: PLACES - len(kept)]
 
     def first(self) -> Fault:
         """The fault of the first line that was collected."""

@@ -50,8 +50,6 @@ ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 # A web server that sends nothing for so long has failed. A whole file may take as long as it takes.
 SILENCE_S = 60
-# A larger file is told before it is fetched.
-TOLD_BYTES = 100_000_000
 
 # Folders at the top of a disk that only the system may read
 KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
@@ -128,12 +126,8 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
         raise DataError("--data_path is empty: name a file, a folder or a glob")
     if is_address(data_path):
         return _choose_remote(data_path, text_suffixes, cache_dir)
-    if other := ADDRESS.match(data_path):
-        command = ""
-        if other.group(1) == "hf":
-            name = "/".join(data_path[other.end() :].removeprefix("datasets/").split("/")[:2])
-            command = f" (hf download {name} --repo-type dataset --local-dir data)"
-        raise DataError(f"{data_path}: it is not on this machine; download it first{command} and name the copy")
+    if ADDRESS.match(data_path):
+        raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
     is_file = os.path.isfile(path)
@@ -205,8 +199,7 @@ def _fetched(system: FileSystem, name: str, address: str, info: dict[str, Any], 
     # Of ranks that start together one fetches.
     with file_lock(copy.parent / ".lock"):
         if not (tags and copy.exists()):
-            if size is not None and size > TOLD_BYTES:
-                announce(f"fetching {address} ({size / 1e6:,.0f} MB)")
+            announce(f"fetching {address}")
             part = copy.with_name(f".{name}.part")
             system.get_file(address, str(part))
             if size not in (None, part.stat().st_size):

@@ -8,12 +8,11 @@ gives the object as it stands there.
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 
 from common.errors import DataError
 from dataset.reading import faults
 from dataset.reading.conversations import CONVERSATION, text_of_conversation
-from dataset.reading.faults import BadLine, Item, items_of, not_utf8
+from dataset.reading.faults import BadLine, Found, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
 # What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
@@ -39,7 +38,7 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if not raw:
         return None
     if text_field == CONVERSATION and len(raw) > faults.MAX_CONVERSATION_BYTES:
-        raise BadLine(*faults.too_long("conversation", faults.MAX_CONVERSATION_BYTES))
+        raise too_long("conversation", faults.MAX_CONVERSATION_BYTES)
     record = record_of_line(raw)
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
@@ -85,25 +84,13 @@ def record_of_line(raw: bytes) -> object:
             raise BadLine("cut line", "the line ends in the middle of a character") from None
         raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise _explain(error, raw) from None
+        # NULs where a disk was full
+        if b"\0" in raw:
+            raise BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}") from None
+        raise BadLine("not JSON", f"not JSON: {error.msg} at column {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None
-
-
-def _explain(error: json.JSONDecodeError, raw: bytes) -> BadLine:
-    """The kind and words for a line that is not JSON."""
-    # The order matters: NULs where a disk was full also look like a control character, or like a line that is cut.
-    at = f"at column {error.pos + 1}"
-    if error.msg.startswith("Extra data"):
-        return BadLine("two values on a line", f"something follows the object {at}; one object a line")
-    if b"\0" in raw:
-        return BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}")
-    if error.msg.startswith("Invalid control character"):
-        return BadLine("raw control character", f"a raw control character {at}; JSON wants it escaped")
-    if error.msg.startswith("Unterminated string") or error.pos >= len(error.doc):
-        return BadLine("cut line", "the line ends before its JSON object does")
-    return BadLine("not JSON", f"not JSON: {error.msg} {at}")
 
 
 def json_type(value: object) -> str:
@@ -132,9 +119,10 @@ def end_of_value(data: bytes, at: int) -> int | None:
 
 
 # The file is never held whole. Brackets outside strings are counted to find where each value ends, and json decodes the values
-# one by one: what is wrong inside of one is a fault of that one alone, and the next one is read as if nothing had been.
-def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
-    """(line where it begins, text or (kind, reason) of a fault) of each value of a `.json`; empty texts are left out.
+# one by one: what is wrong inside of one is a fault of that one alone, and the next one is read as if nothing had been. Commas
+# may be missing or stand there twice: the values are told apart without them.
+def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
+    """(line where it begins, bytes of the value or fault) of each value of a `.json`.
 
     Errors: DataError for a value that is too long to be held.
     """
@@ -142,9 +130,8 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
     data = stream.read(CHUNK_BYTES)
     at = len(BOM) if data.startswith(BOM) else 0
     line = 1
-    # What came last in the array: its bracket, a comma or a value; None: there is none, or it has ended.
-    before: str | None = None
     is_first = True
+    in_array = False
     while True:
         found = NOT_BLANK.search(data, at)
         end = found.start() if found else len(data)
@@ -158,22 +145,17 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
             continue
         byte = found.group()
         if is_first and byte == b"[":
-            before = "["
+            in_array = True
             at += 1
-        elif before and byte in b",]":
-            if before == "," or before + byte.decode() == "[,":
-                yield line, ("not JSON", f"{byte.decode()} where a value of the array is expected")
+        elif in_array and byte in b",]":
             # Objects one after the other may follow an array.
-            before = "," if byte == b"," else None
+            in_array = byte == b","
             at += 1
         else:
-            if before == "value":
-                # They are still told apart.
-                yield line, ("not JSON", "no comma between two values of the array")
             while (end_of := end_of_value(data, at)) is None:
                 size = len(data) - at
                 if size > faults.MAX_DOCUMENT_BYTES:
-                    raise DataError(f"{path}:{line}: {faults.too_long('JSON value')[1]}")
+                    raise DataError(f"{path}:{line}: {too_long('JSON value').args[1]}")
                 # As much again: what is there is looked at once more, so all of it about twice.
                 more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1))
                 if not more:
@@ -181,10 +163,9 @@ def read_json(stream: Stream, path: str, text_field: str) -> Iterator[Item]:
                     break
                 data = data[at:] + more
                 at = 0
-            yield from items_of(line, data[at:end_of], partial(text_of_line, text_field=text_field))
+            yield line, data[at:end_of]
             line += data.count(b"\n", at, end_of)
             at = end_of
-            before = before and "value"
         is_first = False
-    if before:
-        yield line, ("cut line", "the file ends before its JSON array does")
+    if in_array:
+        yield line, BadLine("cut line", "the file ends before its JSON array does")

@@ -8,6 +8,7 @@ import bz2
 import contextlib
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,14 @@ from dataset.reading import faults
 # decompressed bytes, with a `peek`
 Stream = io.BufferedReader
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# How a compressed file begins, whatever its name.
-FIRST_BYTES = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
-# A frame of zstd without text, which may stand first: a byte from 0x50 to 0x5f, then these.
-SKIPPABLE_FRAME = b"\x2a\x4d\x18"
+# {suffix: how such a compressed file begins, whatever its name}. That of zstd may have a frame without text first.
+FIRST_BYTES = {
+    ".gz": rb"\x1f\x8b",
+    ".bz2": rb"BZh",
+    ".xz": rb"\xfd7zXZ\x00",
+    ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
+}
+COMPRESSIONS = tuple(FIRST_BYTES)
 
 BUFFER_BYTES = 1 << 16
 # Compressed bytes that the decoder of zstd is given at once, of which it gives all that they stand for. A byte may stand for
@@ -39,29 +43,12 @@ BOM = b"\xef\xbb\xbf"
 WHITE_SPACE = b" \t\r\n\v\f"
 
 
-def compression_of(path: Path, named: str) -> str:
-    """What a file is compressed with, by its first bytes; "" for a plain one. named: what its name says.
-
-    Errors: DataError where the name says a compression and the content is none.
-    """
-    with path.open("rb") as file:
-        beginning = file.read(8)
-    for mark, compression in FIRST_BYTES.items():
-        if beginning.startswith(mark):
-            return compression
-    if named and beginning and not (named == ".zst" and beginning[1:4] == SKIPPABLE_FRAME):
-        raise DataError(
-            f"{path}: the content is not compressed, or it is damaged: it begins as no {named} file does; fetch it again, or "
-            f"take {named} off the name of a plain file"
-        )
-    return named
-
-
 @contextlib.contextmanager
-def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO]]:
-    """(decompressed bytes, the file underneath, whose tell() is for progress). compression: of COMPRESSIONS, or none.
+def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
+    """(decompressed bytes, the file underneath, whose tell() is for progress). named: the compression that its name says, of
+    COMPRESSIONS or none; its first bytes decide.
 
-    Errors: DataError for a file that is damaged or cut off.
+    Errors: DataError for a file that is damaged or cut off, and for one that is not compressed where its name says so.
     """
     # Each of the libraries has the decoder of one member, with `decompress`, `eof` and `unused_data`.
     new_decoder: dict[str, Callable[[], Any]] = {
@@ -70,6 +57,14 @@ def open_stream(path: Path, compression: str) -> Iterator[tuple[Stream, BinaryIO
         ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=WINDOW_BYTES),
     }
     damage: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error, lzma.LZMAError)
+    with path.open("rb") as file:
+        beginning = file.read(8)
+    compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, beginning)), "")
+    if named and beginning and not compression:
+        raise DataError(
+            f"{path}: the content is not compressed, or it is damaged: it begins as no {named} file does; fetch it again, or "
+            f"take {named} off the name of a plain file"
+        )
     if compression == ".zst":
         zstd = optional_package("zstandard", "to read .zst")
         new_decoder[".zst"] = lambda: zstd.ZstdDecompressor(max_window_size=WINDOW_BYTES).decompressobj()

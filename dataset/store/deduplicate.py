@@ -22,7 +22,8 @@ from common.errors import DataError
 from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
-from dataset.reading.documents import BadLines, read_documents
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLines
 from dataset.reading.settings import EXACT, NEAR, OFF
 from dataset.store.encode_worker import EncodedBlock, hash_of_text
 from dataset.store.format import DigestCheck, TokenStore

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from common.errors import DataError
 from common.processes import end_with, environment, id_for_children, ignore_stop_signals
 from dataset.reading.documents import Block
-from dataset.reading.faults import BadLines, Fault
+from dataset.reading.faults import BadLine, BadLines, Fault
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import TooLongToEncode
 
@@ -28,7 +28,7 @@ class EncodedBlock(NamedTuple):
     lengths: Numbers  # int64: tokens of each document
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
-    bad: BadLines  # line numbers count from the start of the block
+    bad: BadLines
 
 
 @dataclass
@@ -50,10 +50,9 @@ class BlockEncoder:
                         out.tokens.extend(ids)
                 except TooLongToEncode as error:
                     del out.tokens[before:]
-                    text = ("too long", str(error))
-            if not isinstance(text, str):
-                # what is wrong with the line: its kind and a sentence
-                out.bad.add(Fault(str(block.path), line, *text))
+                    text = BadLine("too long", str(error))
+            if isinstance(text, BadLine):
+                out.bad.add(Fault(str(block.path), line, *text.args))
                 if not self.skip_bad_lines:
                     # The caller raises it: the rest of the block is not wanted.
                     break

@@ -233,8 +233,7 @@ def build(
         with closing(encode_blocks(blocks(), encode, num_procs)) as results:
             for block, encoded in results:
                 if encoded.bad.total:
-                    # A process counts lines from the start of its block.
-                    writer.bad_lines.merge(encoded.bad, block.lines_before)
+                    writer.bad_lines.merge(encoded.bad)
                     if not encode.skip_bad_lines:
                         raise writer.bad_lines.first().error()
                 writer.add(encoded)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from common.errors import DataError
 from common.wording import announce
-from dataset.reading.documents import find_files, read_documents
+from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
+from dataset.reading.file_kinds import find_files
 from dataset.reading.settings import TextSettings
 
 

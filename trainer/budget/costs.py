@@ -25,7 +25,7 @@ from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, 
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import make_engine
-from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
@@ -233,7 +233,7 @@ class RunCosts:
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
-        return what_the_compiler_lacks(device) is None
+        return failure_to_compile(device.type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of so many rows, on a machine like those that were measured."""

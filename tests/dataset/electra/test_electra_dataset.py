@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
+from common.errors import DataError
 from dataset.electra.electra_dataset import ElectraAssembler, ElectraPlan, Examples
 from dataset.loader import UpdateSchedule
-from dataset.reading.documents import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece

@@ -94,9 +94,9 @@ def nested(levels):
 @pytest.mark.parametrize(
     "record, kind, words",
     [
-        ({"text": "a"}, "no conversation", "its keys: 'text'"),
+        ({"text": "a"}, "no conversation", "the keys: 'text'"),
         ({"messages": "a"}, "no conversation", "no list"),
-        ({"conversations": []}, "no conversation", "'conversations' is an empty list: messages with role and content"),
+        ({"conversations": []}, "no conversation", "no list of messages"),
         ({"messages": [ASKED]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "has not the weight 0"),
@@ -105,7 +105,7 @@ def nested(levels):
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
         ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
-        ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has no role where one of"),
+        ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has the role None where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
         ({"messages": [turn("user", [{"type": "image"}]), SAID]}, "content is no text", "message 1"),
         ({"messages": [ASKED, turn("assistant", "", reasoning_content=3)]}, "bad message", "reasoning_content"),
@@ -135,5 +135,5 @@ def test_files_are_read_as_those_of_text_are(tmp_path, name):
     found = list(read_documents(path, CONVERSATION, bad))
     assert [line for line, _ in found] == [1, 4] and bad.counts == {"no answer": 1, "no conversation": 1}
     assert [json.loads(text) for _, text in found] == [{"messages": [ASKED, SAID]}] * 2
-    with pytest.raises(DataError, match=rf"{name}:2: 'messages' is an empty list.*--skip_bad_lines"):
+    with pytest.raises(DataError, match=rf"{name}:2: no list of messages.*--skip_bad_lines"):
         list(read_documents(path, CONVERSATION))

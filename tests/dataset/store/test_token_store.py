@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.reading.documents import DataError
+from common.errors import DataError
 from dataset.store import token_store
 from dataset.store.encode_worker import BlockEncoder
 from dataset.store.token_store import open_or_build

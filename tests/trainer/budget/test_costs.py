@@ -62,7 +62,7 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
 
 
 def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
-    monkeypatch.setattr(costs, "what_the_compiler_lacks", lambda device: None)
+    monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
     planned = costs_of("--use_compile", "1")
     plan = best(SIZES, planned)
