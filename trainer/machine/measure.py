@@ -240,7 +240,7 @@ def what_the_machine_lacks(error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
+def out_of_memory_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation into a UserError, whose line ends with what `advise()` gives."""
     try:
         yield
