@@ -192,6 +192,8 @@ class Lab:
         newest = self.checkpoints(name)[0]
         assert verified(newest)
         state = load_checkpoint(newest)
+        # a time, not a result
+        del state["progress"]["log_seconds"]
         return {
             "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
