@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from trainer import train_pretrain
 from trainer.budget import costs, laws, plan, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
+from trainer.job import Surroundings
 from trainer.machine import devices
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.pretrain import data
 from trainer.pretrain.settings import PretrainSettings
@@ -162,6 +165,22 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
     for name, width in (("pretrain_16", 16), ("pretrain_32", None)):
         printed = said_by_a_finished_run(tmp_path, text, capfd, hidden_size=width)
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
+
+
+def test_a_resumed_plan_keeps_the_paths_of_each_machine(tmp_path, monkeypatch):
+    """Settings that rank 0 hands to all ranks would have its paths."""
+
+    def on_main(ranks, work):
+        result = work()
+        return replace(result, out_dir="of rank 0") if isinstance(result, PretrainSettings) else result
+
+    settings, given = PretrainSettings.read(
+        ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
+    )
+    monkeypatch.setattr(planner, "on_main", on_main)
+    monkeypatch.setattr(planner, "kept_plan", lambda *_: (tmp_path / "pretrain_16.plan.yaml", settings))
+    surroundings = Surroundings(Ranks(), torch.device("cpu"), StopSignals())
+    assert planner.plan_run(settings, given, surroundings).out_dir == str(tmp_path)
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
