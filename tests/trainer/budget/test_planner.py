@@ -184,7 +184,8 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine(tmp_path, monkeypatch):
 
 
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
-    said = {**SMALL_MODEL, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw", "val_fraction": 0}
+    said = {**SMALL_MODEL, "num_key_value_heads": 1, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw"}
+    said["val_fraction"] = 0
     train(**{**said, "data_path": text, "out_dir": tmp_path, "max_updates": 2})
     with pytest.raises(UserError, match="this run began without --budget: go on without it"):
         planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
