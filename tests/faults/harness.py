@@ -192,8 +192,9 @@ class Lab:
         newest = self.checkpoints(name)[0]
         assert verified(newest)
         state = load_checkpoint(newest)
+        progress = {**state["progress"], "log_seconds": 0.0}
         return {
-            "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
+            "state": digest([state["model"], state["engine"], progress, state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
             "best": self.best(name),
             "metrics": self.metrics(name),

@@ -34,7 +34,7 @@ def count_updates():
 
     def counting_resume(saver):
         resumed = resume(saver)
-        Count.done = Count.before = resumed[0].update if resumed else 0
+        Count.done = Count.before = resumed.update if resumed else 0
         return resumed
 
     engine.Engine.update, Saver.resume = counting_update, counting_resume
