@@ -65,16 +65,6 @@ class Copies(NamedTuple):
     similarity: np.ndarray
     is_exact: np.ndarray
 
-    @property
-    def exact(self) -> int:
-        """How many are copies to the letter."""
-        return int(self.is_exact.sum())
-
-    @property
-    def near(self) -> int:
-        """How many are near copies, those to the letter left out."""
-        return int((self.of != NONE).sum()) - self.exact
-
 
 def library() -> ModuleType:
     """The library that makes signatures. Errors: DataError, if it is not installed."""
