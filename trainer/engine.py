@@ -94,7 +94,7 @@ class Engine:
         dtype: torch.dtype,
         ranks: Ranks,
         grad_clip: float = 1.0,
-        n_sums: int = 4,
+        n_sums: int,
         shards: Shards | None = None,
         cuda_graphs: bool | None = None,
     ) -> None:

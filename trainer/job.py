@@ -163,7 +163,8 @@ class RunFiles:
     """What a run writes. stem: path of its files without their endings. outputs: {name: path} that save_weights leaves at the end.
 
     settings: with which the run can be started again; written beside the weights. write_at_start: {path: what writes it} before the
-    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away. save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
+    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away.
+    save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
     """
 
     stem: Path

@@ -21,7 +21,7 @@ from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.engine import LOADER_FAILED, Outcome, UpdateId
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings, Update
 from trainer.machine.command_line import name_of
-from trainer.machine.measure import peak_memory, product_rate, told_in_a_line
+from trainer.machine.measure import out_of_memory_in_a_line, peak_memory, product_rate
 from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
 from trainer.reporting.lines import position
@@ -101,7 +101,7 @@ class Trainer:
             shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
             return f"{shorter}; {self.saver.how_to_go_on()}"
 
-        with told_in_a_line(self.device, advice_on_memory):
+        with out_of_memory_in_a_line(self.device, advice_on_memory):
             # A run that was killed in the middle of a save has left them.
             on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
@@ -114,13 +114,7 @@ class Trainer:
                 self.engine.close()
                 return 0
             # Rank 0 alone writes, and an error of its own ends all ranks.
-            on_main(self.ranks, lambda: check_space(self.job.files.stem.parent, self.engine))
-            on_main(
-                self.ranks,
-                lambda: lines.open_records(
-                    self.job, self.reporter, self.saver.checkpoints, self.progress, resumed=found is not None
-                ),
-            )
+            on_main(self.ranks, lambda: self.open_files(is_resumed=found is not None))
             self.prepare()
             try:
                 exit_code = self.fit()
@@ -133,6 +127,16 @@ class Trainer:
                     lines.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
         self.engine.close()
         return exit_code
+
+    def open_files(self, is_resumed: bool) -> None:
+        """On rank 0: begin or continue what the run writes. A fresh run first moves an earlier one out of its way."""
+        check_space(self.job.files.stem.parent, self.engine)
+        # The tracker comes before the files: if it refuses, nothing has been moved.
+        if self.settings.tracker != "none":
+            self.reporter.open_tracker(self.settings, self.job.files.stem.name, self.progress.tracker_ids)
+        if not is_resumed:
+            self.saver.set_aside_earlier_run()
+        lines.open_records(self.job, self.reporter, self.progress, is_resumed)
 
     def prepare(self) -> None:
         """Say what the run will do, and make it fast."""
@@ -239,8 +243,9 @@ class Trainer:
                 self.progress.step += 1
                 if not is_last:
                     self.log(epoch, update.first_step + place, rate)
-            # This rank asks the others to stop for its signal, or for want of batches; and to save, for its signal or on rank 0 by its
-            # clock. A disk may take longer than the clock's minutes: training would wait for it if the clock asked while it writes.
+            # What this rank asks all ranks for, with the update's one message. To stop: the number of the signal that it got, LOADER_FAILED
+            # for want of batches, or 0. To save: for a signal or, on rank 0, by its clock. A disk may take longer than the clock's
+            # minutes: training would wait for it if the clock asked while it writes.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
             is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or is_time)
@@ -308,9 +313,10 @@ class Trainer:
         # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
         # nor when the epoch ends, since the documents of a skipped update are read from its plan.
         outcomes = self.engine.poll(UpdateId(progress.update, update.last_step, update.first_row, update.end_row))
-        is_saved = self.finished or progress.update in self.job.files.save_at or completes(self.save_clock.interval)
-        if is_saved or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
+        save_is_due = self.finished or progress.update in self.job.files.save_at or completes(self.save_clock.interval)
+        if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
+        save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.account_for(outcomes, epoch.plan)
 
@@ -320,7 +326,7 @@ class Trainer:
             progress.evaluation_due = True
         if not stop_signal:
             stop_signal = self.run_evaluation()
-        if is_saved or stop_signal or any(outcome.asks_to_save for outcome in outcomes):
+        if save_is_due or stop_signal:
             # A signal may have broken off an evaluation, before which nothing was to be saved.
             self.account_for(self.engine.drain(), epoch.plan)
             self.save()

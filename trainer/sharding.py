@@ -18,7 +18,7 @@ state dict in a file has whole tensors.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,26 +84,6 @@ def whole_of(tensor: "DTensor") -> torch.Tensor:
     received = [torch.empty_like(sent) for _ in range(group.size())]
     dist.all_gather(received, sent, group=group)
     return torch.cat(received)[: tensor.shape[0]]
-
-
-def replaced(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """A nest of dicts, lists and tuples with change(value) in the place of each value.
-
-    A value that is in it twice is asked for once, so that tied tensors stay one.
-    """
-    # {id of a value: what takes its place}
-    known: dict[int, Any] = {}
-
-    def of(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: of(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(of(item) for item in value)
-        if id(value) not in known:
-            known[id(value)] = change(value)
-        return known[id(value)]
-
-    return of(nest)
 
 
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

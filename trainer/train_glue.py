@@ -59,7 +59,7 @@ from trainer.launch import claim, launch
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals, name_of, run_cli
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import told_in_a_line
+from trainer.machine.measure import out_of_memory_in_a_line
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
@@ -319,7 +319,7 @@ def one_run(
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    with told_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
+    with out_of_memory_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
         stop_signal = look_back(job, surroundings.signals, result, say)
     # Computed with again after the run's own end.
     trainer.engine.close()

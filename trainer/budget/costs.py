@@ -25,7 +25,7 @@ from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, 
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import why_without_graphs
 from trainer.engine import make_engine
-from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, what_the_compiler_lacks
+from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
 from trainer.optim.muon import NEWTON_SCHULZ_STEPS
@@ -194,19 +194,18 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 class RunCosts:
     """What runs with these settings cost on this data and machine, and what they may cost.
 
-    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
-    accumulation_steps, eval_interval: that the user has said; None: free. compiled: whether the run will be.
+    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left:
+    what planning has left of the first. batch_size, accumulation_steps, eval_interval: that the user has said; None: free.
+    compiled: whether the run will be.
     """
 
-    def __init__(
-        self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
-    ) -> None:
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
         """A collective: all ranks must call it."""
         self.settings = settings
         self.given = given
         self.data = data
         self.machine = machine
-        self.optimizer = optimizer
+        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
         self.seconds = seconds_of(settings.budget) if settings.budget else None
         self.seconds_left = self.seconds
         self.tokens = settings.budget_tokens
@@ -234,7 +233,7 @@ class RunCosts:
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
         # A run that is told to compile on a machine that cannot trains the plain code.
-        return what_the_compiler_lacks(device) is None
+        return failure_to_compile(device.type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of so many rows, on a machine like those that were measured."""
@@ -244,10 +243,9 @@ class RunCosts:
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
-            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 m for each weight, in a block whose
-            # matrices are square or three times as long.
-            matrices = parameter_count(config) - config.vocab_size * H
-            flops = NEWTON_SCHULZ_STEPS * 5 * H * matrices
+            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 H for each weight of the blocks.
+            weights = parameter_count(config) - config.vocab_size * H
+            flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
             # The processes of one command share it; of a launcher's ranks each does all of it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += flops / MUON_SHARE * times

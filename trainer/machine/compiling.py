@@ -56,9 +56,12 @@ def compile_blocks(
         choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
     if choice == "0":
         return
-    lack = what_the_compiler_lacks(device)
-    notice = f"{lack}: training without torch.compile, which takes longer" if lack else compile_training(shape, dtype)
-    if notice:
+    if device.type == "cuda":
+        choose_kernels_by_rule()
+    failure = failure_to_compile(device.type)
+    if failure:
+        say(f"{failure}: training without torch.compile, which takes longer")
+    elif notice := compile_training(shape, dtype):
         say(notice)
 
 
@@ -70,13 +73,6 @@ def set_up(device: torch.device, dtype: torch.dtype) -> None:
         # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
         # close scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
-
-
-def what_the_compiler_lacks(device: torch.device) -> str | None:
-    """Why this machine cannot compile, or None. The compiler is tried as it will work for the run."""
-    if device.type == "cuda":
-        choose_kernels_by_rule()
-    return failure_to_compile(device.type)
 
 
 def choose_kernels_by_rule() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import tokenizers
 import torch
 import transformers
 
@@ -73,12 +75,13 @@ def synchronize(device: torch.device) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What a result may depend on, for a checkpoint."""
+    """Those of the packages that compute, or draw the order of the rows."""
     return {
-        "python": platform.python_version(),
         # A class of its own, which weights_only refuses.
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
     }
 
 
@@ -90,6 +93,7 @@ def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str
         "system": f"{platform.system()} {platform.release()}",
         "processor": processor,
         "cores": os.cpu_count(),
+        "python": platform.python_version(),
     }
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
@@ -111,7 +115,7 @@ def total_memory(device: torch.device) -> int | None:
 def available_memory(device: torch.device) -> int | None:
     """Bytes that this process can still get on the device; None where the system does not tell.
 
-    Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
+    Linux: what can be had without swapping, within the limits of the process's cgroups.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -120,16 +124,7 @@ def available_memory(device: torch.device) -> int | None:
     in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
-    # Windows has no such module.
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        used = _entry(SYSTEM_ROOT / "proc/self/status", "VmSize:")
-        if limit != resource.RLIM_INFINITY and used is not None:
-            bounds.append(max(limit - KIB * used, 0))
-    return min(bounds)
+    return min([KIB * in_machine, *(left for _, left in _memory_of_groups())])
 
 
 # -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2
@@ -245,7 +240,7 @@ def what_the_machine_lacks(error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def told_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
+def out_of_memory_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation into a UserError, whose line ends with what `advise()` gives."""
     try:
         yield

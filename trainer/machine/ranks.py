@@ -26,15 +26,14 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
-import tokenizers
 import torch
 import torch.distributed as dist
-import transformers
 
 from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
 from common.processes import end_with
 from common.wording import announce
 from trainer.machine.devices import pick_device
+from trainer.machine.measure import versions
 
 # processors that show others their writes in the order in which they were made: who sees a count sees what was written before
 ORDERED = ("x86_64", "AMD64")
@@ -392,14 +391,7 @@ def end_all(ranks: Ranks, said: str) -> None:
 def compare_settings(ranks: Ranks, settings: object) -> None:
     """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
     flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(OWN_OF_A_MACHINE)}
-    # those that compute, or draw the order of the rows
-    packages = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "tokenizers": tokenizers.__version__,
-        "numpy": np.__version__,
-    }
-    compare_with_main(ranks, {**flags, **packages})
+    compare_with_main(ranks, {**flags, **versions()})
 
 
 def compare_with_main(

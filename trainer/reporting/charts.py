@@ -1,7 +1,6 @@
 """The fields of a metrics file that reports draw, and curves with few enough points for a page."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,24 +9,16 @@ import numpy as np
 
 # field: its name in a legend, where that is not the end of the field's own name
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
-# Fields whose curve of many points is drawn faintly, behind its means
-NOISY = ("loss", "grad_norm", "tokens_per_second")
 # Parts of a thinned curve, with two points each
 BUCKETS = 300
 
 
-@dataclass(frozen=True)
-class Chart:
-    """Some fields over the tokens trained, by patterns: `name/*` is each number of the list `name`.
-
-    unless_zero: drawn only where some value is not 0. of_one_run: nobody could tell the curves of several runs apart.
-    """
+class Chart(NamedTuple):
+    """Some fields over the tokens trained, by patterns: `name/*` is each number of the list `name`."""
 
     title: str
     fields: tuple[str, ...]
     logarithmic: bool = False
-    unless_zero: bool = False
-    of_one_run: bool = False
 
     def fields_among(self, known: Iterable[str]) -> list[str]:
         """Those of the known fields that it shows."""
@@ -51,10 +42,10 @@ CHARTS = (
     Chart("Gradient norm, before clipping", ("grad_norm",), logarithmic=True),
     Chart("Tokens per second", ("tokens_per_second",)),
     Chart("Share of the best matrix-product rate", ("flops_utilisation",)),
-    Chart("Auxiliary loss", ("aux_loss",), unless_zero=True),
+    Chart("Auxiliary loss", ("aux_loss",)),
     Chart("Expert load: largest share in a layer", ("expert_load_max",)),
-    Chart("Updates not applied", ("skipped_updates",), unless_zero=True),
-    Chart("Expert load: mean over the layers", ("expert_load/*",), of_one_run=True),
+    Chart("Updates not applied", ("skipped_updates",)),
+    Chart("Expert load: mean over the layers", ("expert_load/*",)),
 )
 
 
@@ -70,9 +61,9 @@ class Curve(NamedTuple):
         return LABELS.get(self.field, self.field.split("/")[-1])
 
     @property
-    def is_noisy(self) -> bool:
+    def is_long(self) -> bool:
         """Whether it is drawn faintly, behind its means."""
-        return self.field in NOISY and len(self.x) > 100
+        return len(self.x) > 100
 
 
 def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarray, np.ndarray]:

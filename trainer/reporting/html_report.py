@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
@@ -105,18 +105,15 @@ def draw(
             words = [name] * several_runs + [curve.label] * several_fields
             # matplotlib draws no lone surrogates, and takes what stands between two $ for a formula.
             label = printable(" ".join(words)).encode(errors="backslashreplace").decode().replace("$", r"\$")
-            if curve.is_noisy:
+            if curve.is_long:
                 axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
                 x, y = smooth(x, y)
             # A line through one point would not show.
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
-    if logarithmic and lowest > 0 and highest / lowest > 3:
+    # Over less than that there is hardly a power of ten to mark.
+    if logarithmic and lowest > 0 and highest / lowest > 30:
         axes.set_yscale("log")
-        # Hardly a power of ten to mark
-        if highest / lowest < 30:
-            axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else "{x:.4g}")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -147,7 +144,7 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
     drawn = []
     for number, chart in enumerate(CHARTS):
         curves = [run.curves(chart) for run in runs]
-        if not any(curves) or (chart.of_one_run and len(runs) > 1):
+        if not any(curves):
             continue
         drawing = io.StringIO()
         # The salt makes the ids of a drawing its own among those of the page.

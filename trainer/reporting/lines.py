@@ -15,9 +15,8 @@ from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
-from trainer.reporting.reporter import Reporter, Say, open_tracker
-from trainer.saving.checkpoint import Checkpoints, snapshot
-from trainer.saving.places import RECORDS
+from trainer.reporting.reporter import Reporter, Say
+from trainer.saving.checkpoint import snapshot
 from trainer.updates import micro_batches_of_update, rows_of_update
 
 # What fields are called in a log line, where that is not their name in the metrics.
@@ -32,38 +31,9 @@ def position(progress: Progress) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------------- at the start
 
 
-def open_records(
-    job: Job,
-    reporter: Reporter,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    resumed: bool,
-) -> None:
-    """On rank 0: begin or continue the tracker's run, whose id is noted in `progress`, and the metrics file.
-
-    A fresh run first moves an earlier one out of its way.
-    """
-    settings = job.settings
-    stem = job.files.stem
-    # The tracker comes first: if it refuses, nothing has been moved.
-    if settings.tracker != "none":
-        kind = settings.tracker
-        reporter.tracker, progress.tracker_ids[kind] = open_tracker(
-            kind, settings.wandb_project, stem.name, vars(settings), progress.tracker_ids.get(kind)
-        )
-    metrics = Path(f"{stem}.metrics.jsonl")
-    settings_file = Path(f"{stem}.settings.yaml")
-    if not resumed:
-        begun = [metrics, settings_file, *job.files.write_at_start]
-        files = [*(Path(f"{stem}.{ending}") for ending in RECORDS), *job.files.write_at_start]
-        for pattern in job.files.stale_patterns:
-            files += sorted(stem.parent.glob(pattern))
-        # A run that was killed before its first save has left nothing else. The curve of a finished one is kept in any case.
-        with contextlib.suppress(UserError):
-            if RunRecords.read(metrics).last("eta") == 0:
-                begun = []
-        checkpoints.set_aside(files, job.files.outputs.values(), begun, reporter.say)
-    write_settings(job.files.settings, settings_file)
+def open_records(job: Job, reporter: Reporter, progress: Progress, is_resumed: bool) -> None:
+    """On rank 0: write the settings and what else belongs to the start of a run, and begin or continue the metrics file."""
+    write_settings(job.files.settings, Path(f"{job.files.stem}.settings.yaml"))
     for write in job.files.write_at_start.values():
         write()
     # Parts of an evaluation that is to be done again
@@ -74,7 +44,7 @@ def open_records(
         at_checkpoint = record["step"] == progress.step and not again & record.keys()
         return bool(record["step"] < progress.step or at_checkpoint)
 
-    reporter.open(metrics, is_past if resumed else None)
+    reporter.open(Path(f"{job.files.stem}.metrics.jsonl"), is_past if is_resumed else None)
 
 
 def describe(
@@ -196,14 +166,11 @@ def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> No
 
 def write_own_report(stem: Path, say: Say) -> None:
     """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
-    again = f"python scripts/report.py {stem}.metrics.jsonl makes it"
     try:
         # Matplotlib takes a second to import.
         from trainer.reporting.html_report import write_report
 
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
-    except ModuleNotFoundError as error:
-        say(f"no report was written: pip install {error.name}, then {again}")
     except Exception as error:
-        say(f"warning: no report was written ({error}); {again}")
+        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")

@@ -106,13 +106,9 @@ class RunRecords:
                     y.append(value)
 
     def curves(self, chart: Chart) -> list[Curve]:
-        """Those of a chart that there is something to draw of."""
-        found = []
-        for field in chart.fields_among(self.columns):
-            x, y = self.columns[field]
-            if any(y) or not chart.unless_zero:
-                found.append(Curve(field, np.array(x), np.array(y)))
-        return found
+        """Those of a chart that were logged. What is 0 throughout, such as the auxiliary loss of a dense model, is left out."""
+        columns = [(field, *self.columns[field]) for field in chart.fields_among(self.columns)]
+        return [Curve(field, np.array(x), np.array(y)) for field, x, y in columns if any(y)]
 
     def last(self, field: str) -> float | None:
         return self.columns[field][1][-1] if field in self.columns else None

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from common.errors import UserError
 from common.files import atomic_file
 from common.wording import for_terminal, nowhere
+from trainer.updates import RunSettings
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
@@ -26,7 +27,7 @@ class Reporter:
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
-        # As open_tracker gives it
+        # the module wandb or swanlab
         self.tracker: Any = None
         self.file: io.FileIO | None = None
         # whether the last line is not whole in the file
@@ -50,6 +51,22 @@ class Reporter:
             file.writelines(kept)
         # Without a buffer each line is in the file at once, also if the process is killed.
         self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
+
+    def open_tracker(self, settings: RunSettings, name: str, run_ids: dict[str, str | None]) -> None:
+        """Begin a run in Weights & Biases or in SwanLab, which took over its interface, or continue that of `run_ids`.
+
+        run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError where the package is missing or refuses.
+        """
+        kind = settings.tracker
+        try:
+            module = importlib.import_module(kind)
+            run = module.init(
+                project=settings.wandb_project, name=name, id=run_ids.get(kind), resume="allow", config=vars(settings)
+            )
+        # Each package raises its own kinds of errors.
+        except Exception as error:
+            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}") from error
+        self.tracker, run_ids[kind] = module, run.id
 
     def say(self, text: str) -> None:
         if not self.is_main:
@@ -151,25 +168,6 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
         items = {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
         values.update(items)
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def open_tracker(
-    kind: str, project: str, name: str, settings: Mapping[str, Any], run_id: str | None
-) -> tuple[Any, str]:
-    """Begin a run in Weights & Biases or in SwanLab, which took over its interface, or continue that of `run_id`.
-
-    Returns (an object with `log(numbers, step=...)` and `finish()`, the id by which a resume finds the run).
-    Errors: UserError where the package is not installed or refuses.
-    """
-    try:
-        module = importlib.import_module(kind)
-        return module, module.init(project=project, name=name, id=run_id, resume="allow", config=settings).id
-    except ImportError as error:
-        raise UserError(f"--tracker {kind} needs a package that is not here: pip install {kind}") from error
-    # Each package raises its own kinds of errors.
-    except Exception as error:
-        hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
-        raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
 
 
 class Stopwatch:

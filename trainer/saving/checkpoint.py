@@ -52,7 +52,7 @@ from common.files import (
 )
 from model.pth_format import check_kind
 from trainer.saving.weights import write_tensors
-from trainer.sharding import is_sharded, replaced, whole_of
+from trainer.sharding import is_sharded, whole_of
 
 # The file of a checkpoint. Whatever else lies beside it is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
@@ -77,32 +77,37 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
     each value. The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer
     than the copies.
     """
-    copies: dict[Any, torch.Tensor] = {}
+    # A tied tensor is in the state more than once. Parts of a sharded one may be empty, and have no memory that tells them apart.
+    copies: dict[object, torch.Tensor | None] = {}
     under_way = False
 
-    def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
         nonlocal under_way
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        # Empty tensors have no memory that tells them apart.
-        if key in copies and tensor.numel():
-            return copies[key]
-        if is_on_cuda(tensor):
-            copies[key] = pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
-            under_way = True
-        else:
-            copies[key] = tensor.detach().to("cpu", copy=True)
-        return copies[key]
-
-    def copied(value: Any) -> Any:
-        if is_sharded(value):
+        if is_sharded(tensor):
             # One at a time: a GPU has no room for all of them.
-            whole = whole_of(value)
+            whole = whole_of(tensor)
             return whole.to("cpu", copy=True) if keeps else None
         if not keeps:
             return None
-        return copy_of(value) if isinstance(value, torch.Tensor) else value
+        if is_on_cuda(tensor):
+            under_way = True
+            return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
+        return tensor.detach().to("cpu", copy=True)
 
-    result = replaced(value, copied)
+    def copied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: copied(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(copied(item) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value if keeps else None
+        has_memory = not is_sharded(value) and value.numel()
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if has_memory else id(value)
+        if key not in copies:
+            copies[key] = copy_of(value)
+        return copies[key]
+
+    result = copied(value)
     if under_way:
         # Before this nothing may read a copy, and no later update may begin to change what is copied.
         torch.cuda.synchronize()

@@ -1,5 +1,6 @@
 """Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,10 @@ from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.measure import versions
 from trainer.machine.ranks import compare_with_main, end_all, on_main
+from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
+from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
 from trainer.updates import rows_of_update
 
@@ -122,6 +125,22 @@ class Saver:
         return "none of the checkpoints is intact" if self.checkpoints.paths() else "no checkpoint was saved yet"
 
     # ------------------------------------------------------------------------------------------------ resuming
+
+    def set_aside_earlier_run(self) -> None:
+        """On rank 0: move what an earlier run has left beside the stem out of the way of a fresh one, its checkpoints too."""
+        files, stem = self.job.files, self.job.files.stem
+        records = [Path(f"{stem}.{ending}") for ending in RECORDS]
+        stale = [path for pattern in files.stale_patterns for path in sorted(stem.parent.glob(pattern))]
+        metrics = Path(f"{stem}.metrics.jsonl")
+        # A run that was killed before its first save has left nothing but these, which are deleted.
+        unsaved = [metrics, Path(f"{stem}.settings.yaml"), *files.write_at_start]
+        # The curve of a run that has ended is kept in any case.
+        with contextlib.suppress(UserError):
+            if RunRecords.read(metrics).last("eta") == 0:
+                unsaved = []
+        self.checkpoints.set_aside(
+            [*records, *files.write_at_start, *stale], files.outputs.values(), unsaved, self.reporter.say
+        )
 
     def resume(self) -> Progress | None:
         """Take over the newest good checkpoint. Returns its progress; None: there is none.

@@ -12,11 +12,12 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import clock, costs, laws, plan, planner
+from trainer.budget import costs, laws, plan, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
 from trainer.machine import devices
 from trainer.machine.ranks import Ranks
+from trainer.pretrain import data
 from trainer.pretrain.settings import PretrainSettings
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -244,7 +245,7 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
     began = time.monotonic()
-    for module in (planner, clock):
+    for module in (planner, data):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
     run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
     took = time.monotonic() - began + 12
@@ -310,6 +311,7 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, ca
     assert chosen_by_plan(text, tmp_path, capfd, *words) == measured[-1]
 
 
+@pytest.mark.slow
 def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, another_speed):
     """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
     measured = another_speed(2e11, 3.0)

@@ -7,7 +7,8 @@ import pytest
 
 from common.errors import UserError
 from tests.helpers import records, train
-from trainer.reporting.reporter import open_tracker
+from trainer.pretrain.settings import PretrainSettings
+from trainer.reporting.reporter import Reporter
 
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
@@ -39,14 +40,11 @@ def test_a_resume_continues_the_same_run(data, tmp_path):
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
 def test_a_package_that_is_missing_or_refuses(kind):
-    with mock.patch.dict(sys.modules, {kind: None}), pytest.raises(UserError, match=f"pip install {kind}"):
-        open_tracker(kind, "P", "n", {}, None)
-    module = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
-    with (
-        mock.patch.dict(sys.modules, {kind: module}),
-        pytest.raises(UserError, match=f"--tracker {kind}: no account log in first"),
-    ):
-        open_tracker(kind, "P", "n", {}, None)
+    settings = PretrainSettings.parse(["--tracker", kind])
+    refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
+    for module, said in ((None, kind), (refusing, f"--tracker {kind}: no account log in first")):
+        with mock.patch.dict(sys.modules, {kind: module}), pytest.raises(UserError, match=said):
+            Reporter(is_main=True).open_tracker(settings, "run", {})
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
