@@ -145,7 +145,9 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
         assert torch.get_float32_matmul_precision() == precision
 
 
-@pytest.mark.parametrize("kind, on_gpu", [("minimind2", False), ("minimind3_moe", True)])
+@pytest.mark.parametrize(
+    "kind, on_gpu", [("minimind2", False), pytest.param("minimind3_moe", True, marks=pytest.mark.slow)]
+)
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_compile):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
     batch = batches()[0]

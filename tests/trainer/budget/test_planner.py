@@ -331,6 +331,7 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, ca
     assert chosen_by_plan(text, tmp_path, capfd, *words) == measured[-1]
 
 
+@pytest.mark.slow
 def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, another_speed):
     """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
     measured = another_speed(2e11, 3.0)
