@@ -75,7 +75,8 @@ def open_sources(
         )
         found = near_copies(enumerate(texts), exact, first_writable(places[0]))
         if shown:
-            announce(f"found {counted(found.near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
+            near = int((found.of != NONE).sum() - found.is_exact.sum())
+            announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
         return found
 
     bounds = np.cumsum([0, *map(len, whole)]).tolist()

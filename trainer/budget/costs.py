@@ -309,10 +309,6 @@ class RunCosts:
     def token_flops(self, config: MiniMindConfig) -> float:
         return flops_per_token(config, self.data.length)
 
-    def is_measured(self, config: MiniMindConfig) -> bool:
-        """Whether `measure` was called for this size."""
-        return (config.hidden_size, config.num_hidden_layers) in self.corrections
-
     def timed_seconds(self) -> float:
         """How long the updates of a measurement take together, at least. Only a budget of time is measured for."""
         assert self.seconds is not None

@@ -184,7 +184,8 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     while True:
         # The same on all ranks, by what rank 0 knows of the speeds so far
         plan = on_main(ranks, partial(best_of_now, candidates, costs))
-        if not measurements or costs.is_measured(plan.config):
+        size = (plan.config.hidden_size, plan.config.num_hidden_layers)
+        if not measurements or size in costs.corrections:
             return plan
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
