@@ -1,6 +1,6 @@
 """What a run says to its user beside its figures: settings that cannot do what they are there for, the loss to expect, what to
-do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once when it
-is built (Job.outlook).
+do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once, before
+the first update (Job.outlook).
 """
 
 import re
@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.paths import ROOT
 from common.settings import Settings, default_of
@@ -185,21 +185,18 @@ def note_on_expected(parameters: float, tokens: float) -> str:
 # ------------------------------------------------------------------------------------- what to do with a finished run
 
 
-class NextCommand(NamedTuple):
-    """A command for a finished run, and what it is for."""
-
-    purpose: str
-    command: str
+# (what it is for, the command)
+Command = tuple[str, str]
 
 
-def next_command(purpose: str, script: str, *words: str | Path) -> NextCommand:
+def next_command(purpose: str, script: str, *words: str | Path) -> Command:
     """The command as it is typed in the current folder. script: its path in the repository."""
     path = script if Path.cwd() == ROOT else f"{ROOT}/{script}"
-    return NextCommand(purpose, shlex.join(["python", path, *map(str, words)]))
+    return purpose, shlex.join(["python", path, *map(str, words)])
 
 
-def train_on(started: str) -> NextCommand:
+def train_on(started: str) -> Command:
     """What goes on with a run. started: the command of its start."""
     # The flag may stand there with a value, with `=`, or alone.
     again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-    return NextCommand("train on, after a stop or for longer", f"{again} --from_resume 1")
+    return "train on, after a stop or for longer", f"{again} --from_resume 1"

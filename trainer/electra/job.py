@@ -378,13 +378,6 @@ class ElectraJob(Job):
             is_due = of_files and is_changed(settings, name)
             notices += warnings_of(settings, [(name, is_due, "the networks come from files")])
         notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
-        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
-        choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (self.ranks.rows_of(settings.batch_size), plan.T)
-        width = discriminator.hidden_size
-        compile_blocks(
-            self.model.compile_training, choice, self.device, notices.append, shape, flops, self.dtype, width=width
-        )
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
@@ -405,6 +398,18 @@ class ElectraJob(Job):
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             next_commands=[fine_tune],
         )
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        settings = self.settings
+        said: list[str] = []
+        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        choice = "0" if settings.gradient_checkpointing else settings.use_compile
+        shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
+        width = self.model.discriminator.config.hidden_size
+        compile_blocks(
+            self.model.compile_training, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width
+        )
+        return said
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

@@ -182,7 +182,7 @@ class PretrainJob(Job):
             ranks=self.ranks,
             answers=self.kind.answers,
         )
-        outlook.notices = [*self.notices, *outlook.notices, *self.make_fast(outlook)]
+        outlook.notices = [*self.notices, *outlook.notices]
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:
