@@ -32,7 +32,7 @@ from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from model.loss import IGNORE
-from trainer.advice import common_warnings, is_changed, next_command, warnings_of
+from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -374,9 +374,10 @@ class ElectraJob(Job):
         notices = [self.precision_notice] if self.precision_notice else []
         if self.engine.shards is not None:
             notices.append(self.engine.shards.described)
-        for name in ("init_std", "position_init"):
-            is_due = of_files and is_changed(settings, name)
-            notices += warnings_of(settings, [(name, is_due, "the networks come from files")])
+        if of_files:
+            notices += warnings_of(
+                settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
+            )
         notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
         fine_tune = next_command(
             "fine-tune the discriminator",
