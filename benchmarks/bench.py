@@ -19,10 +19,9 @@ MINIMIND_REFERENCE leads to none, cut to 325 tokens on average. "text" counts tr
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -49,6 +48,7 @@ from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, positive
+from common.paths import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli

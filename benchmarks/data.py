@@ -11,10 +11,9 @@ other processes disturb them less.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -24,7 +23,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from types import SimpleNamespace
@@ -36,14 +35,16 @@ from tokenizers import Tokenizer
 
 from benchmarks.corpora import corpus_files, texts_of
 from common.flags import Parser, positive
+from common.paths import ROOT
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from trainer.machine.command_line import run_cli
-from trainer.machine.measure import peak_memory
+from trainer.machine.measure import peak_memory, seconds
 
+CPU = torch.device("cpu")
 T = 512
 # rounds of each comparison
 ROUNDS = 5
@@ -52,12 +53,6 @@ BARE_BATCH = 2000
 
 # what, what is wanted, what was measured
 Row = tuple[str, str, str]
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def encode_all(tokenizer: Tokenizer, texts: list[str]) -> None:
@@ -76,13 +71,13 @@ def tokenise(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     ours = []
     for _ in range(ROUNDS):
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        bare.append(seconds_of(partial(encode_all, bare_tokenizer, texts)))
+        bare.append(seconds(partial(encode_all, bare_tokenizer, texts), CPU))
         encoder = DocumentEncoder(load_tokenizer(ROOT / "model"))
         cache = work / "fresh"
         build = partial(
             open_or_build, [str(file) for file in files], encoder, cache_dir=str(cache), num_procs=cores, progress=False
         )
-        ours.append(seconds_of(build))
+        ours.append(seconds(build, CPU))
         shutil.rmtree(cache)
     ratios = [theirs / mine for theirs, mine in zip(bare, ours, strict=True)]
     rates = f"{megabytes / median(ours):.1f} MB/s against {megabytes / median(bare):.1f}"
@@ -102,10 +97,10 @@ def planning(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     del lengths
     start = time.perf_counter()
     plan = EpochPlan(cast(Any, store), T, 42, 0)
-    seconds = time.perf_counter() - start
-    peak = peak_memory(torch.device("cpu"))
+    took = time.perf_counter() - start
+    peak = peak_memory(CPU)
     what = f"planning {args.documents / 1e6:g} M documents ({plan.n_rows / 1e6:.1f} M rows), peak of the process"
-    yield what, "20 M: <= 60 s, <= 3 GB", f"{seconds:.1f} s, {peak / 1e9:.2f} GB"
+    yield what, "20 M: <= 60 s, <= 3 GB", f"{took:.1f} s, {peak / 1e9:.2f} GB"
 
 
 def loader(work: Path, args: argparse.Namespace) -> Iterator[Row]:

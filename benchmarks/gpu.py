@@ -2,7 +2,6 @@
 
     make gpu                                                    # sections 0 to 6
     make gpu-speed                                              # 0, 1 and 6, in five minutes
-    make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
     make gpu-electra                                            # sections 0 and 7, in two minutes
     python benchmarks/gpu.py --sections 2 3                     # some of them
     python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU
@@ -29,10 +28,9 @@ section did not end or was left out.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -59,6 +57,7 @@ from benchmarks.gpu_checks import Check
 from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
 from common.flags import Parser
+from common.paths import ROOT
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds

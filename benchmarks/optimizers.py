@@ -11,10 +11,9 @@ and linear schedule, which ends with the run. Finished runs are kept in `--work`
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)

@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -105,45 +104,28 @@ def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausal
     return model.train()
 
 
-def step_context(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """The context of one step's forward pass: bf16 on a GPU, fp32 elsewhere.
+def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
+    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
+    on a GPU, fp32 elsewhere.
 
-    One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
-    every later step would compute with the weights of the start.
+    Errors: UserError where the documents are less than a batch.
     """
-    if device.type == "cuda":
-        return torch.autocast("cuda", torch.bfloat16)
-    return contextlib.nullcontext()
-
-
-def plain_steps(
-    model: MiniMindForCausalLM,
-    dataset: PretrainDataset,
-    batch_size: int,
-    updates: int,
-    lr: float,
-    seed: int = 42,
-    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Iterator[tuple[float, int]]:
-    """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits.
-
-    Trains `updates` micro-batches of `batch_size` padded rows; yields (loss, text tokens) of each.
-
-    context: makes the context of a step's forward pass. Errors: UserError where the documents are less than a batch.
-    """
-    device = next(model.parameters()).device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=False, foreach=False)
-    generator = torch.Generator().manual_seed(seed)
-    loader = DataLoader(dataset, batch_size, shuffle=True, drop_last=True, generator=generator)
-    if len(dataset) < batch_size:
-        raise UserError(f"{len(dataset)} documents are less than a batch of {batch_size}: give more, or fewer rows")
+    model = new_model(config, device)
+    dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
+    if len(dataset) < args.rows:
+        raise UserError(f"{len(dataset)} documents are less than a batch of {args.rows}: give more, or fewer rows")
+    turns.begin(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=False, foreach=False)
+    generator = torch.Generator().manual_seed(42)
+    loader = DataLoader(dataset, args.rows, shuffle=True, drop_last=True, generator=generator)
     # As many epochs as it takes.
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    for step, batch in zip(range(updates), batches, strict=False):
+    for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
         inputs, targets, mask = (part.to(device) for part in batch)
         for group in optimizer.param_groups:
-            group["lr"] = get_lr(step, updates, lr)
-        with context():
+            group["lr"] = get_lr(step, ENDLESS, LEARNING_RATE)
+        # One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
+        # every later step would compute with the weights of the start.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             output = model(inputs)
             losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
             loss = (losses * mask.flatten()).sum() / mask.sum() + output.aux_loss
@@ -151,17 +133,7 @@ def plain_steps(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        yield loss.item(), int(mask.sum())
-
-
-def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
-    model = new_model(config, device)
-    dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
-    positions = args.rows * (args.max_seq_len - 1)
-    turns.begin(model)
-    context = partial(step_context, device)
-    for _, text in plain_steps(model, dataset, args.rows, ENDLESS, LEARNING_RATE, context=context):
-        turns.done(text, positions)
+        turns.done(int(mask.sum()), mask.numel())
 
 
 def train_hf(

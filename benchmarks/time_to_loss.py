@@ -21,10 +21,9 @@ own in a row, and its Llama begins with transformers' own random weights.
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):
-    sys.path[0] = str(ROOT)
 if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import begin
 
     begin(ends_at_ctrl_c=False)
@@ -40,6 +39,7 @@ from benchmarks.trained import Outcome, flag_words, runs_parser, text_words, tra
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
 from common.flags import positive, seed
+from common.paths import ROOT
 from trainer.budget.settings import duration, seconds_of
 from trainer.machine.command_line import run_cli
 

@@ -14,11 +14,10 @@ from dataset.loader import Assembler, Batch, OnlySome
 from dataset.mixture import Mixture
 from dataset.packing import (
     EpochPlan,
-    MostTargets,
     RowPlan,
     all_documents,
     number_type,
-    sum_of_targets,
+    target_counts,
 )
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
@@ -69,9 +68,10 @@ def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
 class Corpus:
     """Tokenises what is new, opens the token stores and plans epochs.
 
-    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of validation
-    documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag; validation documents
-    of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture. `store_options` go to `open_or_build`.
+    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of
+    validation documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag;
+    validation documents of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
+    `store_options` go to `open_or_build`.
     `notices`: lines on the data that a user should see.
     Errors: DataError for missing or faulty files and shares, where nothing is left to train on, where nothing is left to
     evaluate, and where all validation documents are trained too, unless `allow_val_overlap`.
@@ -144,7 +144,7 @@ class Corpus:
             # One source with a share is not a ConcatStore yet.
             bounds = ConcatStore(stores).bounds.tolist()
             self.mixture = Mixture(
-                self.store, groups, documents, bounds, self._epoch_plan, seed, epochs, n_rows, self._most_targets
+                self.store, groups, documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
         # (epoch, its plan): what was asked for last, and is asked for several times. Mixture keeps its own.
@@ -172,13 +172,14 @@ class Corpus:
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         """Whether anything of these documents is predicted."""
-        return sum_of_targets(store, documents) > 0
+        return bool(target_counts(store)[documents].any())
 
     @property
-    def _most_targets(self) -> MostTargets:
-        """That a document gives: a share counts trained tokens, so of one that is cut only the part that is trained."""
+    def _targets(self) -> Ints:
+        """Of each document of the store: a share counts trained tokens, so of one that is cut only the part that is trained."""
+        targets = target_counts(self.store)
         is_cut = not self.pack or self.long_documents == "truncate"
-        return self.max_seq_len - 1 if is_cut else None
+        return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
@@ -296,7 +297,7 @@ class Corpus:
             return []
         trained = plan.row_targets(0, plan.n_rows)
         documents = all_documents(self.store) if self.documents is None else self.documents
-        there = sum_of_targets(self.store, documents)
+        there = int(target_counts(self.store)[documents].sum(dtype=np.int64))
         if trained >= there:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 from dataset.packing import Recipe
 from dataset.store.format import Documents
@@ -216,15 +215,14 @@ class MakesBatches(Protocol):
 
 
 class LoaderError(RuntimeError):
-    """The batches cannot go on: one line that says why. `is_fault_of_data`: what was tokenised has to be mended."""
+    """The batches cannot go on: one line that says why."""
 
-    def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
-        # Both: an exception is pickled with what it was given here.
-        super().__init__(message, is_fault_of_data)
-        self.is_fault_of_data = is_fault_of_data
+    # What was tokenised has to be mended.
+    is_fault_of_data = False
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+
+class FaultOfData(LoaderError):
+    is_fault_of_data = True
 
 
 class _Batches:
@@ -242,15 +240,12 @@ class _Batches:
             return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
         except MemoryError as error:
             return LoaderError(f"no memory is left to assemble a batch ({error})")
-        except DataError as error:
-            return LoaderError(str(error), is_fault_of_data=True)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            return LoaderError(
+            return FaultOfData(
                 f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
                 "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
-                "is made anew",
-                is_fault_of_data=True,
+                "is made anew"
             )
 
 

@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from common.errors import DataError
-from dataset.packing import MostTargets, PiecesOfRows, RowPlan, chunks, permutation, sum_of_targets, target_counts
+from dataset.packing import PiecesOfRows, RowPlan, permutation
 from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
 from dataset.store.format import Column, Documents, Ints
 
@@ -139,8 +139,8 @@ class Mixture:
     A share counts trained tokens (targets): a document of n tokens has n - 1, its first one, BOS, is never predicted.
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: how many documents of it there are before each
-    source, and in all. make_plan: see MakePlan. A run is planned to end after `n_rows` rows, which may ask for more than the
-    sources have (see `shortage`); 0: after `epochs`. most_targets: a document counts for at most so many.
+    source, and in all. make_plan: see MakePlan. targets: int [documents of the store], what each counts for. A run is planned to
+    end after `n_rows` rows, which may ask for more than the sources have (see `shortage`); 0: after `epochs`.
     Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
@@ -151,10 +151,10 @@ class Mixture:
         documents: Ints,
         bounds: Sequence[int],
         make_plan: MakePlan,
+        targets: Ints,
         seed: int,
         epochs: int = 1,
         n_rows: int = 0,
-        most_targets: MostTargets = None,
     ) -> None:
         assert len(sources) == len(bounds) - 1 < 1 << 16, "the number of a source has 16 bits"
         self.store = store
@@ -166,14 +166,14 @@ class Mixture:
         self.seed = seed
         self.epochs = 0 if n_rows else epochs
         self.n_rows = n_rows
-        self.most_targets = most_targets
+        self.targets_of = targets
         total = sum(float(Curve(source.shares or ()).area(1.0)) for source in sources)
         # the shares, which sum to 1
         self.curves = [Curve([Point(at, share / total) for at, share in source.shares or ()]) for source in sources]
         # of the trained tokens of a plan
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # of a whole pass over each source
-        self.targets = [sum_of_targets(store, chosen, most_targets) for chosen in self.documents]
+        self.targets = [self._sum_of(chosen) for chosen in self.documents]
         for source, there in zip(sources, self.targets, strict=True):
             if not there:
                 raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
@@ -186,23 +186,27 @@ class Mixture:
             return
         if n_rows:
             self.rows = [SourceRows(self._passes(i, math.inf)) for i in range(len(sources))]
-            tokens = n_rows / sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
-            wanted = [share * tokens for share in self.shares]
+            of_run = n_rows / sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
+            wanted = [share * of_run for share in self.shares]
         else:
             # The longest run in which no source comes more often than it may.
             quotas = self._quotas([source.repeat * epochs for source in sources])
             self.rows = [SourceRows(self._passes(i, quota)) for i, quota in enumerate(quotas)]
             wanted = [float(quota) for quota in quotas]
-        for source, there, targets in zip(sources, self.targets, wanted, strict=True):
-            if targets / there > MOST_REPEATS:
+        for source, there, tokens in zip(sources, self.targets, wanted, strict=True):
+            if tokens / there > MOST_REPEATS:
                 raise DataError(
-                    f"--data_path: the run passes over {name_of(source.paths)} about {targets / there:,.0f} times, and where shares "
+                    f"--data_path: the run passes over {name_of(source.paths)} about {tokens / there:,.0f} times, and where shares "
                     f"change over the run at most {MOST_REPEATS:,} passes are planned: train less, or name more text"
                 )
         if n_rows:
             self.speed = self._speed()
 
     # ------------------------------------------------------------------------------------------- the documents
+
+    def _sum_of(self, documents: Ints) -> int:
+        """Their targets together."""
+        return int(self.targets_of[documents].sum(dtype=np.int64))
 
     def _quotas(self, passes: Sequence[float]) -> list[int]:
         """Targets of each source in the largest plan that has the shares. passes: over each source at most."""
@@ -233,16 +237,10 @@ class Mixture:
         # The circle is the same in every epoch, so its random numbers come from the seed and the source alone.
         bits = np.random.PCG64([self.seed, MIXTURE_STREAM, i])
         order = self.documents[i][permutation(bits, len(self.documents[i]))]
-        is_drawn = np.empty(len(order), dtype=bool)
-        # Turned back, so that the arc begins at 0.
-        at = -begin
-        for lo, hi in chunks(len(order)):
-            targets = target_counts(self.store, order[lo:hi], self.most_targets)
-            ends = at + np.cumsum(targets)
-            # The remainder of a negative number is positive here, as it is in Python.
-            is_drawn[lo:hi] = (ends - targets) % self.targets[i] < length
-            at = int(ends[-1])
-        return np.sort(order[is_drawn])
+        targets = self.targets_of[order]
+        # Turned back, so that the arc begins at 0. The remainder of a negative number is positive here, as it is in Python.
+        firsts = np.cumsum(targets, dtype=np.int64) - targets - begin
+        return np.sort(order[firsts % self.targets[i] < length])
 
     # ------------------------------------------------------------------------------------------- the order
 
@@ -251,17 +249,16 @@ class Mixture:
         if self._last_plan is None or self._last_plan[0] != epoch:
             # Let go of it before the next one is made: two would take twice the memory.
             self._last_plan = None
-            self._last_plan = (epoch, self._planned(epoch))
+            if self.is_of_run:
+                plan = self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
+            else:
+                rows = []
+                for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
+                    of_source = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
+                    rows.append(SourceRows({0: of_source}.get))
+                plan = self._merged(rows)
+            self._last_plan = (epoch, plan)
         return self._last_plan[1]
-
-    def _planned(self, epoch: int) -> MixedPlan:
-        if self.is_of_run:
-            return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
-        rows = []
-        for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            plan = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
-            rows.append(SourceRows({0: plan}.get))
-        return self._merged(rows)
 
     def _merged(self, rows: Sequence[SourceRows]) -> MixedPlan:
         """All rows of all sources. A source takes the whole plan for what it has, which whole documents make a little more or
@@ -328,8 +325,7 @@ class Mixture:
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             rounds, rest = divmod(epoch * quota, self.targets[i])
-            in_part = sum_of_targets(self.store, self._arc(i, 0, rest), self.most_targets)
-            targets.append(rounds * self.targets[i] + in_part)
+            targets.append(rounds * self.targets[i] + self._sum_of(self._arc(i, 0, rest)))
         return targets
 
     def layout(self) -> dict[str, object]:

@@ -88,26 +88,10 @@ def all_documents(store: Documents) -> Ints:
     return np.arange(len(store), dtype=number_type(len(store)))
 
 
-# How many targets of a document count at most: the same for all, or int [documents of the store]; None: all of them.
-MostTargets = int | Ints | None
-
-
-def target_counts(store: Documents, documents: Ints, most: MostTargets = None) -> Ints:
-    """int64: the targets of each of the given documents: one less than its tokens, and at most so many."""
-    at = np.asarray(documents, dtype=np.int64)
-    lengths = np.asarray(store.offsets[at + 1]) - np.asarray(store.offsets[at])
-    targets = np.maximum(lengths - 1, 0)
-    if most is None:
-        return targets
-    return np.minimum(targets, most[at] if isinstance(most, np.ndarray) else most)
-
-
-def sum_of_targets(store: Documents, documents: Ints, most: MostTargets = None) -> int:
-    """The targets of all the given documents together."""
-    total = 0
-    for lo, hi in chunks(len(documents)):
-        total += int(target_counts(store, documents[lo:hi], most).sum())
-    return total
+def target_counts(store: Documents) -> Ints:
+    """uint32 [documents]: the targets of each document, one less than its tokens."""
+    # -1 for an empty document
+    return np.maximum(np.diff(store.offsets[:]) - 1, 0).astype(np.uint32)
 
 
 class Run(NamedTuple):
@@ -386,9 +370,6 @@ class EpochPlan(RowPlan):
             part |= np.arange(lo, hi, dtype=np.uint64)
         keys.sort()
         return keys
-
-    def row_documents(self, lo: int, hi: int) -> int:
-        return int(self._row_start[hi]) - int(self._row_start[lo])
 
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
         rows = np.asarray(rows, dtype=np.int64)

@@ -198,18 +198,19 @@ def read_mixture(path: Path) -> list[Source]:
     sources = []
     for number, entry in enumerate(entries, start=1):
         where = f"--mixture {path}: source {number}"
-        if not isinstance(entry, dict) or not {"path", "share"} <= entry.keys() <= {"path", "share", "repeat"}:
-            raise DataError(f"{where}: path, share and perhaps repeat are wanted, and nothing else (docs/data.md)")
-        paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
-        if not paths or not all(isinstance(named, str) and named for named in paths):
-            raise DataError(f"{where}: path is a path, or a list of paths")
-        share = entry["share"] if isinstance(entry["share"], list) else [[0, entry["share"]]]
         try:
+            entry = dict(entry)
+            paths, share, repeat = entry.pop("path"), entry.pop("share"), float(entry.pop("repeat", 1))
+            paths = [paths] if isinstance(paths, str) else list(paths)
+            if not isinstance(share, list):
+                share = [[0, share]]
             points = [Point(float(progress), float(height)) for progress, height in share]
-            repeat = float(entry.get("repeat") or 1)
-        except (TypeError, ValueError):
+            if entry or not paths or not all(isinstance(named, str) and named for named in paths):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
             raise DataError(
-                f"{where}: share is a number, or points [progress of the run, share] such as [[0, 0.8], [1, 0.2]], and repeat a number"
+                f"{where}: wanted are path (one or a list), share (a number, or points [progress of the run, share] such as [[0, 0.8], "
+                "[1, 0.2]]) and perhaps repeat (a number), and nothing else"
             ) from None
         sources.append(checked_source(paths, points, repeat, where))
     check_sums(sources, f"--mixture {path}")

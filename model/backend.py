@@ -9,11 +9,10 @@ Shape letters: B rows, T positions, S keys (cached ones included), H hidden, D h
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
-from transformers import Cache
 
 from model.config import MiniMindConfig
 from model.fast.block_attention import additive_mask, block_attention
@@ -52,15 +51,6 @@ def scaled_dot_product_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
 
 
-class HasCompute(Protocol):
-    """A transformer block."""
-
-    def compute(
-        self, x: torch.Tensor, layout: "Layout", past_key_values: Cache | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """x [B, T, H] -> (x [B, T, H], auxiliary loss 0-d or None)"""
-
-
 class Backend:
     """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
@@ -72,14 +62,8 @@ class Backend:
         """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]."""
         return scaled_dot_product_attention(q, k, v, mask, dropout)
 
-    def block(
-        self, block: HasCompute, x: torch.Tensor, layout: "Layout", past_key_values: Cache | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the block makes of x [B, T, H]."""
-        return block.compute(x, layout, past_key_values)
-
-    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """function(*arguments): some cheap operations in a row: the position tables (rope_tables), and the last norm."""
+    def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
+        """function(*arguments), of a block or, if is_cheap, of some operations that take less time than their launches."""
         return function(*arguments)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -107,24 +91,20 @@ class Layout(NamedTuple):
 class CompiledBackend(Backend):
     """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
 
-    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether small
+    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether cheap
     functions are compiled too: a GPU is launched once in the place of ten times. On a CPU nothing would be won.
     notice: what a user should know about the choice of this backend; "": nothing.
     """
 
-    notice = ""
-
-    def __init__(
-        self, block_class: type[HasCompute], shape: tuple[int, int] | None = None, on_gpu: bool = False
-    ) -> None:
-        # One compilation serves all blocks: they differ in their weights only.
-        self._compiled_block = torch.compile(block_class.compute, dynamic=False)
-        self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
+    def __init__(self, shape: tuple[int, int] | None = None, on_gpu: bool = False, notice: str = "") -> None:
         self.shape = shape
         self.on_gpu = on_gpu
-        # {function of `small`: its compiled form}. The embedding is none of them: compiled, its backward pass would
-        # add up with atomic operations, each time in another order, and a resume would not be bitwise.
-        self._compiled_small: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.notice = notice
+        self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
+        # {function of `run`: its compiled form}. That of a block serves all blocks: they differ in their weights only. The
+        # embedding is none of them: compiled, its backward pass would add up with atomic operations, each time in another order,
+        # and a resume would not be bitwise.
+        self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def serves(self, x: torch.Tensor) -> bool:
         """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for: the first one's, if none was given."""
@@ -134,37 +114,35 @@ class CompiledBackend(Backend):
         return self.shape == (B, T)
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        # Always a mask, never None: with two kinds of arguments the block would be compiled twice.
-        if document_ids is None:
-            document_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-        return self.mask_of_documents(x, document_ids)
+        return document_mask(every_document(x, document_ids))
 
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        """What `attend` takes, from document_ids [B, T]."""
-        return document_mask(document_ids)
-
-    def block(
-        self, block: HasCompute, x: torch.Tensor, layout: Layout, past_key_values: Cache | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self._compiled_block(block, x, layout, past_key_values)
-
-    def small(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        if not self.on_gpu:
+    def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
+        if is_cheap and not self.on_gpu:
             return function(*arguments)
-        if function not in self._compiled_small:
-            self._compiled_small[function] = torch.compile(function, dynamic=False)
-        result: ResultT = self._compiled_small[function](*arguments)
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, dynamic=False)
+        result: ResultT = self._compiled[function](*arguments)
         return result
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
 
 
+def every_document(x: torch.Tensor, document_ids: torch.Tensor | None) -> torch.Tensor:
+    """document_ids [B, T] of embeddings x [B, T, H]; None: a document a row.
+
+    Compiled blocks always get a mask, never None: with two kinds of arguments they would be compiled twice.
+    """
+    if document_ids is None:
+        return torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+    return document_ids
+
+
 class CompiledCPUBackend(CompiledBackend):
     """With attention in blocks of queries, which has no dropout."""
 
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return additive_mask(document_mask(document_ids), compute_dtype(x))
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        return additive_mask(super().mask(x, document_ids), compute_dtype(x))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return block_attention(q, k, v, mask)
@@ -173,43 +151,38 @@ class CompiledCPUBackend(CompiledBackend):
 class CompiledFlexBackend(CompiledBackend):
     """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
 
-    tile: int | None = None
+    def __init__(self, shape: tuple[int, int] | None, tile: int | None, notice: str = "") -> None:
+        super().__init__(shape, on_gpu=True, notice=notice)
+        self.tile = tile
 
-    def mask_of_documents(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        return flex_mask(document_ids)
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
+        return flex_mask(every_document(x, document_ids))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return flex_attend(q, k, v, mask, self.tile)
 
 
 def compiled_backend(
-    block_class: type[HasCompute],
-    config: MiniMindConfig,
-    device: torch.device,
-    shape: tuple[int, int] | None,
-    dtype: torch.dtype,
+    config: MiniMindConfig, device: torch.device, shape: tuple[int, int] | None, dtype: torch.dtype
 ) -> CompiledBackend:
     """The fastest compiled backend that serves this model on this device, with a notice that says which attention runs there.
 
     dtype: of the matrix products.
     """
     if device.type == "cpu" and not config.dropout:
-        return CompiledCPUBackend(block_class, shape)
-    backend = CompiledBackend(block_class, shape, on_gpu=device.type == "cuda")
+        return CompiledCPUBackend(shape)
+    on_gpu = device.type == "cuda"
     if config.dropout:
-        backend.notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
-    if config.dropout or device.type != "cuda":
-        return backend
+        notice = "attention: PyTorch's own with a mask, which takes longer: the faster ones have no dropout"
+        return CompiledBackend(shape, on_gpu, notice)
+    if not on_gpu:
+        return CompiledBackend(shape)
     try:
         tile, reason = working_tile(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
     except RuntimeError as error:
-        backend.notice = (
-            f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
-        )
-        return backend
-    flex = CompiledFlexBackend(block_class, shape, on_gpu=True)
-    flex.tile = tile
-    flex.notice = "attention: FlexAttention, which skips the blocks of other documents"
+        notice = f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
+        return CompiledBackend(shape, on_gpu, notice)
+    notice = "attention: FlexAttention, which skips the blocks of other documents"
     if tile is not None:
-        flex.notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
-    return flex
+        notice = f"attention: FlexAttention in tiles of {tile} positions; its own do not work here ({reason})"
+    return CompiledFlexBackend(shape, tile, notice)

@@ -15,16 +15,6 @@ ALL_EXPORTS = "all"
 EXPERT_EXPORTS = "experts"
 
 
-@dataclass(frozen=True)
-class Declaration:
-    """What is declared of a field beside its type. defaults: its default in each of GENERATIONS."""
-
-    defaults: tuple[Any, Any]
-    architecture: bool
-    exported: str | None
-    alias: str | None
-
-
 def declare(
     *defaults: object, architecture: bool = False, exported: str | None = None, alias: str | None = None
 ) -> Any:
@@ -34,8 +24,9 @@ def declare(
     exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, which is read and
     written too. A default of None is computed in `MiniMindConfig.derive`.
     """
-    declaration = Declaration((defaults[0], defaults[-1]), architecture, exported, alias)
-    return dataclasses.field(default=defaults[0], metadata={"declaration": declaration})
+    declared = {"architecture": architecture, "exported": exported, "alias": alias}
+    by_generation = dict(zip(GENERATIONS, (defaults[0], defaults[-1]), strict=True))
+    return dataclasses.field(default=defaults[0], metadata={"defaults": by_generation, **declared})
 
 
 @dataclass(init=False)
@@ -80,21 +71,14 @@ class Fields:
     scoring_func: str = declare("softmax")
 
 
-DECLARATIONS: dict[str, Declaration] = {
-    field.name: field.metadata["declaration"] for field in dataclasses.fields(Fields)
-}
-
-
-def fields_exported(where: str) -> tuple[str, ...]:
-    """The names of the fields declared with `exported` this."""
-    return tuple(name for name, declaration in DECLARATIONS.items() if declaration.exported == where)
-
+# {field: what `declare` says of it}
+DECLARATIONS = {field.name: field.metadata for field in dataclasses.fields(Fields)}
 
 # The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
-ARCHITECTURE = tuple(name for name, declaration in DECLARATIONS.items() if declaration.architecture)
+ARCHITECTURE = tuple(name for name, declared in DECLARATIONS.items() if declared["architecture"])
 
 # The other generation's name -> the name under which the field is kept
-ALIASES = {declaration.alias: name for name, declaration in DECLARATIONS.items() if declaration.alias}
+ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if declared["alias"]}
 
 # A tokenizer may lack a special token: None is a value of these fields, and does not ask for the default.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -126,8 +110,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
         generation = kwargs.get("generation") or GENERATIONS[0]
         if generation not in GENERATIONS:
             raise ValueError(f"generation={generation!r} is unknown: {' or '.join(GENERATIONS)}")
-        for name, declaration in DECLARATIONS.items():
-            default = declaration.defaults[GENERATIONS.index(generation)]
+        for name, declared in DECLARATIONS.items():
+            default = declared["defaults"][generation]
             value = kwargs.pop(name, default)
             if value is None and name not in TOKEN_IDS:
                 value = default

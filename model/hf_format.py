@@ -17,19 +17,18 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConf
 from common.errors import UserError
 from common.files import read_object
 from common.packages import loader_reason, refuse_foreign_attention
-from model.config import ALL_EXPORTS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig, fields_exported
+from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-# A hundred bytes for each tensor. The largest published mixtures have some ten thousand tensors.
-MOST_INDEX_BYTES = 1 << 24
+# What save_pretrained calls the parts of large weights
+PARTS = "model-*-of-*.safetensors"
 # The deepest published models have a few hundred.
 MOST_LAYERS = 2_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SAME = fields_exported(ALL_EXPORTS)
-MOE = fields_exported(EXPERT_EXPORTS)
+SAME = [name for name, declared in DECLARATIONS.items() if declared["exported"] == ALL_EXPORTS]
+MOE = [name for name, declared in DECLARATIONS.items() if declared["exported"] == EXPERT_EXPORTS]
 # {(generation, whether it has experts): (class of its config, name of its model)}
 HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
     ("minimind2", False): (LlamaConfig, "LlamaForCausalLM"),
@@ -232,20 +231,13 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
 def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
     """The weights in `folder` -> model_class in fp32 and eval mode. config: as read_config gives it.
 
-    One .safetensors, or those that an index names; pickles such as pytorch_model.bin are not read, since they could run code.
+    One .safetensors, or its parts; pickles such as pytorch_model.bin are not read, since they could run code.
     Errors: ValueError, one line, for files that are damaged or not of such a model.
     """
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
-        index: Any = read_object(folder / INDEX, MOST_INDEX_BYTES)
-        try:
-            # Files of this folder alone
-            names = sorted({Path(name).name for name in index["weight_map"].values()})
-        except (KeyError, AttributeError, TypeError):
-            raise ValueError(f"{folder / INDEX}: no weight_map, which tells the file of each tensor") from None
+    whole = folder / WEIGHTS
+    parts = [] if whole.exists() else sorted(folder.glob(PARTS))
     state: StateDict = {}
-    for name in names:
-        path = folder / name
+    for path in parts or [whole]:
         try:
             state.update(load_file(path))
         except (OSError, SafetensorError) as error:

@@ -29,7 +29,6 @@ from transformers.utils import can_return_tuple
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
 from model.feed_forward import FeedForward
-from model.loss import IGNORE
 from model.moe import MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
@@ -122,7 +121,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(D, config)
             self.k_norm = RMSNorm(D, config)
 
-    def forward(self, x: torch.Tensor, layout: Layout, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None) -> torch.Tensor:
         """x [B, T, H] -> [B, T, H]"""
         B, T, _ = x.shape
         # = q_proj(x), k_proj(x), v_proj(x); one product when compiled
@@ -135,10 +134,11 @@ class Attention(nn.Module):
             k = self.k_norm(k)
         q = rotate(q.transpose(1, 2), layout.cos, layout.sin)  # [B, N, T, D]
         k = rotate(k.transpose(1, 2), layout.cos, layout.sin)  # [B, G, T, D]
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_index)  # [B, G, S, D]
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_index)  # [B, G, S, D]
         dropout = self.dropout if self.training else 0.0
         y = layout.backend.attend(q, k, v, layout.mask, dropout)
+        # = o_proj(y), whose weight gradient is faster when compiled
         (y,) = projections(y.transpose(1, 2).reshape(B, T, -1), self.o_proj)
         return y
 
@@ -161,8 +161,8 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`compute`, by way of the backend: the plain one calls it, a compiled one has a compiled form of it."""
-        return layout.backend.block(self, x, layout, past_key_values)
+        """`compute`, or its compiled form where the backend has one."""
+        return layout.backend.run(Block.compute, self, x, layout, past_key_values)
 
     def compute(
         self, x: torch.Tensor, layout: Layout, past_key_values: Cache | None = None
@@ -204,14 +204,35 @@ class MiniMindModel(nn.Module):
         None: plain causal. segments: (segment of each token [B*T], their number), see `moe.balance_loss`.
         """
         x = self.dropout(x)
-        cos, sin = backend.small(rope_tables, self.config, position_ids)
+        cos, sin = backend.run(rope_tables, self.config, position_ids, is_cheap=True)
         layout = Layout(cos, sin, mask, *segments, backend)
         aux_loss = torch.zeros((), device=x.device)
         for layer in self.layers:
             x, layer_aux_loss = layer(x, layout, past_key_values=past_key_values)
             if layer_aux_loss is not None:
                 aux_loss = aux_loss + layer_aux_loss
-        return backend.small(self.norm, x), aux_loss
+        return backend.run(self.norm, x, is_cheap=True), aux_loss
+
+
+def visible_keys(
+    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
+
+    Query i stands at position past + i and sees the keys up to there.
+    """
+    if padding is None and isinstance(past, int) and past == 0 and S == T:
+        return None
+    keys = torch.arange(S, device=device)
+    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
+    mask = (keys <= queries).unsqueeze(0)
+    if padding is not None:
+        # A mask of the text so far is shorter than a cache of fixed size.
+        missing = S - min(S, padding.shape[1])
+        is_text = F.pad(padding[:, :S].bool(), (0, missing))
+        # A padded query sees itself: softmax over a row without any key could give NaN.
+        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
+    return mask.unsqueeze(1)
 
 
 @dataclass
@@ -303,7 +324,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
         dtype: of the matrix products. Returns a line on the choice of attention, "" where there is none to be made.
         """
-        self.compiled_backend = compiled_backend(Block, self.config, self.lm_head.weight.device, shape, dtype)
+        self.compiled_backend = compiled_backend(self.config, self.lm_head.weight.device, shape, dtype)
         return self.compiled_backend.notice
 
     def _backend(self, x: torch.Tensor) -> Backend:
@@ -392,8 +413,12 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, positions])
+        loss = None
+        if labels is not None:
+            # transformers' own
+            loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
         return MiniMindOutput(
-            loss=None if labels is None else next_token_loss(logits, labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=past_key_values if use_cache else None,
             aux_loss=aux_loss,
@@ -407,40 +432,6 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "
                 "shorten the input or raise that config field"
             )
-
-
-def visible_keys(
-    padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
-) -> torch.Tensor | None:
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
-
-    Query i stands at position past + i and sees the keys up to there.
-    """
-    if padding is None and isinstance(past, int) and past == 0 and S == T:
-        return None
-    keys = torch.arange(S, device=device)
-    queries = (torch.arange(T, device=device) + past).unsqueeze(1)
-    mask = (keys <= queries).unsqueeze(0)
-    if padding is not None:
-        # A mask of the text so far is shorter than a cache of fixed size.
-        missing = S - min(S, padding.shape[1])
-        is_text = F.pad(padding[:, :S].bool(), (0, missing))
-        # A padded query sees itself: softmax over a row without any key could give NaN.
-        mask = (mask & is_text.unsqueeze(1)) | (keys == queries)
-    return mask.unsqueeze(1)
-
-
-def next_token_loss(
-    logits: torch.Tensor, labels: torch.Tensor, num_items: int | torch.Tensor | None = None
-) -> torch.Tensor:
-    """logits [B, T, V], labels [B, T] -> cross-entropy of each position's logits and the next position's label, 0-d fp32.
-
-    Labels of -100 do not count. num_items: what the sum is divided by, None: the number of labels that count.
-    """
-    targets = labels[:, 1:].reshape(-1)
-    predictions = logits[:, :-1].flatten(0, 1).float()
-    count = (targets != IGNORE).sum().clamp(min=1) if num_items is None else num_items
-    return F.cross_entropy(predictions, targets, ignore_index=IGNORE, reduction="sum") / count
 
 
 AutoConfig.register(MiniMindConfig.model_type, MiniMindConfig)

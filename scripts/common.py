@@ -29,7 +29,7 @@ from dataset.tokenizing.tokenizer_files import (
 )
 from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import has_trained_thoughts, parses_special_tokens, vocabulary_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
 from trainer.machine.devices import pick_device, pick_dtype
 from trainer.pretrain.first_model import weights_instead
 
@@ -51,7 +51,7 @@ def load(
         place = pick_device(device)
         model = load_model(weight)
         tokenizer = tokenizer_of(weight, tokenizer_path)
-        encoder = DocumentEncoder(tokenizer, bool(parses_special_tokens(Path(weight))))
+        encoder = DocumentEncoder(tokenizer, bool(record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(tokenizer_folder(weight, tokenizer_path)))
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
@@ -65,7 +65,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     """
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    recorded = vocabulary_of(path)
+    recorded = record_of(path).get(VOCABULARY_FIELD)
     is_other = recorded not in (None, vocabulary_digest(tokenizer))
     if tokenizer_path:
         if is_other:
@@ -90,7 +90,7 @@ def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Pa
     The template of a folder is as whoever wrote it wants it.
     """
     is_ours = tokenizer.chat_template == CHAT_TEMPLATE and not Path(weight).is_dir()
-    if is_ours and not has_trained_thoughts(Path(weight)):
+    if is_ours and not record_of(Path(weight)).get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS
 
 

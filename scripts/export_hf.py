@@ -27,7 +27,6 @@ import contextlib
 import gc
 import json
 import os
-import re
 from collections.abc import Sequence
 
 import torch
@@ -37,13 +36,13 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.paths import utf8_folder
-from common.wording import announce, one_line
+from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import add_bos, has_tokenizer, save_tokenizer, vocabulary_digest
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, parses_special_tokens, vocabulary_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
 from scripts.arguments import export_parser
 from scripts.common import (
     as_minimind,
@@ -100,7 +99,7 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
-    if parses_special_tokens(Path(weight)):
+    if record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD):
         # No field of transformers: evaluate.py, generate.py and the way back read it.
         setattr(config, SPECIAL_TOKENS_FIELD, True)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
@@ -170,12 +169,13 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     # The repository's own stands in where nobody names another: then only a .json beside the weight can tell which one
     # the model was trained with.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
-    vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else vocabulary_of(folder)
+    record = record_of(folder)
+    vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else record.get(VOCABULARY_FIELD)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
-    save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, parses_special_tokens(folder))
+    save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
     # As they are in the file: those that half precision does not hold stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
@@ -257,16 +257,16 @@ def verdict(difference: float, positions: int, what: str) -> str:
 
 # -------------------------------------------------------------------------------------------------- the model card
 
-# The flags that shape what is learned; those that name places and accounts stay at home.
+# The flags that shape what is learned; those that name files, places and accounts stay at home.
 SHAPING = (
-    "data_path", "val_path", "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps",
-    "optimizer", "learning_rate", "muon_lr", "lr_schedule", "warmup_iters", "weight_decay", "dtype", "from_weight", "seed",
+    "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps", "optimizer", "learning_rate",
+    "muon_lr", "lr_schedule", "warmup_iters", "weight_decay", "dtype", "seed",
 )  # fmt: skip
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 TEXT = 'prompt = tokenizer("The harbour", return_tensors="pt")'
 TURN = """turns = [{"role": "user", "content": "Who are you?"}]
 prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
-# Language and license are the user's to add: nothing here knows them.
+# Data, language and license are the user's to add: nothing here knows what of them is to be told.
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -315,7 +315,7 @@ def write_model_card(
         from trainer.reporting.html_report import loss_picture
 
         settings = records.noted("settings")
-        flags = [(f"`--{flag}`", shown(settings[flag])) for flag in SHAPING if flag in settings]
+        flags = [(f"`--{flag}`", f"`{settings[flag]}`") for flag in SHAPING if flag in settings]
         training = f"{table(records.figures())}\n\n{table(flags)}"
         if "loss" in records.columns:
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))
@@ -337,16 +337,6 @@ def write_model_card(
         verdict=said[0].upper() + said[1:],
     )
     (folder / "README.md").write_bytes(card.encode(errors="backslashreplace"))
-
-
-def shown(value: object) -> str:
-    """A flag's value in a cell, of each path its last part alone: the folders above and the home folder tell who the user is."""
-    values = value if isinstance(value, list) else [value]
-    names = [re.split(r"[/\\]", str(part).rstrip("/\\"))[-1] for part in values]
-    home = Path(os.path.expanduser("~")).name.lower()
-    # A source's share stands behind a colon.
-    names = ["~" if name.startswith("~") or name.partition(":")[0].lower() == home else name for name in names]
-    return f"`{one_line(' '.join(names)).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
 
 
 def table(rows: list[tuple[str, str]]) -> str:

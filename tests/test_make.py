@@ -54,15 +54,11 @@ def test_without_a_gpu_torch_comes_from_the_index_of_its_cpu_builds(set_up):
     assert f"PyTorch comes from pip's own index: {CPU_INDEX}" in ended.stdout
 
 
-def test_with_a_gpu_torch_comes_with_the_others(set_up):
-    ended, (only,) = set_up(has_gpu=True)
-    assert only.endswith("-r requirements.txt")
-    assert "PyTorch for NVIDIA GPUs: about 3 GB" in ended.stdout
-
-
-def test_torch_cpu_beside_a_gpu(set_up):
-    _, asked = set_up("TORCH=cpu", has_gpu=True)
-    assert CPU_INDEX in asked[0]
+@pytest.mark.parametrize("variables, has_index", [([], False), (["TORCH=cpu"], True)])
+def test_with_a_gpu_torch_comes_with_the_others_unless_its_cpu_build_is_asked_for(set_up, variables, has_index):
+    ended, asked = set_up(*variables, has_gpu=True)
+    assert (CPU_INDEX in asked[0], "PyTorch for NVIDIA GPUs" not in ended.stdout) == (has_index, has_index)
+    assert asked[-1].endswith("-r requirements.txt")
 
 
 def test_an_old_python_is_named_before_anything_is_made(set_up, tmp_path, monkeypatch):

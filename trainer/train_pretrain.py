@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
     # An old Python or a missing package ends in one line.
     begin()
-    # --help and wrong flags are answered before torch is imported, which takes seconds.
+    # --help and wrong flags are answered before torch is imported, which takes seconds. `main` reads its own.
     from trainer.pretrain.settings import PretrainSettings
 
     SETTINGS, GIVEN = PretrainSettings.read()

@@ -54,7 +54,7 @@ class ChatCorpus(Corpus):
         return self.answers.count(self.store, np.arange(len(self.store)), self.max_seq_len - 1)
 
     @property
-    def _most_targets(self) -> Ints:
+    def _targets(self) -> Ints:
         """A share counts what is trained."""
         return self.answer_targets
 

@@ -96,14 +96,11 @@ class Answers:
             has_header &= ids[at] == of_header
         return places[has_header]
 
-    def untrained(self, ids: Ints) -> Ints:
-        """Where the turns of the answers begin that are only read."""
-        return self._before_header(ids, self.end)
-
     def as_read(self, ids: Ints) -> Ints:
         """The ids as the model reads them: each turn begins with <|im_start|>."""
         ids = ids.copy()
-        ids[self.untrained(ids)] = self.start
+        # Answers that are not to be trained
+        ids[self._before_header(ids, self.end)] = self.start
         return ids
 
     def only(self, batch: Batch) -> Batch:

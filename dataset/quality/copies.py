@@ -65,16 +65,6 @@ class Copies(NamedTuple):
     similarity: np.ndarray
     is_exact: np.ndarray
 
-    @property
-    def exact(self) -> int:
-        """How many are copies to the letter."""
-        return int(self.is_exact.sum())
-
-    @property
-    def near(self) -> int:
-        """How many are near copies, those to the letter left out."""
-        return int((self.of != NONE).sum()) - self.exact
-
 
 def library() -> ModuleType:
     """The library that makes signatures. Errors: DataError, if it is not installed."""
@@ -88,19 +78,9 @@ def version_of_near() -> list[object]:
 
 def exact_copies(doc_hash: Column) -> Copies:
     """Those with the hash of an earlier text. doc_hash: uint64 [documents]."""
-    hashes = np.asarray(doc_hash[:])
-    of = np.full(len(hashes), NONE, np.int64)
-    # Stable: documents of one hash stay in their order, so the first of them stands first.
-    order = np.argsort(hashes, kind="stable")
-    in_order = hashes[order]
-    is_first = np.ones(len(hashes), bool)
-    is_first[1:] = in_order[1:] != in_order[:-1]
-    first = order[np.flatnonzero(is_first)]
-    # The first one of the hash that each belongs to.
-    firsts = first[np.cumsum(is_first) - 1]
-    of[order[~is_first]] = firsts[~is_first]
-    is_exact = of != NONE
-    return Copies(of, is_exact.astype(np.float32), is_exact)
+    first = _first_alike(np.asarray(doc_hash[:]))
+    is_exact = first != np.arange(len(first))
+    return Copies(np.where(is_exact, first, NONE), is_exact.astype(np.float32), is_exact)
 
 
 def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path | None = None) -> Copies:
@@ -151,23 +131,21 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
     left = documents
     for band in range(BANDS):
         left = left[of[left] == NONE]
-        keys = _keys(signatures[band, left])
-        order = np.argsort(keys, kind="stable")
-        members = left[order]
-        buckets = keys[order]
+        members = left
+        # of each member a number that tells its bucket
+        buckets = _keys(signatures[band, members])
         for _ in range(MOST_ROUNDS):
-            is_first = np.ones(len(buckets), bool)
-            is_first[1:] = buckets[1:] != buckets[:-1]
-            firsts = members[is_first][np.cumsum(is_first) - 1]
-            others = members[~is_first]
+            first = _first_alike(buckets)
+            is_other = first != np.arange(len(first))
+            others = members[is_other]
             if not len(others):
                 break
-            of_others = firsts[~is_first]
+            of_others = members[first[is_other]]
             found = _similarities(signatures, of_others, others)
             is_near = found >= NEAR_FROM
             of[others[is_near]] = of_others[is_near]
             similarity[others[is_near]] = found[is_near]
-            buckets = buckets[~is_first][~is_near]
+            buckets = buckets[is_other][~is_near]
             members = others[~is_near]
     _cut_chains(signatures, of, similarity, exact)
     return Copies(of, similarity, exact.is_exact)
@@ -192,6 +170,12 @@ def _cut_chains(signatures: Ints, of: Ints, similarity: np.ndarray, exact: Copie
         is_near = found >= NEAR_FROM
         of[number] = first if is_near else NONE
         similarity[number] = found if is_near else 0
+
+
+def _first_alike(values: Ints) -> Ints:
+    """Where the first value stands that is equal to each, int64 [values]."""
+    _, first, which = np.unique(values, return_index=True, return_inverse=True)
+    return np.asarray(first[which])
 
 
 def _keys(rows: Ints) -> Ints:

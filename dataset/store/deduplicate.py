@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -75,58 +75,53 @@ def open_sources(
         )
         found = near_copies(enumerate(texts), exact, first_writable(places[0]))
         if shown:
-            announce(f"found {counted(found.near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
+            near = int((found.of != NONE).sum() - found.is_exact.sum())
+            announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
         return found
 
-    stores = []
-    end = 0
-    for i, store in enumerate(whole):
-        # A source loses what those before it have, so it depends on them too.
-        keys = [earlier.fingerprint for earlier in whole[: i + 1]]
-        version = version_of_near() if deduplicate == NEAR else []
-        key = hashlib.sha256(json.dumps([VERSION, deduplicate, version, keys]).encode()).hexdigest()
-        mine = slice(end, end + len(store))
-        end = mine.stop
+    bounds = np.cumsum([0, *map(len, whole)]).tolist()
 
-        def make(
-            folder: Path,
-            temporary: Path,
-            store: TokenStore = store,
-            file: Path = files[i][0],
-            mine: slice = mine,
-            key: str = key,
-        ) -> TokenStore:
+    def without_copies(i: int) -> TokenStore:
+        """Source i, whose documents are those from bounds[i] on."""
+        store = whole[i]
+
+        def write(writer: StoreWriter) -> dict[str, Any]:
             # Damage that went along into the new store would get a digest that holds.
             DigestCheck([store]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
+            mine = slice(bounds[i], bounds[i + 1])
             stays = copies().of[mine] == NONE
             if not stays.any():
                 raise DataError(
-                    f"{file}: all {counted(len(store), 'document')} are copies of documents in the sources before it: leave it "
-                    "out, or name it first"
+                    f"{files[i][0]}: all {counted(len(store), 'document')} are copies of documents in the sources before it: "
+                    "leave it out, or name it first"
                 )
             exact = int(copies().is_exact[mine].sum())
             left_out = {"documents": len(store), EXACT: exact}
             if deduplicate == NEAR:
                 left_out[NEAR] = int((~stays).sum()) - exact
-            with StoreWriter(folder, temporary) as writer:
-                writer.bad_lines = store.bad_lines
-                for lo in range(0, len(store), BLOCK_DOCUMENTS):
-                    of_block = stays[lo : lo + BLOCK_DOCUMENTS]
-                    offsets = store.offsets[lo : lo + BLOCK_DOCUMENTS + 1]
-                    lengths = np.diff(offsets)
-                    block = EncodedBlock(
-                        tokens=store.tokens[offsets[0] : offsets[-1]][np.repeat(of_block, lengths)],
-                        lengths=lengths[of_block],
-                        text_bytes=store.text_bytes[lo : lo + BLOCK_DOCUMENTS][of_block],
-                        hashes=store.doc_hash[lo : lo + BLOCK_DOCUMENTS][of_block],
-                        # Those of the whole store are known.
-                        bad=BadLines(),
-                    )
-                    writer.add(block)
-                return writer.commit({**store.meta, "key": key, "left_out": left_out})
+            writer.bad_lines = store.bad_lines
+            for lo in range(0, len(store), BLOCK_DOCUMENTS):
+                of_block = stays[lo : lo + BLOCK_DOCUMENTS]
+                offsets = store.offsets[lo : lo + BLOCK_DOCUMENTS + 1]
+                lengths = np.diff(offsets)
+                block = EncodedBlock(
+                    tokens=store.tokens[offsets[0] : offsets[-1]][np.repeat(of_block, lengths)],
+                    lengths=lengths[of_block],
+                    text_bytes=store.text_bytes[lo : lo + BLOCK_DOCUMENTS][of_block],
+                    hashes=store.doc_hash[lo : lo + BLOCK_DOCUMENTS][of_block],
+                    # Those of the whole store are known.
+                    bad=BadLines(),
+                )
+                writer.add(block)
+            return {**store.meta, "key": key, "left_out": left_out}
 
-        stores.append(open_or_make(places[i], f"{store.source_name}-{deduplicate}", key, make, progress=shown))
-    return stores
+        # A source loses what those before it have, so it depends on them too.
+        keys = [earlier.fingerprint for earlier in whole[: i + 1]]
+        version = version_of_near() if deduplicate == NEAR else []
+        key = hashlib.sha256(json.dumps([VERSION, deduplicate, version, keys]).encode()).hexdigest()
+        return open_or_make(places[i], f"{store.source_name}-{deduplicate}", key, write, progress=shown)
+
+    return [without_copies(i) for i in range(len(whole))]
 
 
 def check_library(method: str) -> None:

@@ -89,7 +89,7 @@ class TokenStore:
 
 
 class Joined:
-    """Read-only 1-d arrays end to end as one, without a copy. Takes slices, int arrays and ints as numpy does.
+    """Read-only 1-d arrays end to end as one, without a copy. Takes slices (without a step), int arrays and ints, from 0 on.
 
     shifts: what is added to the numbers of each part, default 0. Stores are mapped files of many gigabytes, so they cannot be
     copied into one array. Each number of an index is looked up in its own part instead.
@@ -110,6 +110,7 @@ class Joined:
     def __getitem__(self, index: slice | int | Ints) -> Any:
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
+            assert step == 1
             pieces = []
             for part, shift, before in zip(self.parts, self.shifts, self.bounds.tolist(), strict=False):
                 # A piece of the stretch that the slice is cut from; none of the others.
@@ -119,10 +120,8 @@ class Joined:
             if not pieces:
                 return np.empty(0, self.dtype)
             # A stretch within one part is not copied.
-            return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[::step]
+            return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         at = np.asarray(index, dtype=np.int64)
-        # As in numpy, -1 is the last one.
-        at = np.where(at < 0, at + len(self), at)
         part_of = np.searchsorted(self.bounds, at, side="right") - 1
         out = np.empty(at.shape, dtype=self.dtype)
         for i in np.unique(part_of).tolist():

@@ -71,7 +71,10 @@ def open_or_build(
 
     The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
     `cache_dir`; that of data behind addresses in one of the latter two. Of processes that start together one builds and
-    the others wait. num_procs: default all cores. text_suffixes: as in `find_files`. Raises DataError.
+    the others wait. num_procs: default all cores. text_suffixes: as in `find_files`.
+
+    Errors: DataError for the first faulty line, for a corpus without a document, where the files change meanwhile, and where the
+    store cannot be written.
     """
     text_field = options.get("text_field", "text")
     skip_bad_lines = options.get("skip_bad_lines", False)
@@ -84,9 +87,8 @@ def open_or_build(
         stats = stats_of(files)
         hashed_at = time.time()
         hashes = f".hashes-{digest_of_json(stats)[:16]}.json"
-        digests = next(filter(None, (read_hashes(place / hashes) for place in places)), None)
-        is_hashed = digests is None
-        digests = digests or [file_digest(file) for file in files]
+        remembered = next(filter(None, (read_hashes(place / hashes) for place in places)), None)
+        digests = remembered or [file_digest(file) for file in files]
         data = []
         for file, digest in zip(files, digests, strict=True):
             kind = kind_of(file)
@@ -97,7 +99,7 @@ def open_or_build(
         json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()
     ).hexdigest()
     source = _source_name(Path(paths[0]))
-    meta = {
+    meta: dict[str, Any] = {
         "key": key,
         "source_name": source,
         "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
@@ -106,18 +108,57 @@ def open_or_build(
         "skip_bad_lines": skip_bad_lines,
         "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
     }
-    encode = BlockEncoder(encoder, text_field, skip_bad_lines)
 
-    def make(folder: Path, temporary: Path) -> TokenStore:
-        return build(folder, temporary, meta, files, stats, encode, options.get("num_procs"), progress)
+    def blocks() -> Iterator[Block]:
+        for file in files:
+            yield from split_into_blocks(file, text_field, BLOCK_BYTES, encoder.blank_line_ends_document)
 
-    store = open_or_make(places, source, key, make, progress)
+    def tokenise(writer: StoreWriter) -> dict[str, Any]:
+        name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
+        source_bytes = sum(size for _, size, *_ in stats)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_procs = options.get("num_procs") or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
+        if progress:
+            announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
+        begin = last_line = time.monotonic()
+        done = 0
+        state = ""
+        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+        with closing(encode_blocks(blocks(), encode, num_procs)) as results:
+            for block, encoded in results:
+                if encoded.bad.total:
+                    writer.bad_lines.merge(encoded.bad)
+                    if not skip_bad_lines:
+                        raise writer.bad_lines.first().error()
+                writer.add(encoded)
+                done += block.source_bytes
+                now = time.monotonic()
+                rate = done / max(now - begin, 1e-9)
+                so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
+                state = f"{so_far}, {rate / 1e6:.1f} MB/s"
+                if progress and now - last_line > LINE_EVERY_S:
+                    last_line = now
+                    minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
+                    announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
+        # The name of the store carries the digest of what the files held before. A file that was written to since then may
+        # have given other documents. A chmod or a new link leaves the first three alone.
+        if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
+            raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
+        if not writer.documents:
+            bad = writer.bad_lines.total
+            skipped = f"all {bad:,} lines are bad" if bad else "the files are empty"
+            raise DataError(f"{files[0]}: no document in there; {skipped}")
+        if progress:
+            announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
+        return meta
+
+    store = open_or_make(places, source, key, tokenise, progress)
     # POSIX's change time cannot be set by hand; Windows' is the time of creation. Of a file that was touched just before it was
     # read one more write could keep the time stamp: such files are read again at the next start.
     changed = max(modified if os.name == "nt" else changed for _, _, modified, changed, _ in stats)
-    if is_hashed and changed / 1e9 < hashed_at - SETTLED_S:
-        with contextlib.suppress(OSError), atomic_file(store.folder.parent / hashes) as remembered:
-            remembered.write(json.dumps({"files": digests, "sha256": digest_of_json(digests)}).encode())
+    if not remembered and changed / 1e9 < hashed_at - SETTLED_S:
+        with contextlib.suppress(OSError), atomic_file(store.folder.parent / hashes) as out:
+            out.write(json.dumps({"files": digests, "sha256": digest_of_json(digests)}).encode())
     return store
 
 
@@ -131,10 +172,13 @@ def read_hashes(path: Path) -> list[str] | None:
 
 
 def open_or_make(
-    places: list[Path], source: str, key: str, make: Callable[[Path, Path], TokenStore], progress: bool
+    places: list[Path], source: str, key: str, write: Callable[["StoreWriter"], dict[str, Any]], progress: bool
 ) -> TokenStore:
-    """The store of a source with this key where it is complete in one of the places, else what `make(its folder, a folder for what
-    is under way)` puts into the first of them that takes files. Errors: DataError where it cannot be written."""
+    """The store of a source with this key where it is complete in one of the places, else one in the first of them that takes files.
+
+    write: writes its documents, and returns what meta.json is to say beside their numbers. Errors: DataError where it cannot be
+    written.
+    """
     name = f"{source}-{key[:16]}"
     for place in places:
         store = open_store(place / name, key)
@@ -154,7 +198,11 @@ def open_or_make(
             held = lock.acquire()
         with held:
             # Another process may have made it while this one waited for the lock.
-            return open_store(place / name, key, tell=True) or make(place / name, temporary)
+            store = open_store(place / name, key, tell=True)
+            if store is None:
+                with StoreWriter(place / name, temporary) as writer:
+                    store = writer.commit(write(writer))
+            return store
     except OSError as error:
         raise DataError(
             f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
@@ -198,68 +246,6 @@ def stats_of(files: Sequence[Path]) -> list[Stats]:
         stat = file.stat()
         stats.append((str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
     return stats
-
-
-def build(
-    folder: Path,
-    temporary: Path,
-    meta: dict[str, Any],
-    files: Sequence[Path],
-    stats: list[Stats],
-    encode: BlockEncoder,
-    num_procs: int | None,
-    progress: bool,
-) -> TokenStore:
-    """Tokenise the files into the store `folder`. For the holder of its lock.
-
-    meta: what is known before the first document is read. stats: of the files when they were hashed. Errors: DataError for
-    the first faulty line, for a corpus without a document, and where the files change meanwhile.
-    """
-    name = f"{meta['source_name']} ({len(files):,} files)" if len(files) > 1 else meta["source_name"]
-    source_bytes = sum(size for _, size, *_ in stats)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
-
-    def blocks() -> Iterator[Block]:
-        for file in files:
-            yield from split_into_blocks(file, encode.text_field, BLOCK_BYTES, encode.encoder.blank_line_ends_document)
-
-    if progress:
-        announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
-    begin = last_line = time.monotonic()
-    done = 0
-    state = ""
-    with StoreWriter(folder, temporary) as writer:
-        with closing(encode_blocks(blocks(), encode, num_procs)) as results:
-            for block, encoded in results:
-                if encoded.bad.total:
-                    writer.bad_lines.merge(encoded.bad)
-                    if not encode.skip_bad_lines:
-                        raise writer.bad_lines.first().error()
-                writer.add(encoded)
-                done += block.source_bytes
-                now = time.monotonic()
-                rate = done / max(now - begin, 1e-9)
-                state = (
-                    f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}, {rate / 1e6:.1f} MB/s"
-                )
-                if progress and now - last_line > LINE_EVERY_S:
-                    last_line = now
-                    minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
-                    announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
-        # The name of the store carries the digest of what the files held before. A file that was written to since then may
-        # have given other documents.
-        # A chmod or a new link leaves the first three alone.
-        if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
-            raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
-        if not writer.documents:
-            bad = writer.bad_lines.total
-            skipped = f"all {bad:,} lines are bad" if bad else "the files are empty"
-            raise DataError(f"{files[0]}: no document in there; {skipped}")
-        store = writer.commit(meta)
-    if progress:
-        announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
-    return store
 
 
 class StoreWriter:

@@ -35,8 +35,6 @@ MOST_UNKNOWN = 0.5
 # The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
 # number of embeddings up, for speed.
 LEAST_FILLED = 0.9
-# What helps where a tokenizer is not the model's, in the commands that have this flag.
-NAME_TOKENIZER = "name the model's own with --tokenizer_path"
 
 
 def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
@@ -114,11 +112,8 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     # Such as {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}.
     files_of_class = type(tokenizer).vocab_files_names
     # A tokenizer of bytes or characters needs none.
-    if not files_of_class:
+    if not files_of_class or any(is_filled(path) for pattern in WHOLE_TOKENIZER for path in folder.glob(pattern)):
         return
-    for pattern in WHOLE_TOKENIZER:
-        if any(is_filled(path) for path in folder.glob(pattern)):
-            return
     # Without a file that holds all, every one of the others has to be there.
     wanted = [name for what, name in files_of_class.items() if what != "tokenizer_file"]
     missing = [name for name in wanted if not is_filled(folder / name)]
@@ -133,10 +128,7 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether there is a file of a tokenizer, of whatever kind. Where `folder` is none, there is not."""
-    candidates: list[Path] = []
-    for pattern in ("tokenizer_config.json", *WHOLE_TOKENIZER):
-        candidates.extend(folder.glob(pattern))
-    return any(is_filled(path) for path in candidates)
+    return any(is_filled(path) for pattern in (CONFIG, *WHOLE_TOKENIZER) for path in folder.glob(pattern))
 
 
 def is_filled(path: Path) -> bool:
@@ -180,12 +172,13 @@ def check_size(entries: int, embeddings: int, what: str) -> None:
         )
 
 
-def check_ids_fit(ids: int, embeddings: int, what: str, advice: str = NAME_TOKENIZER) -> None:
-    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer. advice: what helps.
+def check_ids_fit(ids: int, embeddings: int, what: str) -> None:
+    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer.
 
     Errors: ValueError where the tokenizer has ids that the model has no embedding for. Fewer are fine.
     """
     if ids > embeddings:
         raise ValueError(
-            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: {advice}"
+            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own with "
+            "--tokenizer_path"
         )

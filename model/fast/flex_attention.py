@@ -119,26 +119,21 @@ def working_tile(config: MiniMindConfig, device: torch.device, dtype: torch.dtyp
     Tried on one row of T positions with the model's heads, in the precision of the run. Errors: RuntimeError, one line, where
     none works.
     """
+    kv_heads = config.num_key_value_heads
     reason = ""
     for tile in TILES:
         try:
-            _attend_once(config, device, dtype, T, tile)
+            q, k, v = (
+                torch.randn(1, heads, T, config.head_dim, device=device, dtype=dtype, requires_grad=True)
+                for heads in (config.num_attention_heads, kv_heads, kv_heads)
+            )
+            mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
+            torch.compile(flex_attend, dynamic=False)(q, k, v, mask, tile).sum().backward()
+            for tensor in (q, k, v):
+                if tensor.grad is None or not bool(tensor.grad.isfinite().all()):
+                    raise ArithmeticError("its gradients are not finite")
             return tile, reason
         except Exception as error:
             # Whatever the compiler raises for a GPU or a head size that it does not know.
             reason = reason or reason_of(error)
     raise RuntimeError(reason)
-
-
-def _attend_once(config: MiniMindConfig, device: torch.device, dtype: torch.dtype, T: int, tile: int | None) -> None:
-    """Compile attention, compute it and its gradients. Errors: whatever goes wrong."""
-    kv_heads = config.num_key_value_heads
-    q, k, v = (
-        torch.randn(1, heads, T, config.head_dim, device=device, dtype=dtype, requires_grad=True)
-        for heads in (config.num_attention_heads, kv_heads, kv_heads)
-    )
-    mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
-    torch.compile(flex_attend, dynamic=False)(q, k, v, mask, tile).sum().backward()
-    for tensor in (q, k, v):
-        if tensor.grad is None or not bool(tensor.grad.isfinite().all()):
-            raise ArithmeticError("its gradients are not finite")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_bits, gpu_checks
+from benchmarks import gpu, gpu_checks
 from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
@@ -147,27 +147,3 @@ def test_sections_on_a_cpu(tmp_path):
     assert code == 0 and {result["section"] for result in results} == {0, 7}
     found = {result["what"]: result["value"] for result in results}
     assert found["torch"] == torch.__version__ and found["best product"] > 0
-
-
-# ------------------------------------------------------------------------------------------- gpu_bits.py
-
-
-def test_the_first_tensor_that_differs_is_named(monkeypatch):
-    """Notes of two processes, as their JSON is read."""
-    same = [("batch: targets", "1", False), ("gradient of a", "2", False)]
-    sides = [[*same, ("gradient of b", "3", False)], [*same, ("gradient of b", "4", False)]]
-    monkeypatch.setattr(gpu_bits, "side", lambda case, device: sides.pop())
-    assert gpu_bits.compare("plain", "cpu") == ("between processes 1 of 3 differ, first gradient of b", False)
-    sides = [same, same]
-    assert gpu_bits.compare("plain", "cpu") == ("2 tensors, the same to the last bit", True)
-    # The other process failed at its end.
-    sides = [[*same, ("error", "no such kernel", True)], same]
-    assert gpu_bits.compare("plain", "cpu") == ("error: no such kernel | 2 and 3 notes", False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["plain", "trainer --use_compile 0 --log_interval 50"])
-def test_equal_runs_have_equal_bits_on_a_cpu(case):
-    compare = gpu_bits.compare_trainers if case.startswith("trainer") else gpu_bits.compare
-    said, ok = compare(case, "cpu")
-    assert ok, said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dataset import embedded_corpus
-from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedded_questions, documents, first_sentence
+from dataset.embedded_corpus import answers, build_embedded_corpus, build_embedded_questions, documents
 from dataset.reading.conversations import text_of_conversation
 from dataset.reading.documents import read_documents
 
@@ -72,13 +72,3 @@ def test_answers_are_first_sentences_of_documentation_and_stand_there_once_for_e
         turns.append([message["content"] for message in json.loads(line)["conversations"]])
     phrasings = embedded_corpus.PHRASINGS
     assert turns == [[phrasing.format(name), text] for name, text in found.items() for phrasing in phrasings]
-
-
-def test_first_sentences():
-    for text, first in (
-        ("One. Two.", "One."),
-        ("\nSee e.g. the file\n   a.txt for it.  Then go on\n\nMore.", "See e.g. the file a.txt for it."),
-        ("No full stop\n\nMore.", "No full stop"),
-        ("", ""),
-    ):
-        assert first_sentence(text) == first

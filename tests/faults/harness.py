@@ -78,14 +78,11 @@ class ForkServer:
 class Process:
     """One forked run. `wait` gives its exit code, the negative signal number of one that was killed."""
 
-    def __init__(
-        self, server, log, arguments, environment=None, hooks=None, cwd="/", terminal=None, trainer="train_pretrain"
-    ):
+    def __init__(self, server, trainer, log, arguments, environment, hooks, cwd):
         self.log = log
         self.pid = server.fork(
-            trainer=trainer, log=str(log), arguments=arguments, environment=environment or {}, hooks=hooks or {}, cwd=str(cwd),
-            terminal=terminal,
-        )  # fmt: skip
+            trainer=trainer, log=str(log), arguments=arguments, environment=environment, hooks=hooks or {}, cwd=str(cwd)
+        )
 
     @property
     def out(self):
@@ -144,13 +141,11 @@ class Lab:
         }  # fmt: skip
         return [part for flag, value in settings.items() if value is not None for part in (f"--{flag}", str(value))]
 
-    def start(self, name, hooks=None, environment=None, terminal=None, **changes):
+    def start(self, name, hooks=None, environment=None, **changes):
         self.count += 1
         log = self.folder / f"{name}.{self.count}"
         environment = {"FAULTS_ATTEMPT": str(self.count), **(environment or {})}
-        return Process(
-            self.server, log, self.flags(name, **changes), environment, hooks, self.folder, terminal, self.trainer
-        )
+        return Process(self.server, self.trainer, log, self.flags(name, **changes), environment, hooks, self.folder)
 
     def run(self, name, expect=0, **options):
         process = self.start(name, **options)
@@ -192,8 +187,9 @@ class Lab:
         newest = self.checkpoints(name)[0]
         assert verified(newest)
         state = load_checkpoint(newest)
+        progress = {**state["progress"], "log_seconds": 0.0}
         return {
-            "state": digest([state["model"], state["engine"], state["progress"], state["ranks"]]),
+            "state": digest([state["model"], state["engine"], progress, state["ranks"]]),
             "half": digest(torch.load(f"{self.stem(name)}.pth", weights_only=True)),
             "best": self.best(name),
             "metrics": self.metrics(name),

@@ -34,7 +34,7 @@ def count_updates():
 
     def counting_resume(saver):
         resumed = resume(saver)
-        Count.done = Count.before = resumed[0].update if resumed else 0
+        Count.done = Count.before = resumed.update if resumed else 0
         return resumed
 
     engine.Engine.update, Saver.resume = counting_update, counting_resume
@@ -226,49 +226,6 @@ class FullFile:
 
     def __getattr__(self, name):
         return getattr(self.file, name)
-
-
-def poison(updates, rank=0):
-    """Put a NaN into the gradients of the given updates (from 1) on one rank."""
-    micro_batch, update = engine.Engine.micro_batch, engine.Engine.update
-
-    def poisoned_micro_batch(self, batch, totals, **named):
-        micro_batch(self, batch, totals, **named)
-        if Count.done + 1 in updates and self.ranks.rank == rank:
-            self.parameters[-1].grad.view(-1)[-1] = float("nan")
-
-    def watched_update(self, *arguments, **named):
-        before = [p.detach().clone() for p in self.parameters]
-        update(self, *arguments, **named)
-        if Count.done in updates:
-            same = all(torch.equal(a, b) for a, b in zip(before, self.parameters, strict=True))
-            print(f"update {Count.done} poisoned, weights unchanged: {same}", flush=True)
-
-    engine.Engine.micro_batch, engine.Engine.update = poisoned_micro_batch, watched_update
-
-
-def scale(value, growth_interval=2000):
-    """Start the fp16 gradient scaler at `value`."""
-    start = engine.Engine.__init__
-
-    def with_scale(self, *arguments, **named):
-        start(self, *arguments, **named)
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, init_scale=value, growth_interval=growth_interval, enabled=self.dtype is torch.float16
-        )
-
-    engine.Engine.__init__ = with_scale
-
-
-def print_scale():
-    """Print scale and growth tracker after each update."""
-    update = engine.Engine.update
-
-    def printing(self, *arguments, **named):
-        update(self, *arguments, **named)
-        print(f"scaler {self.ranks.rank}: {self.scaler.state_dict()}", flush=True)
-
-    engine.Engine.update = printing
 
 
 def slow_updates(seconds, rank=None):

@@ -71,7 +71,7 @@ def run(request, hooks, trainer):
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         for number, kind in ((1, "out"), (2, "err")):
-            with open(request["terminal"] or f"{request['log']}.{kind}", "a") as file:
+            with open(f"{request['log']}.{kind}", "a") as file:
                 os.dup2(file.fileno(), number)
             # anew: those of the server know their own file's kind, for instance whether it can seek
             setattr(sys, f"std{kind}", open(number, "w", buffering=1, closefd=False))  # noqa: SIM115

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -190,20 +189,3 @@ def test_pickle_in_a_resume_file(lab, whole):
     Path(f"{path}.sha256").write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
     process = lab.run("run", expect=2, from_resume=1)
     assert not ran.exists() and process.err.count("\n") == 1 and str(path) in process.err
-
-
-@pytest.mark.slow
-def test_pickle_in_the_token_cache(lab):
-    """Each file of the cache replaced by a pickle: made anew where its size gives it away, else read as plain numbers; never run."""
-    ran, cache = lab.folder / "ran", lab.folder / "cache"
-    lab.run("run", cache_dir=cache)
-    payload = pickle.dumps(Payload(ran))
-    files = [path for path in cache.rglob("*.*") if path.suffix in (".bin", ".json")]
-    assert {path.name for path in files} >= {"tokens.bin", "offsets.bin", "meta.json"}
-    for path in files:
-        good = path.read_bytes()
-        for bad in (payload, payload.ljust(len(good), b"\0")):
-            path.write_bytes(bad)
-            code = lab.start("again", cache_dir=cache, epochs=1).wait()
-            assert not ran.exists() and (code == 0 or len(bad) == len(good))
-            path.write_bytes(good)

@@ -21,24 +21,6 @@ def ledgers_agree(one, other, rel_tol=1e-6):
         assert math.isclose(loss, other[update][1], rel_tol=rel_tol)
 
 
-def test_world_size_2_1_2(lab):
-    """Global batch of 8 rows throughout; compared with one rank that is never stopped."""
-    lab.settings.update(pack=0)
-    lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}}, accumulation_steps=4)
-    ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
-    stop = {**ledger, "signal_at": {"updates": [3]}}
-    for process in lab.start_ranks("run", hooks=stop):
-        assert process.wait() == 143
-    stop["signal_at"] = {"updates": [7]}
-    one = lab.start("run", stop, accumulation_steps=4, from_resume=1)
-    assert one.wait() == 143 and "warning" not in one.out
-    lab.run_ranks("run", hooks=ledger, from_resume=1)
-    lab.check_ledger(lab.folder / "ledger", epochs=2)
-    ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
-    final = [lab.metrics(name)[-1] for name in ("run", "whole")]
-    assert final[0]["tokens"] == final[1]["tokens"] and final[0]["step"] > final[1]["step"] / 2
-
-
 def test_rows_per_update_keep_the_updates_on_any_world_size(lab):
     """2, 1 and 3 ranks, whose micro-batches of 2 rows do not divide the 10 rows of an update; compared with one rank that is
     never stopped."""

@@ -1,7 +1,6 @@
 """Stop signals at every kind of moment. The reference is a run that nobody disturbed."""
 
 import os
-import pty
 import signal
 import time
 
@@ -128,19 +127,4 @@ def test_a_sigusr1_saves_and_goes_on(lab, whole):
     assert [path.stem for path in lab.checkpoints("run")][::-1] == [
         f"update_{update:08d}" for update in (3, 5, 6, 9, 13, 16, 19, 20)
     ]
-    assert lab.result("run") == whole.result("whole")
-
-
-@pytest.mark.slow
-def test_a_stop_by_a_closed_terminal(lab, whole):
-    """SIGHUP comes, and every further line to the terminal fails."""
-    master, slave = pty.openpty()
-    process = lab.start("run", {"slow_updates": {"seconds": 0.03}}, terminal=os.ttyname(slave))
-    os.close(slave)
-    assert process.until(lambda: logged(lab, "run") > 2)
-    os.close(master)
-    process.kill(signal.SIGHUP)  # as the kernel does where this is the controlling terminal
-    assert process.wait(OUT_WITHIN_S) == 129
-    assert lab.state("run")["progress"]["update"] >= 3
-    lab.run("run", from_resume=1)
     assert lab.result("run") == whole.result("whole")

@@ -68,14 +68,7 @@ def test_config_errors_are_one_line_and_name_the_fields(fields, message):
     "fields",
     [
         {},
-        {
-            "generation": "minimind3",
-            "use_moe": True,
-            "hidden_size": 96,
-            "head_dim": 32,
-            "num_experts": 3,
-            "dropout": 0.1,
-        },
+        {"generation": "minimind3", "use_moe": True, "hidden_size": 96, "head_dim": 32, "dropout": 0.1},
         {"n_shared_experts": 0, "seq_aux": False, "norm_topk_prob": False, "rms_norm_eps": 1e-3, "pad_token_id": None},
         {"generation": "minimind3", "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 16, "beta_slow": 2}},
     ],

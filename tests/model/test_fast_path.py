@@ -114,7 +114,7 @@ def test_attention_on_a_gpu_takes_the_tiles_that_work_and_says_so(works, dropout
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     config = tiny(hidden_size=192, num_attention_heads=2, num_key_value_heads=1, dropout=dropout).config
     with simulated_cuda():
-        backend = compiled_backend(Block, config, GPU, (4, 511), torch.float16)
+        backend = compiled_backend(config, GPU, (4, 511), torch.float16)
     assert calls == [(torch.float16, (1, 2, 511, 96), tile) for tile in tried]
     assert type(backend) is (CompiledFlexBackend if works and not dropout else CompiledBackend)
     assert backend.notice == line
@@ -127,8 +127,7 @@ def test_the_flex_backend_gives_the_plain_losses(tile, monkeypatch):
     """Losses at 1e-5, without gradients: FlexAttention has none on a CPU."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     model, batch = tiny(), batches()[0]
-    backend = CompiledFlexBackend(Block)
-    backend.tile = tile
+    backend = CompiledFlexBackend(None, tile)
     with torch.no_grad():
         plain = model.training_losses(*batch)
         monkeypatch.setattr(model, "_backend", lambda x: backend)
@@ -146,7 +145,9 @@ def test_a_gpu_takes_tf32_only_where_fp32_was_asked_for(dtype, precision):
         assert torch.get_float32_matmul_precision() == precision
 
 
-@pytest.mark.parametrize("kind, on_gpu", [("minimind2", False), ("minimind3_moe", True)])
+@pytest.mark.parametrize(
+    "kind, on_gpu", [("minimind2", False), pytest.param("minimind3_moe", True, marks=pytest.mark.slow)]
+)
 def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_compile):
     """fp32 at 1e-5, packed rows with padding. On a GPU the position tables and the last norm are compiled too."""
     batch = batches()[0]
@@ -164,7 +165,7 @@ def test_the_fast_path_gives_the_plain_losses_and_gradients(kind, on_gpu, quick_
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(gradients(model), plain_gradients, atol=1e-5, rtol=1e-5)
     assert list(model.state_dict()) == keys
-    assert list(backend._compiled_small) == ([rope_tables, model.model.norm] if on_gpu else [])
+    assert list(backend._compiled) == ([rope_tables, Block.compute, model.model.norm] if on_gpu else [Block.compute])
 
 
 @pytest.mark.slow

@@ -200,19 +200,6 @@ def test_a_file_that_is_no_safetensors(folders, content):
     assert "\n" not in str(refused.value)
 
 
-def test_an_index_names_files_of_its_own_folder_alone(folders, tmp_path):
-    folder = folders("llama", max_shard_size="20KB")
-    save_file({EMBEDDINGS: torch.ones(320, 32)}, tmp_path / "secret.safetensors")
-    index = {"weight_map": {EMBEDDINGS: "../secret.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="llama/secret.safetensors: not a readable"):
-        load(folder)
-    for index in ({}, {"weight_map": []}, {"weight_map": {EMBEDDINGS: 3}}):
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(ValueError, match="index.json: no weight_map"):
-            load(folder)
-
-
 @pytest.mark.parametrize("content", [None, "", "3", "[" * 100_000, "{}" + " " * (1 << 20)])
 def test_a_config_that_is_none(tmp_path, content):
     if content is not None:

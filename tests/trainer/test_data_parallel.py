@@ -154,7 +154,7 @@ def saves_by_the_clock(folder):
         asked.append(None)
         return is_of_rank_1 or len(asked) in (2, 5)
 
-    def save(trainer, again=False):
+    def save(trainer):
         saved.append(trainer.progress.update)
 
     with mock.patch.object(SaveClock, "asks", asks), mock.patch.object(Trainer, "save", save):

@@ -207,6 +207,20 @@ def test_max_bad_updates_ends_the_run_and_saves_nothing_bad(data, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
+def test_a_resume_has_the_scale_of_float16_and_the_count_of_bad_updates(data, tmp_path):
+    """A bad update halves the scale, too. Reference: the run that was not stopped."""
+    options = {"data_path": data, "dtype": "float16", "lr_schedule": "constant"}
+    with break_updates({3}):
+        whole = train(out_dir=tmp_path / "whole", epochs=2, **options)
+    with break_updates({3}):
+        train(out_dir=tmp_path / "parts", epochs=1, **options)
+    resumed = train(out_dir=tmp_path / "parts", epochs=2, from_resume=1, **options)
+    assert resumed.engine.scaler.state_dict() == whole.engine.scaler.state_dict()
+    assert records(resumed)[-1]["skipped_updates"] == records(whole)[-1]["skipped_updates"] == 1
+    for mine, theirs in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
+        assert torch.equal(mine, theirs)
+
+
 # ---------------------------------------------------------------------------------- launches, torch.compile
 
 

@@ -23,14 +23,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from common.processes import seconds_since_start
-from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
-from trainer.budget import laws
-from trainer.budget.settings import seconds_of
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks, on_main
-from trainer.pretrain.settings import PretrainSettings
-from trainer.updates import rows_of_update
 
 LOOKS = 200
 # Part of the budget by which a run may miss its aim. The aim is half of it before the end of the time.
@@ -191,44 +185,6 @@ class Clock:
         self.started -= spent or 0.0
         if fall_from is not None and end is not None and fall_rate is not None:
             self.moved = Course(int(fall_from), int(end), fall_rate)
-
-
-def clock_of_plan(
-    settings: PretrainSettings,
-    ranks: Ranks,
-    corpus: Corpus,
-    validation: ValidationBatches | None,
-    *,
-    layers: int,
-    prompts: int,
-) -> Clock | None:
-    """The clock of a planned pretraining run; None where no time limits it.
-
-    layers: of the model. prompts: texts that are sampled with each evaluation.
-    """
-    if not settings.budget:
-        return None
-    evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
-    # A machine that is faster than planned reads the text no more often than a plan does. A pass over a mixture ends where one
-    # source is used up; later passes bring other text of the others.
-    first = corpus.plan(0)
-    targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(laws.parts_of(corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
-    updates = settings.max_updates
-    interval = settings.eval_interval // settings.accumulation_steps
-    return Clock(
-        seconds_of(settings.budget),
-        seconds_since_start(),
-        Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
-        ranks,
-        seconds_at_end=seconds_at_end(settings.report),
-        samples=sample_seconds(layers, prompts),
-        evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / rows_of_update(settings, ranks),
-        # Without validation there are samples at the end alone.
-        evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
-        most_updates=max(updates, int(most_rows / rows_of_update(settings, ranks))),
-    )
 
 
 # ------------------------------------------------------------------------------- seconds of a run that are no updates

@@ -194,19 +194,18 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 class RunCosts:
     """What runs with these settings cost on this data and machine, and what they may cost.
 
-    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left: what planning has left of the first. batch_size,
-    accumulation_steps, eval_interval: that the user has said; None: free. compiled: whether the run will be.
+    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left:
+    what planning has left of the first. batch_size, accumulation_steps, eval_interval: that the user has said; None: free.
+    compiled: whether the run will be.
     """
 
-    def __init__(
-        self, settings: PretrainSettings, data: Data, machine: Machine, optimizer: str, given: Collection[str] = ()
-    ) -> None:
+    def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
         """A collective: all ranks must call it."""
         self.settings = settings
         self.given = given
         self.data = data
         self.machine = machine
-        self.optimizer = optimizer
+        self.optimizer = settings.optimizer if "optimizer" in given else "muon"
         self.seconds = seconds_of(settings.budget) if settings.budget else None
         self.seconds_left = self.seconds
         self.tokens = settings.budget_tokens
@@ -244,10 +243,9 @@ class RunCosts:
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
-            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 m for each weight, in a block whose
-            # matrices are square or three times as long.
-            matrices = parameter_count(config) - config.vocab_size * H
-            flops = NEWTON_SCHULZ_STEPS * 5 * H * matrices
+            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 H for each weight of the blocks.
+            weights = parameter_count(config) - config.vocab_size * H
+            flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
             # The processes of one command share it; of a launcher's ranks each does all of it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += flops / MUON_SHARE * times
@@ -310,10 +308,6 @@ class RunCosts:
 
     def token_flops(self, config: MiniMindConfig) -> float:
         return flops_per_token(config, self.data.length)
-
-    def is_measured(self, config: MiniMindConfig) -> bool:
-        """Whether `measure` was called for this size."""
-        return (config.hidden_size, config.num_hidden_layers) in self.corrections
 
     def timed_seconds(self) -> float:
         """How long the updates of a measurement take together, at least. Only a budget of time is measured for."""

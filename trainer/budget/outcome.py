@@ -114,7 +114,7 @@ def quantity(value: float) -> str:
     return f"{rounded:.3g}"
 
 
-def clock_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """As 1 h 05 min, 12 min 30 s or 45 s."""
     minutes, left = divmod(round(seconds), 60)
     if minutes >= 60:
@@ -161,7 +161,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         "rates": rates,
         "expected validation loss": loss,
         "memory": f"about {plan.memory / 1e9:.1f} GB",
-        "time": f"{clock_text(total_seconds)} in all, {clock_text(plan.seconds)} of it training",
+        "time": f"{duration_text(total_seconds)} in all, {duration_text(plan.seconds)} of it training",
     }
     if costs.seconds is not None:
         rows["ends at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + left))

@@ -31,7 +31,7 @@ from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import on_main
+from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import free_memory, refuse_too_large
@@ -66,7 +66,7 @@ def plan_run(
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
-        with user_errors():
+        with until_all_are_ready(ranks), user_errors():
             # On each rank, whose machine may have paths of its own
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
@@ -92,8 +92,7 @@ def plan_run(
         if settings.from_weight != "none":
             # The shape of a model that is gone on from is not free.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
-        optimizer = settings.optimizer if "optimizer" in given else "muon"
-        costs = RunCosts(settings, data, machine, optimizer, given)
+        costs = RunCosts(settings, data, machine, given)
         said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
         shape = {name: value for name, value in said.items() if value is not None}
         candidates = sizes({"vocab_size": data.vocab_size, **shape}) if config is None else [config]
@@ -111,12 +110,9 @@ def plan_run(
     # Ranks that evaluated or saved at different updates would wait for each other for ever.
     chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
     chosen = dataclasses.replace(settings, **chosen_by_main)
-
-    def tell() -> None:
+    if ranks.is_main:
         for line in plan_lines(plan, costs, chosen, set(chosen_by_main)):
             announce(line)
-
-    on_main(ranks, tell)
     return None if settings.dry_run else chosen
 
 
@@ -188,7 +184,8 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     while True:
         # The same on all ranks, by what rank 0 knows of the speeds so far
         plan = on_main(ranks, partial(best_of_now, candidates, costs))
-        if not measurements or costs.is_measured(plan.config):
+        size = (plan.config.hidden_size, plan.config.num_hidden_layers)
+        if not measurements or size in costs.corrections:
             return plan
         # Compiling takes a while, in which nothing else is printed.
         how = ", compiled" if costs.compiled else ""
@@ -207,6 +204,10 @@ def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         costs.seconds_left = costs.seconds - seconds_since_start()
     plan = best_plan(candidates, costs)
     cut = costs.measured_cuts.get(plan.config.hidden_size)
-    if cut is None or max(plan.cut.rows, cut.rows) > NEAR * min(plan.cut.rows, cut.rows):
-        return plan
-    return (plan_for(plan.config, costs, cut) if cut in cuts(plan.config, costs) else None) or plan
+    if (
+        cut is not None
+        and cut in cuts(plan.config, costs)
+        and max(plan.cut.rows, cut.rows) <= NEAR * min(plan.cut.rows, cut.rows)
+    ):
+        return plan_for(plan.config, costs, cut) or plan
+    return plan

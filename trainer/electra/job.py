@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -305,13 +304,13 @@ class ElectraJob(Job):
         lines = [text, str(self.tokenizer.decode(corrupted))]
         lines.append(line("position", "original", "generator", "label", "prediction", "probability"))
         names = ("original", "replaced")
-        called = [probability >= 0.5 for probability in probabilities]
-        for i in range(length):
-            if i in masked or called[i]:
+        right = 0
+        for i, probability in enumerate(probabilities):
+            called = probability >= 0.5
+            right += called == replaced[i]
+            if i in masked or called:
                 draw = written[i] if i in masked else ""
-                share = f"{probabilities[i]:.2f}"
-                lines.append(line(i, original[i], draw, names[replaced[i]], names[called[i]], share))
-        right = sum(map(operator.eq, called, replaced))
+                lines.append(line(i, original[i], draw, names[replaced[i]], names[called], f"{probability:.2f}"))
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 

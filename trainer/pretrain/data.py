@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 
 from common.errors import DataError, UserError
 from common.paths import ROOT
+from common.processes import seconds_since_start
 from common.wording import announce, counted
-from dataset.corpus import Corpus, ValidationBatches
+from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_known
-from trainer.budget.clock import clock_of_plan
+from trainer.budget import laws
+from trainer.budget.clock import Clock, Course, evaluation_share, sample_seconds, seconds_at_end
+from trainer.budget.settings import seconds_of
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
 from trainer.pretrain.first_model import FirstModel
@@ -146,14 +149,37 @@ def length_of_run(
     layers: of the model. prompts: how many samples it draws.
     """
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
-    length.clock = clock_of_plan(settings, ranks, corpus, validation, layers=layers, prompts=prompts)
+    update_rows = rows_of_update(settings, ranks)
     if settings.max_updates:
         length.flag = "--max_updates"
     if corpus.is_one_plan:
         # All passes over all sources are one plan.
         length.epochs = 1
-        length.rows_of_epoch = settings.max_updates * rows_of_update(settings, ranks)
-    if length.clock is not None or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
+        length.rows_of_epoch = settings.max_updates * update_rows
+    if settings.budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget or one course of shares, and another number of passes would be another plan from the first row on.
         length.flag = ""
+    if not settings.budget:
+        return length
+    updates = settings.max_updates
+    # A machine that is faster than planned reads the text no more often than a plan does. A pass over a mixture ends where one
+    # source is used up; later passes bring other text of the others.
+    first = corpus.plan(0)
+    targets = first.row_targets(0, first.n_rows)
+    different = laws.different_tokens(laws.parts_of(corpus, targets))
+    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
+    evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
+    interval = settings.eval_interval // settings.accumulation_steps
+    length.clock = Clock(
+        seconds_of(settings.budget),
+        seconds_since_start(),
+        Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
+        ranks,
+        seconds_at_end=seconds_at_end(settings.report),
+        samples=sample_seconds(layers, prompts),
+        evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / update_rows,
+        # Without validation there are samples at the end alone.
+        evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
+        most_updates=max(updates, int(most_rows / update_rows)),
+    )
     return length

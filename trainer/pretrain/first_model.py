@@ -25,7 +25,7 @@ from dataset.tokenizing.tokenizer_files import (
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import vocabulary_of
+from model.weight_record import VOCABULARY_FIELD, record_of
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
@@ -110,7 +110,7 @@ def open_model(
 
 def check_starting_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
     """A line where the weight does not say which tokenizer it was trained with. Errors: UserError where it was another."""
-    recorded = vocabulary_of(weight)
+    recorded = record_of(weight).get(VOCABULARY_FIELD)
     if recorded is None:
         return [unnamed_vocabulary(weight)] if tokenizer_path == DEFAULT_TOKENIZER else []
     if recorded == vocabulary:

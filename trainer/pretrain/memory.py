@@ -216,7 +216,7 @@ def settle(
     ranks: Ranks,
     fits: Callable[[int], bool],
 ) -> tuple[PretrainSettings, list[str]]:
-    """The settings with a number of rows in the place of AUTO_ROWS, and a line that tells it. A collective.
+    """The settings with a number of rows in the place of AUTO_ROWS and the same updates, and a line that tells it. A collective.
 
     stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: whether a micro-batch of so many
     rows does, on all ranks. Errors: UserError for a number of processes that do not divide the update.
@@ -228,29 +228,47 @@ def settle(
     # Another machine may divide itself into another number of processes.
     recorded = on_main(ranks, partial(recorded_rows, settings, stem))
     if recorded is not None and recorded % ranks.sharing == 0:
-        return with_rows(settings, recorded, ", as before the resume")
-    # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
-    most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
-    most = min(max(most, ranks.sharing), rows_of_update)
-    # They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
-    # micro-batch get equal parts of it.
-    numbers = (rows_of_update, usual * settings.warmup_iters)
-    choices = [n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)]
-    if why_whole(config):
-        choices = [usual]
-    if not choices:
-        raise UserError(
-            f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so that all "
-            "processes have the same; take another number, or auto"
-        )
-    rows = choices[0]
-    while not fits(rows):
-        smaller = [choice for choice in choices if 2 * choice <= rows]
-        if not smaller:
-            # The run itself will say what helps.
-            break
-        rows = smaller[0]
-    return with_rows(settings, rows, "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit")
+        rows, why = recorded, ", as before the resume"
+    else:
+        # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
+        most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
+        most = min(max(most, ranks.sharing), rows_of_update)
+        # They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
+        # micro-batch get equal parts of it.
+        numbers = (rows_of_update, usual * settings.warmup_iters)
+        choices = [n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)]
+        if why_whole(config):
+            choices = [usual]
+        if not choices:
+            raise UserError(
+                f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so that "
+                "all processes have the same; take another number, or auto"
+            )
+        rows = choices[0]
+        while not fits(rows):
+            smaller = [choice for choice in choices if 2 * choice <= rows]
+            if not smaller:
+                # The run itself will say what helps.
+                break
+            rows = smaller[0]
+        why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
+
+    def converted(count: int) -> int:
+        """So many micro-batches of the usual rows, counted in those of `rows`. 0 means never, and stays."""
+        return min(max(1, round(count * usual / rows)), LARGEST) if count else 0
+
+    steps = rows_of_update // rows
+    settled = dataclasses.replace(
+        settings,
+        batch_size=rows,
+        accumulation_steps=steps,
+        warmup_iters=converted(settings.warmup_iters),
+        log_interval=converted(settings.log_interval),
+        save_interval=converted(settings.save_interval),
+        eval_interval=converted(settings.eval_interval),
+    )
+    cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
+    return settled, [f"--batch_size auto: an update is {cut}{why}"]
 
 
 def fits_gpu(
@@ -286,28 +304,6 @@ def fits_gpu(
     # The peak in the log is that of the run.
     torch.cuda.reset_peak_memory_stats(device)
     return fitted
-
-
-def with_rows(settings: PretrainSettings, rows: int, why: str) -> tuple[PretrainSettings, list[str]]:
-    """The settings with micro-batches of so many rows in the place of AUTO_ROWS and the same updates, and a line that tells it."""
-    usual = settings.usual_rows()
-    steps = usual * settings.accumulation_steps // rows
-
-    def converted(count: int) -> int:
-        """So many micro-batches of the usual rows, counted in those of `rows`. 0 means never, and stays."""
-        return min(max(1, round(count * usual / rows)), LARGEST) if count else 0
-
-    settled = dataclasses.replace(
-        settings,
-        batch_size=rows,
-        accumulation_steps=steps,
-        warmup_iters=converted(settings.warmup_iters),
-        log_interval=converted(settings.log_interval),
-        save_interval=converted(settings.save_interval),
-        eval_interval=converted(settings.eval_interval),
-    )
-    cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
-    return settled, [f"--batch_size auto: an update is {cut}{why}"]
 
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:

@@ -30,7 +30,7 @@ def pretraining_outlook(
     """settings: of the run; those of first_model may have --batch_size auto. epoch: that comes next, of so many epochs. answers: the
     run trains the answers of conversations."""
     asked = first_model.settings
-    model, config, tokenizer = first_model.model, first_model.model.config, first_model.tokenizer
+    model, config = first_model.model, first_model.model.config
     # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
@@ -75,16 +75,10 @@ def pretraining_outlook(
         has_validation=corpus.val_store is not None,
     )
 
-    data_fields: dict[str, object] = {}
-    bytes_per_token = 0.0
-    if ranks.is_main:
-        data_fields["sources"] = corpus.sources_of_epoch(epoch)
-    if ranks.is_main and answers:
+    data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
+    if answers:
         # Whoever shows a sample of the run must ask as it did.
         data_fields["trained"] = ANSWERS
-    elif ranks.is_main:
-        # To count the bytes of a large corpus takes a while.
-        bytes_per_token = corpus.bytes_per_token(first_model.encoder.added_tokens)
 
     # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
@@ -97,7 +91,9 @@ def pretraining_outlook(
             layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
             T=first.T,
-            text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
+            text_scale=laws.text_scale(
+                corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
+            ),
             muon=settings.optimizer == "muon",
         )
         said.append(note_on_expected(parameters, tokens))

@@ -11,7 +11,7 @@ from common.flags import at_least, fraction, not_negative, positive, share
 from common.paths import ROOT
 from common.settings import Settings, default_of, setting, switch, with_default
 from dataset.reading.settings import DocumentSettings
-from model.weight_record import parses_special_tokens
+from model.weight_record import SPECIAL_TOKENS_FIELD, record_of
 from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import NONE, DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
@@ -265,7 +265,7 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            recorded = parses_special_tokens(weight)
+            recorded = record_of(weight).get(SPECIAL_TOKENS_FIELD)
             if recorded is not None and self.parse_special_tokens not in (None, recorded):
                 raise ValueError(
                     f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "

@@ -52,7 +52,9 @@ def zstd_of_repeated(piece, times, tail=b""):
 
 
 @needs_linux
-@pytest.mark.parametrize("compression", [".zst", ".bz2", ".xz", ".gz"])
+@pytest.mark.parametrize(
+    "compression", [".zst", ".gz", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (".bz2", ".xz"))]
+)
 def test_hundreds_of_megabytes_of_newlines_take_little_memory_and_the_text_after_them_comes(tmp_path, compression):
     file = tmp_path / f"a.jsonl{compression}"
     newlines, end = b"\n" * (1 << 20), b'{"text": "end"}\n'

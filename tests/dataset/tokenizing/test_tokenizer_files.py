@@ -129,10 +129,7 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
         content = file.read_bytes()
         for private in ("alice", "Alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):
             assert private.encode() not in content, (file.name, private)
-    monkeypatch.setenv("HOME", "/")
-    assert export_hf.shown(str(home / "a.jsonl")) == "`a.jsonl`"
     card = (home / "hf" / "README.md").read_text()
-    assert "wiki.jsonl:0.7" in card and "code.jsonl" in card and "more.jsonl" in card and "valid.jsonl" in card
     for told in ("library_name: transformers", "| updates | 20 |", "| tokens | 1,234,567 |", "3.5000", "bitwise"):
         assert told in card
     assert "| `--learning_rate` | `0.0005` |" in card

@@ -17,6 +17,7 @@ OPTIONS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--window-size=1280,844",
 ]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -53,14 +54,6 @@ def chromium(profile):
         yield driver
     finally:
         driver.quit()
-
-
-def set_window(driver, width, is_dark=False):
-    """A desktop's or, below 500 pixels, a phone's window, in one of the two themes."""
-    size = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 500}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    theme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
 
 
 def requested(driver):

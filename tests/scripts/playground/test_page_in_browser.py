@@ -4,14 +4,12 @@
 """
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from common.wording import printable
 from scripts.play import PlayedModel, parse_request
-from tests.scripts.playground.chromium import chromium, needs_chromium, requested, set_window
+from tests.scripts.playground.chromium import chromium, needs_chromium, requested
 from tests.scripts.playground.pages import HOSTILE, played_model, serving, wait_until
 from tests.trainer.reporting.test_html_report import metrics_file
 
@@ -57,9 +55,8 @@ def small(tmp_path_factory):
 class Page:
     """The page of a server in a browser, with names for what a person does there."""
 
-    def __init__(self, driver, server, width=1280, is_dark=False):
+    def __init__(self, driver, server):
         self.driver = driver
-        set_window(driver, width, is_dark)
         # What the pages before have left in the logs
         requested(driver)
         driver.get_log("browser")
@@ -224,31 +221,3 @@ def test_a_run_that_trains_is_followed(browser, tmp_path):
         wait_until(lambda: page.one("figure polyline").get_attribute("points") != before)
         points = page.one("figure polyline").get_attribute("points").split()
         assert len(points) == 20
-
-
-@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_and_can_be_read(browser, small, tmp_path, width, is_dark):
-    """On a phone and a desktop, light and dark, nothing sticks out. PLAY_SCREENSHOTS=folder keeps pictures."""
-    page = Page(browser, small, width, is_dark)
-    page.write("The harbour lies on the eastern side of", tokens=60)
-    pieces = page.all(".piece")
-    page.run("arguments[0].click()", pieces[min(9, len(pieces) - 1)])
-    folder = Path(os.environ.get("PLAY_SCREENSHOTS", tmp_path))
-    assert page.one("#controls").get_property("open") is (width > 500)
-    for tab in ("text", "chat", "runs"):
-        if tab == "chat":
-            page.one("#mode-chat").click()
-            for _ in range(3):
-                page.write("Who are you?", tokens=40)
-            # The entry below the talk, in sight
-            talk, entry = (page.one(name).rect for name in ("#model", "#prompt"))
-            assert entry["y"] >= talk["y"] + talk["height"]
-            assert page.run("return arguments[0].getBoundingClientRect().bottom <= innerHeight", page.one("#go"))
-        if tab == "runs":
-            page.one("#tab-runs").click()
-            wait_until(lambda: page.all("figure"))
-        if tab != "chat":
-            page.run("scrollTo(0, 0)")
-        browser.save_screenshot(str(folder / f"{tab}_{width}_{'dark' if is_dark else 'light'}.png"))
-        assert page.run("return document.documentElement.scrollWidth <= innerWidth")

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from model.config import MiniMindConfig
-from model.model_minimind import MiniMindForCausalLM
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs
 from trainer.budget.clock import seconds_at_end
 from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts
 from trainer.budget.plan import sizes
-from trainer.machine import compiling
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
 from trainer.pretrain.settings import PretrainSettings
@@ -27,7 +25,7 @@ SIZES = sizes({"vocab_size": 6400, "hidden_size": 128})
 def costs_of(*words, machine=MACHINE, evaluated=0, **data):
     given = {word.removeprefix("--") for word in words if word.startswith("--")}
     settings = PretrainSettings.parse(["--budget", "10m", "--use_compile", "0", *words])
-    return RunCosts(settings, data_of(evaluated=evaluated, **data), machine, "muon", given)
+    return RunCosts(settings, data_of(evaluated=evaluated, **data), machine, given)
 
 
 def evaluations_of(plan, interval):
@@ -109,17 +107,3 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
     costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_what_is_timed_is_prepared_as_the_run_is(monkeypatch, compiled):
-    """Reference: the job's own preparation, by which plain code keeps freed memory too: a fifth of its time."""
-    prepared = []
-    monkeypatch.setattr(compiling, "keep_freed_memory", lambda: prepared.append("memory"))
-    monkeypatch.setattr(
-        MiniMindForCausalLM, "compile_training", lambda model, shape, dtype: prepared.append(("compiled", shape)) or ""
-    )
-    monkeypatch.setattr(compiling, "failure_to_compile", lambda device_type: None)
-    monkeypatch.setattr(RunCosts, "timed_seconds", lambda _: 0.0)
-    costs_of("--use_compile", str(int(compiled)), T=8).timed(CONFIG, 2, times=1)
-    assert prepared == ["memory", *([("compiled", (2, 8))] if compiled else [])]

@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ import yaml
 from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
-from trainer.budget import clock, costs, laws, plan, planner
+from trainer.budget import costs, laws, plan, planner
 from trainer.budget.costs import Machine
 from trainer.budget.planner import with_row_length
+from trainer.job import Surroundings
 from trainer.machine import devices
+from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
+from trainer.pretrain import data
 from trainer.pretrain.settings import PretrainSettings
 
 # What decides the size of a run of helpers.SMALL is left to the plan, but for the width, which keeps it small.
@@ -163,8 +167,25 @@ def test_the_plan_of_a_run_is_kept(text, tmp_path, capfd):
         assert f"the plan of the first start holds: {tmp_path / name}.plan.yaml" in printed
 
 
+def test_a_resumed_plan_keeps_the_paths_of_each_machine(tmp_path, monkeypatch):
+    """Settings that rank 0 hands to all ranks would have its paths."""
+
+    def on_main(ranks, work):
+        result = work()
+        return replace(result, out_dir="of rank 0") if isinstance(result, PretrainSettings) else result
+
+    settings, given = PretrainSettings.read(
+        ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
+    )
+    monkeypatch.setattr(planner, "on_main", on_main)
+    monkeypatch.setattr(planner, "kept_plan", lambda *_: (tmp_path / "pretrain_16.plan.yaml", settings))
+    surroundings = Surroundings(Ranks(), torch.device("cpu"), StopSignals())
+    assert planner.plan_run(settings, given, surroundings).out_dir == str(tmp_path)
+
+
 def test_a_run_that_began_without_a_budget_does_not_go_on_with_one(text, tmp_path):
-    said = {**SMALL_MODEL, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw", "val_fraction": 0}
+    said = {**SMALL_MODEL, "num_key_value_heads": 1, "batch_size": 2, "accumulation_steps": 1, "optimizer": "adamw"}
+    said["val_fraction"] = 0
     train(**{**said, "data_path": text, "out_dir": tmp_path, "max_updates": 2})
     with pytest.raises(UserError, match="this run began without --budget: go on without it"):
         planned(tmp_path, text, **said, budget_tokens=None, budget="2m", from_resume=1)
@@ -244,7 +265,7 @@ def test_processes_that_share_a_run_plan_it_together(text, tmp_path):
 def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     """The clock of this process begins with the test; 20 s are the shortest that the flag takes."""
     began = time.monotonic()
-    for module in (planner, clock):
+    for module in (planner, data):
         monkeypatch.setattr(module, "seconds_since_start", lambda: time.monotonic() - began + 12)
     run = planned(tmp_path, text, budget_tokens=None, budget="20s", log_interval=1000)
     took = time.monotonic() - began + 12
@@ -310,6 +331,7 @@ def test_what_was_compiled_for_the_measurement_serves_the_run(text, tmp_path, ca
     assert chosen_by_plan(text, tmp_path, capfd, *words) == measured[-1]
 
 
+@pytest.mark.slow
 def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, another_speed):
     """Not another depth of its width: after the measurement the time has room for other tokens, which want other layers."""
     measured = another_speed(2e11, 3.0)

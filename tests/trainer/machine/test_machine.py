@@ -211,10 +211,6 @@ def test_without_a_rank_there_is_one_process(rank, monkeypatch):
             "(Read error [192.0.2.2]:9903: Connection reset by peer)",
         ),
         (
-            RuntimeError("[/src/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"),
-            "(Timed out waiting 10000ms for recv operation to complete)",
-        ),
-        (
             torch.distributed.DistBackendError(
                 "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error\nLast error:\n"
                 "socketProgress: Connection closed by remote peer node1<4711>"

@@ -116,8 +116,8 @@ def compiled(monkeypatch):
         visible = mask.mask_mod(rows, None, positions.unsqueeze(1), positions)  # [B, 1, T, T]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
 
-    def for_a_gpu(block_class, config, device, shape, dtype):
-        return backends.compiled_backend(block_class, config, torch.device("cuda", 0), shape, dtype)
+    def for_a_gpu(config, device, shape, dtype):
+        return backends.compiled_backend(config, torch.device("cuda", 0), shape, dtype)
 
     backend_of = model_minimind.MiniMindForCausalLM._backend
 

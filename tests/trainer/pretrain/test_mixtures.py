@@ -186,28 +186,6 @@ def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
     assert sum(tokens for _, tokens, _ in resumed.job.trained(resumed.progress)) == whole.progress.tokens
 
 
-@pytest.mark.slow
-def test_the_end_tells_what_was_trained_of_each_source(sources, tmp_path, capsys):
-    """Reference: the targets of the rows. Of fixed shares as well, over several epochs and a part of one."""
-    for name, data_path, length in (
-        ("planned", schedule(sources), {}),
-        ("fixed", [f"{sources[0]}:0.7", f"{sources[1]}:0.3"], {"max_updates": 90}),
-    ):
-        with trained_rows() as rows:
-            ended = run(data_path=data_path, out_dir=tmp_path / name, **length)
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained of ")]
-        metrics = (tmp_path / name / "pretrain_16.metrics.jsonl").read_text().splitlines()
-        (record,) = [json.loads(line) for line in metrics if '"trained"' in line]
-        assert [entry["source"] for entry in record["trained"]] == sources
-        targets = sum(sum(target >= 0 for target in eval(row)[1]) for row in rows)
-        assert sum(entry["tokens"] for entry in record["trained"]) == targets == ended.progress.tokens
-        for line, entry in zip(lines, record["trained"], strict=True):
-            there = ended.job.corpus.stores[sources.index(entry["source"])]
-            in_source = len(there.tokens) - len(there)
-            assert entry["passes"] == pytest.approx(entry["tokens"] / in_source)
-            assert f"{entry['tokens']:,} tokens" in line and f"{entry['passes']:.2f} passes" in line
-
-
 def test_another_schedule_is_not_gone_on_with(sources, tmp_path):
     with stopped_after(5):
         run(data_path=schedule(sources), out_dir=tmp_path)

@@ -19,7 +19,7 @@ from dataset.loader import Assembler
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.config import DECLARATIONS
-from model.weight_record import vocabulary_of
+from model.weight_record import VOCABULARY_FIELD, record_of
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -86,7 +86,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_run_goes_out_again(data,
     assert sum(found[-4:]) < sum(found[:4])
     # The model's own file, its tokenizer's vocabulary beside it, and the export of it.
     weight = tmp_path / f"pretrain_32{'_moe' if 'moe' in kind else ''}.pth"
-    assert vocabulary_of(weight) == vocabulary_digest(load_tokenizer(public[kind]))
+    assert record_of(weight).get(VOCABULARY_FIELD) == vocabulary_digest(load_tokenizer(public[kind]))
     own = ["--tokenizer_path", str(public[kind])]
     assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf"), *own]) == 0
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()
@@ -143,7 +143,7 @@ def test_a_flag_that_contradicts_the_folder_is_refused(data, public, tmp_path, n
     "spoil, message",
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
-        (lambda folder: next(folder.glob("model-*")).unlink(), "not a readable .safetensors, or not all of it"),
+        (lambda folder: next(folder.glob("model-*")).unlink(), "copy: not the weights of this config: .*Missing key"),
         (lambda folder: change_config(folder, hidden_size=64), "size mismatch for model.embed_tokens.weight"),
         (lambda folder: write_tokenizer(folder, entries=321), "has 321 entries and the model embeddings for 320"),
         (lambda folder: write_tokenizer(folder, entries=280), "it is the tokenizer of another model"),

@@ -185,24 +185,10 @@ def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
 
 def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
     """--save_weight a_512.b may be writing its own while --save_weight a begins."""
-    own = [
-        "a_512.pth.77.tmp",
-        "a_512.json.77.tmp",
-        "a_512.metrics.jsonl.0000077.tmp",
-        "a_512.settings.yaml.77.tmp",
-        "a_512.report.html.77.tmp",
-        "a_512.loss.png.77.tmp",
-        "a_512.discriminator.tmp",
-        ".a_512.running.77.tmp",
-        ".a_512.0123456789abcdef.tmp",
-    ]
-    others = [
-        "a_512.b_512.pth.77.tmp",
-        "a_512.b_512.metrics.jsonl.77.tmp",
-        ".a_512.b_512.running.77.tmp",
-        ".a_512.b_512.0123456789abcdef.tmp",
-        "a_512_moe.pth.77.tmp",
-    ]
+    own = ["a_512.pth.77.tmp", "a_512.metrics.jsonl.0000077.tmp", "a_512.discriminator.tmp"]
+    own += [".a_512.running.77.tmp", ".a_512.0123456789abcdef.tmp"]
+    others = ["a_512.b_512.pth.77.tmp", "a_512.b_512.metrics.jsonl.77.tmp", "a_512_moe.pth.77.tmp"]
+    others += [".a_512.b_512.running.77.tmp", ".a_512.b_512.0123456789abcdef.tmp"]
     for name in own + others:
         (tmp_path / name).touch()
     checkpoint.remove_temporaries(tmp_path / "a_512")
