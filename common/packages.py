@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from common.errors import DataError, UserError
+from common.errors import DataError
 
 
 def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
@@ -21,13 +21,3 @@ def loader_reason(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-
-
-def refuse_foreign_attention(config: object, what: str) -> None:
-    """UserError where a model's config names an implementation of attention on a hub.
-
-    transformers would fetch that program and run it, whatever `trust_remote_code` says.
-    """
-    implementation = str(getattr(config, "_attn_implementation", None) or "")
-    if "/" in implementation:
-        raise UserError(f"{what}: its config asks for the attention of {implementation}, a program that is not fetched")

@@ -40,11 +40,6 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {plural or noun + 's'}"
 
 
-def first_to_last(first: int, last: int) -> str:
-    """Numbers that follow each other, as "0 to 1,200"; "3" where the first is the last."""
-    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
-
-
 def reason_of(error: Exception) -> str:
     """Of what a compiler has printed, the line on the error; a part of a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConf
 
 from common.errors import UserError
 from common.files import read_object
-from common.packages import loader_reason, refuse_foreign_attention
+from common.packages import loader_reason
 from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 
@@ -157,7 +157,10 @@ def load_config(what: str, folder: Path) -> Any:
     except Exception as error:
         # Each loader raises its own kinds.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
-    refuse_foreign_attention(config, what)
+    # transformers would fetch an implementation of attention from a hub and run it, whatever `trust_remote_code` says.
+    implementation = str(getattr(config, "_attn_implementation", None) or "")
+    if "/" in implementation:
+        raise UserError(f"{what}: its config asks for the attention of {implementation}, a program that is not fetched")
     return config
 
 

@@ -66,7 +66,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
-from common.wording import announce, counted, first_to_last, one_line, printable
+from common.wording import announce, counted, one_line, printable
 from dataset.chat.chat_corpus import holds_conversations
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
@@ -369,6 +369,11 @@ def example(place: str, said: str, text: str) -> list[str]:
     # Control characters are shown by pictures, which are what an example may be about.
     line = one_line(text)
     return [f"- {place}: {said}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
+
+
+def first_to_last(first: int, last: int) -> str:
+    """Numbers that follow each other, as "0 to 1,200"; "3" where the first is the last."""
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 def share_of(number: int, total: int) -> str:

@@ -28,8 +28,7 @@ from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
-from trainer.saving.resume import Saver
-from trainer.saving.save_clock import SaveClock
+from trainer.saving.resume import SaveClock, Saver
 from trainer.updates import micro_batches_of_update, plain_advice, schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.

@@ -25,7 +25,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
-from trainer.saving.save_clock import SaveClock
+from trainer.saving.resume import SaveClock
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows

@@ -9,9 +9,9 @@ from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
-from trainer.saving import save_clock
+from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints
-from trainer.saving.save_clock import GPU_MINUTES, SaveClock
+from trainer.saving.resume import GPU_MINUTES, SaveClock
 
 EACH_UPDATE_S = 10
 
@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Each update takes EACH_UPDATE_S, and a save no time."""
     clock = Clock()
-    monkeypatch.setattr(save_clock, "time", clock)
+    monkeypatch.setattr(resume, "time", clock)
     monkeypatch.setattr(Checkpoints, "writing", lambda checkpoints: False)
     update = Engine.update
 
