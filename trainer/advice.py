@@ -1,21 +1,20 @@
 """What a run says to its user beside its figures: settings that cannot do what they are there for, the loss to expect, what to
-do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once when it
-is built (Job.outlook).
+do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once, before
+the first update (Job.outlook).
 """
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.paths import ROOT
-from common.settings import Settings, default_of
+from common.settings import default_of
 from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
-from trainer.machine.settings import NONE
 from trainer.pretrain.settings import PretrainSettings
 
 # A run of fewer tokens learns little whatever its settings are.
@@ -57,40 +56,29 @@ class Forecast:
 
 # ------------------------------------------------------------------------------------------ before a run
 
-# (name of the setting, whether the line is due, why the setting has no effect)
-Case = tuple[str, bool, str]
 
-
-def warnings_of(settings: Any, cases: Iterable[Case]) -> list[str]:
-    """A line for each case that is due."""
+def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
+    """A line for each setting that is not its default and has no effect. reasons: {its name: why; "" where it has one}."""
     lines = []
-    for name, is_due, why in cases:
-        if is_due:
-            lines.append(f"warning: --{name} {getattr(settings, name)} has no effect: {why}")
+    for name, why in reasons.items():
+        value = getattr(settings, name)
+        if why and value != default_of(type(settings), name):
+            lines.append(f"warning: --{name} {value} has no effect: {why}")
     return lines
-
-
-def is_changed(settings: Settings, name: str) -> bool:
-    """Whether a setting is not its default."""
-    return getattr(settings, name) != default_of(type(settings), name)
 
 
 def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     """The lines on the settings that all trainers share."""
-    # Fine-tuning has no Muon.
-    without_muon = hasattr(settings, "muon_lr") and settings.optimizer != "muon"
-    optimizer = f"--optimizer is {settings.optimizer}" if without_muon else ""
     on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
-    has_no_project = settings.tracker == "none"
-    of_one = settings.shard != NONE and ranks.world_size == 1
-    cases = [
-        ("shard", of_one, "there is one process"),
-        ("muon_lr", without_muon and is_changed(settings, "muon_lr"), optimizer),
-        ("embed_lr", without_muon and is_changed(settings, "embed_lr"), optimizer),
-        ("device", on_one_of_several, "each rank takes the device of its local rank"),
-        ("wandb_project", has_no_project and is_changed(settings, "wandb_project"), f"--tracker is {settings.tracker}"),
-    ]
-    return warnings_of(settings, cases)
+    reasons = {
+        "shard": "there is one process" if ranks.world_size == 1 else "",
+        "device": "each rank takes the device of its local rank" if on_one_of_several else "",
+        "wandb_project": "--tracker is none" if settings.tracker == "none" else "",
+    }
+    # Fine-tuning has no Muon.
+    if hasattr(settings, "optimizer") and settings.optimizer != "muon":
+        reasons |= dict.fromkeys(("muon_lr", "embed_lr"), f"--optimizer is {settings.optimizer}")
+    return warnings_of(settings, reasons)
 
 
 def pretraining_notices(
@@ -114,20 +102,15 @@ def pretraining_notices(
     # A plan has chosen some of the settings, which nobody has given.
     is_planned = settings.has_budget
     without_fall = not is_planned and settings.lr_schedule != "wsd"
-    by_updates = not is_planned and settings.max_updates > 0
     by_rows = settings.rows_per_update > 0
-    cases = [
-        ("init_scheme", settings.init_scheme != "default" and from_file, "the weights come from a file"),
-        ("eval_interval", is_changed(settings, "eval_interval") and not has_validation, "no validation data"),
-        (
-            "decay_share",
-            without_fall and is_changed(settings, "decay_share"),
-            f"--lr_schedule is {settings.lr_schedule}",
-        ),
-        ("epochs", by_updates and is_changed(settings, "epochs"), "--max_updates says when the run ends"),
-        ("accumulation_steps", by_rows and is_changed(settings, "accumulation_steps"), "--rows_per_update is given"),
-    ]
-    lines = warnings_of(settings, cases) + common_warnings(settings, ranks)
+    reasons = {
+        "init_scheme": "the weights come from a file" if from_file else "",
+        "eval_interval": "" if has_validation else "no validation data",
+        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if without_fall else "",
+        "epochs": "--max_updates says when the run ends" if settings.max_updates and not is_planned else "",
+        "accumulation_steps": "--rows_per_update is given" if by_rows else "",
+    }
+    lines = warnings_of(settings, reasons) + common_warnings(settings, ranks)
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
@@ -185,21 +168,18 @@ def note_on_expected(parameters: float, tokens: float) -> str:
 # ------------------------------------------------------------------------------------- what to do with a finished run
 
 
-class NextCommand(NamedTuple):
-    """A command for a finished run, and what it is for."""
-
-    purpose: str
-    command: str
+# (what it is for, the command)
+Command = tuple[str, str]
 
 
-def next_command(purpose: str, script: str, *words: str | Path) -> NextCommand:
+def next_command(purpose: str, script: str, *words: str | Path) -> Command:
     """The command as it is typed in the current folder. script: its path in the repository."""
     path = script if Path.cwd() == ROOT else f"{ROOT}/{script}"
-    return NextCommand(purpose, shlex.join(["python", path, *map(str, words)]))
+    return purpose, shlex.join(["python", path, *map(str, words)])
 
 
-def train_on(started: str) -> NextCommand:
+def train_on(started: str) -> Command:
     """What goes on with a run. started: the command of its start."""
     # The flag may stand there with a value, with `=`, or alone.
     again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
-    return NextCommand("train on, after a stop or for longer", f"{again} --from_resume 1")
+    return "train on, after a stop or for longer", f"{again} --from_resume 1"

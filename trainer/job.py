@@ -6,7 +6,7 @@ looks into the other. CONTRIBUTING.md has a small one.
 
 In this order the Trainer asks a job:
 
-    outlook                                    once, before the first update
+    outlook, make_fast                         once, before the first update
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
@@ -29,7 +29,7 @@ import torch
 
 from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
-from trainer.advice import Forecast, NextCommand
+from trainer.advice import Command, Forecast
 from trainer.budget.clock import Clock
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
@@ -233,7 +233,7 @@ class Outlook:
     # Fields of a log line beside loss and rate
     shown: Sequence[str] = ("grad_norm",)
     # The commands that the report ends with
-    next_commands: Sequence[NextCommand] = ()
+    next_commands: Sequence[Command] = ()
     # The loss of a run that goes well, shown beside its own; None: not known
     forecast: Forecast | None = None
 
@@ -263,7 +263,11 @@ class Job(ABC):
 
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
-        """What the run will do from here on. The model is made fast here, where that pays."""
+        """What the run will do from here on."""
+
+    def make_fast(self, outlook: Outlook) -> Sequence[str]:
+        """Compile the model, where that pays. Returns lines for the user."""
+        return ()
 
     @abstractmethod
     def learning_rate(self, update: Update, progress: Progress) -> float:

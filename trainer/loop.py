@@ -142,6 +142,7 @@ class Trainer:
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
             self.outlook = outlook = self.job.outlook(self.progress)
+            notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
         updates_of_epoch = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
         updates = updates_of_epoch * self.length.epochs
         if self.length.last_update < UNLIMITED:
@@ -151,7 +152,7 @@ class Trainer:
         for text in (*outlook.lines, line):
             self.reporter.say(text)
         self.reporter.record(record)
-        for notice in (*self.surroundings.notices, *outlook.notices):
+        for notice in notices:
             self.reporter.say(notice)
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None

@@ -138,13 +138,14 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     absent = [TASKS[name].folder for name in TASKS if name not in places]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
-    cases = [
-        ("use_compile", settings.use_compile == "1", "to compile, batches would need one length, which costs as much"),
-        ("num_seeds", settings.num_seeds > 1 and not settings.do_train, "--do_train is off"),
-        ("eval_all_checkpoints", settings.eval_all_checkpoints and not settings.do_train, "--do_train is off"),
-    ]
+    compiles = settings.use_compile == "1"
+    reasons = {
+        "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
+        "num_seeds": "" if settings.do_train else "--do_train is off",
+        "eval_all_checkpoints": "" if settings.do_train else "--do_train is off",
+    }
     precision = [precision_notice] if precision_notice else []
-    for line in (*precision, *warnings_of(settings, cases), *common_warnings(settings, ranks)):
+    for line in (*precision, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
     return tasks
 

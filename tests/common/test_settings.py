@@ -30,7 +30,7 @@ DEFAULTS = {
         "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
         "optimizer": "adamw", "muon_lr": 0.02, "embed_lr": 0.0, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
-        "gradient_checkpointing": False, "deterministic": True, "cuda_graphs": "auto", "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
+        "gradient_checkpointing": False, "deterministic": True, "cuda_graphs": True, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
         "decay_share": 0.2, "deduplicate": "none", "mixture": None, "dropout": 0.0,
     },

@@ -23,7 +23,7 @@ from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
 from trainer.budget.settings import seconds_of
-from trainer.cuda_graphs import why_without_graphs
+from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
@@ -347,14 +347,14 @@ class RunCosts:
         model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        without_graphs = why_without_graphs(device, ranks, dtype, recomputes, config.dropout)
+        has_graphs = can_be_recorded(device, ranks, dtype, recomputes, config.dropout)
         engine = make_engine(
             model,
             partial(pretrain_loss, model),
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},
-            cuda_graphs=None if without_graphs else True,
+            cuda_graphs=True if has_graphs else None,
             dtype=dtype,
             ranks=ranks,
             device=device,

@@ -31,7 +31,7 @@ from dataset.tokenizing.tokenizer_files import check_known, check_size
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from model.loss import IGNORE
-from trainer.advice import common_warnings, is_changed, next_command, warnings_of
+from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
@@ -373,17 +373,11 @@ class ElectraJob(Job):
         notices = [self.precision_notice] if self.precision_notice else []
         if self.engine.shards is not None:
             notices.append(self.engine.shards.described)
-        for name in ("init_std", "position_init"):
-            is_due = of_files and is_changed(settings, name)
-            notices += warnings_of(settings, [(name, is_due, "the networks come from files")])
+        if of_files:
+            notices += warnings_of(
+                settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
+            )
         notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
-        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
-        choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (self.ranks.rows_of(settings.batch_size), plan.T)
-        width = discriminator.hidden_size
-        compile_blocks(
-            self.model.compile_training, choice, self.device, notices.append, shape, flops, self.dtype, width=width
-        )
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
@@ -404,6 +398,18 @@ class ElectraJob(Job):
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             next_commands=[fine_tune],
         )
+
+    def make_fast(self, outlook: Outlook) -> list[str]:
+        settings = self.settings
+        said: list[str] = []
+        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        choice = "0" if settings.gradient_checkpointing else settings.use_compile
+        shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
+        width = self.model.discriminator.config.hidden_size
+        compile_blocks(
+            self.model.compile_training, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width
+        )
+        return said
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

@@ -261,8 +261,6 @@ class GlueJob(Job):
             f"{plan.T} at most",
         ]
         notices = [] if self.engine.shards is None else [self.engine.shards.described]
-        # Only what is fast without a compiler: batches of one length, which it wants, cost what it saves.
-        set_up(self.device, self.dtype)
         return Outlook(
             plan=plan,
             lines=lines,
@@ -271,6 +269,11 @@ class GlueJob(Job):
             n_documents=plan.n_rows,
             shown=("train_acc", "grad_norm", "updates_per_second"),
         )
+
+    def make_fast(self, outlook: Outlook) -> Sequence[str]:
+        """Only what is fast without a compiler: batches of one length, which it wants, cost what it saves."""
+        set_up(self.device, self.dtype)
+        return ()
 
 
 # ------------------------------------------------------------------------------------------------- the classifier

@@ -14,7 +14,7 @@ from dataset.loader import Batch
 from dataset.packing import RowPlan, Totals
 from model.config import architecture
 from trainer.budget.outcome import plan_to_keep
-from trainer.cuda_graphs import why_without_graphs
+from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
 from trainer.job import (
@@ -130,7 +130,7 @@ class PretrainJob(Job):
             },
             only_at_start=ONLY_AT_START,
         )
-        without_graphs = why_without_graphs(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
+        has_graphs = can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -138,14 +138,11 @@ class PretrainJob(Job):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             group_size=self.first_model.group_size,
-            cuda_graphs=None if without_graphs else settings.cuda_graphs != "0",
+            cuda_graphs=settings.cuda_graphs if has_graphs else None,
             dtype=dtype,
             ranks=ranks,
             device=device,
         )
-        if settings.cuda_graphs == "1" and self.engine.graphs is None:
-            why = without_graphs or f"the optimiser {settings.optimizer} is not a fused one"
-            self.notices.append(f"warning: --cuda_graphs 1 has no effect: {why}")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)
@@ -182,7 +179,7 @@ class PretrainJob(Job):
             ranks=self.ranks,
             answers=self.kind.answers,
         )
-        outlook.notices = [*self.notices, *outlook.notices, *self.make_fast(outlook)]
+        outlook.notices = [*self.notices, *outlook.notices]
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:

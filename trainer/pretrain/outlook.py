@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.wording import counted
 from dataset.corpus import Corpus
-from trainer.advice import Forecast, NextCommand, next_command, note_on_expected, pretraining_notices
+from trainer.advice import Command, Forecast, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Outlook
 from trainer.machine.ranks import Ranks
@@ -131,7 +131,7 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
     return []
 
 
-def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[NextCommand]:
+def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:
     """What a user may want to do with the finished run. stem: of its files. answers: see pretraining_outlook."""
     weight = ["--weight", f"{stem}.pth"]
     # The scripts take the repository's own tokenizer unless they are given another.

@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
@@ -111,9 +111,12 @@ def draw(
             # A line through one point would not show.
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
             lines += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
-    # Over less than that there is hardly a power of ten to mark.
-    if logarithmic and lowest > 0 and highest / lowest > 30:
+    if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
+        # Hardly a power of ten to mark
+        if highest / lowest < 30:
+            axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else "{x:.4g}")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))

@@ -134,8 +134,8 @@ def test_runs_side_by_side(tmp_path, capsys):
 
 @pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
 def test_the_command_that_goes_on(given):
-    again = train_on(f"python trainer/train_pretrain.py --epochs 2{given} --seed 1")
-    assert again.command == "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1"
+    _, again = train_on(f"python trainer/train_pretrain.py --epochs 2{given} --seed 1")
+    assert again == "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1"
 
 
 def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
@@ -143,8 +143,8 @@ def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
     wanted = ["--weight", "out/a b/pretrain_64.pth", "--out_dir", "out/a b"]
     for folder, script in ((ROOT, "scripts/export_hf.py"), (tmp_path, f"{ROOT}/scripts/export_hf.py")):
         monkeypatch.chdir(folder)
-        export = next_command("export", "scripts/export_hf.py", *wanted)
-        assert shlex.split(export.command) == ["python", script, *wanted]
+        _, export = next_command("export", "scripts/export_hf.py", *wanted)
+        assert shlex.split(export) == ["python", script, *wanted]
 
 
 def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
