@@ -1,6 +1,7 @@
 """What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 from common.wording import counted
@@ -61,6 +62,9 @@ def pretraining_outlook(
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first.T * first.fill
     said = []
+    # Not where the user chose so. Where they were read as tokens, no text spells them.
+    if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
+        said += note_on_spelt_tokens(corpus, first_model)
     if first_model.encoder.eos_id is None:
         said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
     said += pretraining_notices(
@@ -95,6 +99,7 @@ def pretraining_outlook(
                 corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
             ),
             muon=settings.optimizer == "muon",
+            induction_heads=config.num_attention_heads if settings.init_scheme == "induction" else 0,
         )
         said.append(note_on_expected(parameters, tokens))
     return Outlook(
@@ -112,6 +117,19 @@ def pretraining_outlook(
         next_commands=next_commands(settings, settings.stem(config.hidden_size, config.use_moe), answers),
         forecast=forecast,
     )
+
+
+def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
+    """A line where more than a tenth of a source's first documents spell a special token: a few may only speak of it."""
+    for store in corpus.stores:
+        places = pairwise(store.offsets[:201].tolist())
+        ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
+        texts = [str(first_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
+        for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
+            if (count := sum(token in text for text in texts)) > len(texts) / 10:
+                said = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
+                return [f"{said}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
+    return []
 
 
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:

@@ -52,3 +52,19 @@ def test_a_resume_that_reads_otherwise_names_the_flag(marked):
     data, val, out, _ = marked
     with pytest.raises(UserError, match=r"\(--parse_special_tokens\): True there, False in this run"):
         train(data_path=data, val_path=val, out_dir=out, from_resume=1, epochs=2, learning_rate=0.01)
+
+
+def test_spelt_tokens_are_told_where_nobody_chose_to_read_them_as_text(marked, tmp_path, capsys):
+    data, *_ = marked
+    few = write_texts(tmp_path / "few.jsonl", MARKED[:2] + ["plain text"] * 38)
+    for folder, changes, is_told in (
+        ("not asked", {"data_path": data}, True),
+        ("chosen", {"data_path": data, "parse_special_tokens": 0}, False),
+        ("parsed", {"data_path": data, "parse_special_tokens": 1}, False),
+        ("few", {"data_path": few}, False),
+        # A weight that was read without them cannot be given the flag.
+        ("by a weight", {"data_path": data, "from_weight": tmp_path / "few" / "pretrain_16.pth"}, True),
+    ):
+        train(out_dir=tmp_path / folder, **changes)
+        told = "40 of the first 40 documents spell <|im_start|>" in capsys.readouterr().out
+        assert told == is_told, folder
