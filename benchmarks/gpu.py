@@ -31,9 +31,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # Run by path: nothing in benchmarks/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import begin
+    from common.start import guard_imports
 
-    begin(ends_at_ctrl_c=False)
+    guard_imports(ends_at_ctrl_c=False)
 
 import argparse
 import contextlib

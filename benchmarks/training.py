@@ -71,7 +71,8 @@ class Training:
             dtype=products,
             ranks=Ranks(),
             n_sums=n_sums(config),
-            cuda_graphs=cuda_graphs if device.type == "cuda" and products is not torch.float16 else None,
+            is_recordable=device.type == "cuda" and products is not torch.float16,
+            cuda_graphs=cuda_graphs,
         )
         if self.engine.graphs is not None:
             self.engine.graphs.say = print

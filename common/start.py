@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STARTED = time.monotonic()
 
 
-def begin(ends_at_ctrl_c: bool = True) -> None:
+def guard_imports(ends_at_ctrl_c: bool = True) -> None:
     """End a command in one line and with exit code 2 in a Python that is too old or lacks a package.
 
     ends_at_ctrl_c: during the imports Ctrl-C ends the process at once; `run_cli` makes a KeyboardInterrupt of it again.

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):
     sys.path[0] = str(ROOT)
 if __name__ == "__main__":
-    from common.start import begin
+    from common.start import guard_imports
 
-    begin()
+    guard_imports()
 
 from common.flags import positive
 from common.settings import setting

@@ -13,9 +13,9 @@ from pathlib import Path
 if __name__ == "__main__":
     # Run by path: nothing in scripts/ may shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from common.start import begin
+    from common.start import guard_imports
 
-    begin()
+    guard_imports()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from scripts.arguments import report_parser
 

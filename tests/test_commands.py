@@ -170,7 +170,9 @@ def test_the_command_for_a_python_without_the_packages(tmp_path):
     otherwise pip's command."""
     (tmp_path / "common").mkdir()
     shutil.copy(ROOT / "common" / "start.py", tmp_path / "common")
-    (tmp_path / "run.py").write_text("from common.start import begin\nbegin()\nimport torch\n", encoding="utf-8")
+    (tmp_path / "run.py").write_text(
+        "from common.start import guard_imports\nguard_imports()\nimport torch\n", encoding="utf-8"
+    )
 
     def command_from(folder):
         ended = subprocess.run([sys.executable, "-S", tmp_path / "run.py"], cwd=folder, capture_output=True, text=True)

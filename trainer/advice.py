@@ -16,6 +16,7 @@ from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
+from trainer.updates import RunSettings
 
 # A run of fewer tokens learns little whatever its settings are.
 WORTH_A_NOTICE = 1e5
@@ -156,6 +157,22 @@ def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, updat
                 f"note: --{name} {getattr(settings, name):g}: runs of this size learn most with about {rate:.2g}"
             )
     return lines
+
+
+def plain_advice(settings: RunSettings, shorter: str) -> str:
+    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
+    ways = []
+    rows_of_update = settings.batch_size * settings.accumulation_steps
+    for rows in range(settings.batch_size // 2, 0, -1):
+        if rows_of_update % rows == 0:
+            # With --rows_per_update the number of micro-batches follows.
+            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
+            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
+            break
+    if not settings.gradient_checkpointing:
+        ways.append("--gradient_checkpointing 1")
+    ways.append(shorter)
+    return f"try {', or '.join(ways)}"
 
 
 def note_on_expected(parameters: float, tokens: float) -> str:

@@ -35,7 +35,7 @@ def record(work: Callable[[], None]) -> Replay:
 
 
 def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> bool:
-    """Whether updates of such a run can. recomputes: --gradient_checkpointing, which keeps random states."""
+    """Whether updates of such a run are the same kernels each time. recomputes: --gradient_checkpointing, which keeps random states."""
     # float16's scale is looked at by the host, and dropout draws other numbers in each update.
     is_fixed = dtype is not torch.float16 and not recomputes and dropout == 0
     return device.type == "cuda" and ranks.world_size == 1 and is_fixed

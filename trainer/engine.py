@@ -32,6 +32,8 @@ from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.muon import parts_of
+from trainer.optim.settings import OptimizerSettings
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
@@ -96,13 +98,13 @@ class Engine:
         grad_clip: float = 1.0,
         n_sums: int,
         shards: Shards | None = None,
-        cuda_graphs: bool | None = None,
+        is_recordable: bool = False,
+        cuda_graphs: bool = True,
     ) -> None:
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
-        shards: how the model is sharded among the ranks; None: each has the whole. cuda_graphs: whether updates are to be recorded
-        and replayed, which wants a fused optimiser and an objective that reads the device alone; False: they could be; None: they
-        cannot (see trainer/cuda_graphs.py).
+        shards: how the model is sharded among the ranks; None: each has the whole. is_recordable: an update runs the same kernels each
+        time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record and replay them there, with a fused optimiser.
         """
         self.model = model
         self.optimizer = optimizer
@@ -134,7 +136,8 @@ class Engine:
         # In the order of the fields of Outcome
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs | None = None
-        if cuda_graphs is not None and self.fused:
+        # On a first reading take updates without graphs, as on a CPU: `_accumulate` and `_end_update` alone.
+        if is_recordable and self.fused:
             assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
                 partial(self._accumulate, last=True, counts=True),
@@ -262,8 +265,9 @@ class Engine:
     def _changed_by_an_update(self) -> list[torch.Tensor]:
         """All tensors that micro-batches and the end of an update change; after a first update each has its place."""
         tensors = [self.sums, self.bad_losses, self.outcome]
-        for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+        for optimizer in parts_of(self.optimizer):
             for parameter, moments in optimizer.state.items():
+                assert parameter.grad is not None
                 tensors += [parameter.detach(), parameter.grad]
                 tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
         return tensors
@@ -306,14 +310,6 @@ class Engine:
         values = sums.tolist()
         self.sums.zero_()
         return values
-
-    def largest(self, number: int) -> int:
-        """Where the ranks compute together, the largest of their numbers, so that all decide alike; else this rank's own."""
-        if self.shards is None:
-            return number
-        numbers = torch.tensor(number, device=self.device)
-        dist.all_reduce(numbers, dist.ReduceOp.MAX)
-        return int(numbers.item())
 
     def close(self) -> None:
         """To be called behind the last update, before the process group is left."""
@@ -364,18 +360,16 @@ class Engine:
 
     def _sharded(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimiser's state dict with parts in the place of whole tensors, where parameters are sharded."""
-        # Muon with AdamW: two optimisers behind one interface.
-        together = getattr(self.optimizer, "optimizers", None)
-        if together is None:
+        if "optimizers" not in state:
             return sharded_state(state, self.optimizer)
-        parts = zip(state["optimizers"], together, strict=True)
+        parts = zip(state["optimizers"], parts_of(self.optimizer), strict=True)
         return {"optimizers": [sharded_state(of_part, optimizer) for of_part, optimizer in parts]}
 
 
 def make_engine(
     model: torch.nn.Module,
     objective: Objective,
-    settings: Any,
+    settings: OptimizerSettings,
     *,
     n_sums: int,
     identity: Mapping[str, object],
@@ -383,13 +377,14 @@ def make_engine(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     group_size: int = 1,
-    cuda_graphs: bool | None = None,
+    is_recordable: bool = False,
+    cuda_graphs: bool = True,
     **adam: Any,
 ) -> Engine:
     """The engine of a model on its device, with the optimiser of the settings.
 
-    settings: OptimizerSettings and --grad_clip. identity: of the job, compared among the ranks. group_size: ranks that share one
-    model. cuda_graphs: see Engine. adam: options of AdamW.
+    identity: of the job, compared among the ranks. group_size: ranks that share one model. is_recordable, cuda_graphs: see
+    Engine. adam: options of AdamW.
     """
     # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
@@ -415,5 +410,6 @@ def make_engine(
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
         shards=shards,
+        is_recordable=is_recordable,
         cuda_graphs=cuda_graphs,
     )

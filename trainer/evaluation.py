@@ -41,7 +41,13 @@ def rows_of_batches(
     for first in range(0, len(places), ranks.world_size):
         i = first + ranks.rank
         has_batch = i < len(places)
-        if engine.largest(signals.signum):
+        signum = signals.signum
+        if engine.shards is not None:
+            # Ranks that compute together stop together.
+            largest = torch.tensor(signum, device=engine.device)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            signum = int(largest.item())
+        if signum:
             table[shape[0] + ranks.rank, 0] = signals.signum
             break
         if not has_batch and engine.shards is None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from common.errors import SaidByAnotherRank
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
+from trainer.advice import plain_advice
 from trainer.engine import LOADER_FAILED, Outcome, UpdateId
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings, Update
 from trainer.machine.command_line import name_of
@@ -28,8 +29,8 @@ from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
-from trainer.saving.resume import SaveClock, Saver
-from trainer.updates import micro_batches_of_update, plain_advice, schedule_of
+from trainer.saving.resume import Saver, SaveTimer
+from trainer.updates import micro_batches_of_update, schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -70,7 +71,7 @@ class Trainer:
         if self.engine.graphs is not None:
             self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, self.reporter)
-        self.save_clock = SaveClock(self.settings, self.device.type)
+        self.save_timer = SaveTimer(self.settings, self.device.type)
         # Updates that this process has done
         self.updates_here = 0
         # Where the run stands, and where it ends
@@ -170,7 +171,7 @@ class Trainer:
         """
         stop_signal = 0
         failure: LoaderError | None = None
-        self.save_clock.restart()
+        self.save_timer.restart()
         self.stopwatch = Stopwatch(self.progress.step, self.progress.log_seconds)
         try:
             if self.progress.evaluation_due:
@@ -244,10 +245,10 @@ class Trainer:
                 if not is_last:
                     self.log(epoch, update.first_step + place, rate)
             # What this rank asks all ranks for, with the update's one message. To stop: the number of the signal that it got, LOADER_FAILED
-            # for want of batches, or 0. To save: for a signal or, on rank 0, by its clock. A disk may take longer than the clock's
-            # minutes: training would wait for it if the clock asked while it writes.
+            # for want of batches, or 0. To save: for a signal or, on rank 0, by its timer. A disk may take longer than the timer's
+            # minutes: training would wait for it if the timer asked while it writes.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
-            is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_clock.asks()
+            is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or is_time)
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
@@ -313,7 +314,7 @@ class Trainer:
         # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
         # nor when the epoch ends, since the documents of a skipped update are read from its plan.
         outcomes = self.engine.poll(UpdateId(progress.update, update.last_step, update.first_row, update.end_row))
-        save_is_due = self.finished or progress.update in self.job.files.save_at or completes(self.save_clock.interval)
+        save_is_due = self.finished or progress.update in self.job.files.save_at or completes(self.save_timer.interval)
         if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
@@ -456,7 +457,7 @@ class Trainer:
         # By now the check has long ended, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-        self.save_clock.restart()
+        self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
         self.saver.save(self.progress, is_last=self.finished)
 

@@ -20,9 +20,9 @@ if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
-    from common.start import begin
+    from common.start import guard_imports
 
-    begin()
+    guard_imports()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.electra.settings import ElectraSettings
 

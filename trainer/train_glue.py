@@ -28,9 +28,9 @@ if __package__ in (None, ""):
     # Run by path, trainer/ would come first on the path, and could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
-    from common.start import begin
+    from common.start import guard_imports
 
-    begin()
+    guard_imports()
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     from trainer.glue.settings import GlueSettings
 
@@ -51,7 +51,7 @@ from dataset.reading.file_kinds import expanded
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import check_known, vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.advice import common_warnings, warnings_of
+from trainer.advice import common_warnings, plain_advice, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
@@ -63,7 +63,6 @@ from trainer.machine.measure import out_of_memory_in_a_line
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
-from trainer.updates import plain_advice
 
 # What a finished run must have been made with to count as done, beside its data, tokenizer and model.
 COMPARED = (

@@ -24,10 +24,10 @@ from typing import ClassVar
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 if __name__ == "__main__":
-    from common.start import begin
+    from common.start import guard_imports
 
     # Ctrl-C ends the process within the library that trains, too; nothing is written before the end.
-    begin()
+    guard_imports()
 
 from common.errors import DataError, UserError, user_errors
 from common.flags import positive

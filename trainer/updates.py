@@ -45,19 +45,3 @@ def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int
     micro_batches = micro_batches_of_update(settings, ranks)
     rows_of_rank = ranks.rows_of(settings.batch_size)
     return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
-
-
-def plain_advice(settings: RunSettings, shorter: str) -> str:
-    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
-    ways = []
-    rows_of_update = settings.batch_size * settings.accumulation_steps
-    for rows in range(settings.batch_size // 2, 0, -1):
-        if rows_of_update % rows == 0:
-            # With --rows_per_update the number of micro-batches follows.
-            steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
-            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
-            break
-    if not settings.gradient_checkpointing:
-        ways.append("--gradient_checkpointing 1")
-    ways.append(shorter)
-    return f"try {', or '.join(ways)}"

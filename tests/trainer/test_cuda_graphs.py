@@ -78,6 +78,7 @@ def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fie
         dtype=torch.float32,
         ranks=Ranks(),
         n_sums=n_sums(model.config),
+        is_recordable=True,
         cuda_graphs=cuda_graphs,
     )
     engine.graphs.say = said.append

@@ -25,7 +25,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
-from trainer.saving.resume import SaveClock
+from trainer.saving.resume import SaveTimer
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows
@@ -157,7 +157,7 @@ def saves_by_the_clock(folder):
     def save(trainer):
         saved.append(trainer.progress.update)
 
-    with mock.patch.object(SaveClock, "asks", asks), mock.patch.object(Trainer, "save", save):
+    with mock.patch.object(SaveTimer, "asks", asks), mock.patch.object(Trainer, "save", save):
         train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/clock", save_interval=10**6)
     return saved
 

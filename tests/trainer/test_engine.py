@@ -52,7 +52,7 @@ def test_an_optimiser_that_is_not_fused_has_no_graphs(cuda_graphs):
     sums = n_sums(model.config)
     engine = Engine(
         model, optimizer, objective, device=CPU, dtype=torch.float32, ranks=Ranks(), n_sums=sums, grad_clip=0.0,
-        cuda_graphs=cuda_graphs,
+        is_recordable=True, cuda_graphs=cuda_graphs,
     )  # fmt: skip
     twin = tiny_model()
     twin.load_state_dict(model.state_dict())

@@ -12,10 +12,10 @@ import torch
 from tests.helpers import ROOT, complaint, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
+from trainer.advice import plain_advice
 from trainer.machine.measure import is_out_of_memory, out_of_memory_in_a_line
 from trainer.pretrain import first_model, job, memory
 from trainer.sampling import Sampler
-from trainer.updates import plain_advice
 
 CPU = torch.device("cpu")
 GB = 10**9

@@ -355,14 +355,13 @@ class RunCosts:
         model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        has_graphs = can_be_recorded(device, ranks, dtype, recomputes, config.dropout)
         engine = make_engine(
             model,
             partial(pretrain_loss, model),
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},
-            cuda_graphs=True if has_graphs else None,
+            is_recordable=can_be_recorded(device, ranks, dtype, recomputes, config.dropout),
             dtype=dtype,
             ranks=ranks,
             device=device,

@@ -80,7 +80,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
-        # A run on CUDA saves by minutes, see SaveClock.
+        # A run on CUDA saves by minutes, see SaveTimer.
         updates_between_saves = min(plan.updates / SAVES, MOST_SECONDS_BETWEEN_SAVES / plan.update_seconds)
         chosen["save_interval"] = max(1, int(updates_between_saves * steps))
     if costs.data.evaluated:

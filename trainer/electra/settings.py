@@ -135,7 +135,7 @@ class ElectraData(TextSettings):
 
 
 @dataclass(kw_only=True)
-class ElectraTraining(OptimizerSettings, UpdateSettings):
+class ElectraTraining(OptimizerSettings):
     """training (batch, rate and steps: default the size's)"""
 
     max_steps: int = setting(None, check=positive(int), help="updates", first=True)

@@ -158,6 +158,11 @@ class Muon(torch.optim.Optimizer):
         return buffers
 
 
+def parts_of(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer]:
+    """The optimisers of a Together; another optimiser alone."""
+    return getattr(optimizer, "optimizers", [optimizer])
+
+
 class Together:
     """Several optimisers of disjoint parameters as one, as far as engine.py and GradScaler.unscale_ ask."""
 

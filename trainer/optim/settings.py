@@ -31,7 +31,7 @@ OPTIMIZERS = ("adamw", "muon")
 
 
 @dataclass(kw_only=True)
-class OptimizerSettings(Settings):
+class OptimizerSettings(UpdateSettings):
     """training"""
 
     optimizer: str = setting(

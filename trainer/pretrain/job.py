@@ -130,7 +130,6 @@ class PretrainJob(Job):
             },
             only_at_start=ONLY_AT_START,
         )
-        has_graphs = can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout)
         self.engine = make_engine(
             self.model,
             self.loss,
@@ -138,7 +137,8 @@ class PretrainJob(Job):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             group_size=self.first_model.group_size,
-            cuda_graphs=settings.cuda_graphs if has_graphs else None,
+            is_recordable=can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout),
+            cuda_graphs=settings.cuda_graphs,
             dtype=dtype,
             ranks=ranks,
             device=device,

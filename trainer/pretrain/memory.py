@@ -25,6 +25,7 @@ from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
+from trainer.advice import plain_advice
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
@@ -33,7 +34,6 @@ from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import kept_of_run
-from trainer.updates import plain_advice
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:

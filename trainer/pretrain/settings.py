@@ -15,7 +15,7 @@ from model.weight_record import SPECIAL_TOKENS_FIELD, record_of
 from trainer.budget.settings import BudgetSettings
 from trainer.machine.settings import NONE, DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
-from trainer.optim.settings import OptimizerSettings, UpdateSettings
+from trainer.optim.settings import OptimizerSettings
 from trainer.reporting.settings import OutputSettings
 
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
@@ -160,7 +160,7 @@ class DataSettings(DocumentSettings):
 
 
 @dataclass(kw_only=True)
-class TrainingSettings(OptimizerSettings, UpdateSettings):
+class TrainingSettings(OptimizerSettings):
     """training"""
 
     batch_size: int = setting(

@@ -270,13 +270,13 @@ class Saver:
             Path(f"{stem}.{ending}").unlink(missing_ok=True)
 
 
-class SaveClock:
+class SaveTimer:
     """The micro-batches and the seconds between two saves; 0: they do not count.
 
     A GPU does the usual number of micro-batches in a second or two. So where the user has said nothing of saves, a run
     on one is saved by time.
 
-    Ranks have clocks of their own, which never agree. So only rank 0 looks at its one, and asks all ranks for a save in
+    The clocks of ranks never agree. So only rank 0 looks at its own, and asks all ranks for a save in
     the way in which a signal does.
     """
 

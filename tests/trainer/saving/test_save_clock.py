@@ -11,7 +11,7 @@ from trainer.glue.settings import GlueSettings
 from trainer.pretrain.settings import PretrainSettings
 from trainer.saving import resume
 from trainer.saving.checkpoint import Checkpoints
-from trainer.saving.resume import GPU_MINUTES, SaveClock
+from trainer.saving.resume import GPU_MINUTES, SaveTimer
 
 EACH_UPDATE_S = 10
 
@@ -104,5 +104,5 @@ def test_what_is_not_given_follows_from_what_is(kind, usual):
     required = ["--task", "cola", "--data_dir", "glue"] if kind is GlueSettings else []
     for given, times in expected.items():
         settings = kind.parse([*required, *given.split()])
-        found = [SaveClock(settings, device) for device in ("cpu", "cuda")]
+        found = [SaveTimer(settings, device) for device in ("cpu", "cuda")]
         assert [(clock.interval, clock.seconds) for clock in found] == times, given
