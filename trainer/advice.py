@@ -43,6 +43,7 @@ class Forecast:
     T: int
     text_scale: float
     muon: bool = True
+    induction_heads: int = 0
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """The training loss after so many tokens, at this learning rate; None: not known."""
@@ -50,7 +51,9 @@ class Forecast:
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
         scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.layers, tokens, self.parts, scale, self.muon)
+        at_the_end = laws.expected_loss(
+            self.parameters, self.layers, tokens, self.parts, scale, self.muon, self.induction_heads
+        )
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 

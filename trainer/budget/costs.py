@@ -19,6 +19,7 @@ from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig, parameter_count
+from model.induction import can_copy
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
@@ -224,6 +225,13 @@ class RunCosts:
         # {width: the updates with which it was measured last}: all blocks of a width are alike, so what was compiled for one
         # number of layers serves the others.
         self.measured_cuts: dict[int, Cut] = {}
+
+    def init_scheme(self, config: MiniMindConfig) -> str:
+        """The `--init_scheme` of a run of this model. Heads that copy need the high rate of the embeddings that goes with Muon."""
+        if "init_scheme" in self.given:
+            return self.settings.init_scheme
+        is_planned_rate = self.optimizer == "muon" and "learning_rate" not in self.given
+        return "induction" if is_planned_rate and can_copy(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""

@@ -46,6 +46,11 @@ TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
 # Three layers need more tokens for it, by two runs.
 TOKENS_OF_THREE_LAYERS = 22e6
+# With `--init_scheme induction` models of two and more layers gain as much and a little more from the start: half of this part after
+# so many tokens. Those with a single head in a layer gain less.
+GAIN_OF_INDUCTION = 0.12
+GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.08
+TOKENS_OF_INDUCTION = 8.6e5
 
 
 def factor_of_depth(layers: int, tokens: float) -> float:
@@ -54,6 +59,12 @@ def factor_of_depth(layers: int, tokens: float) -> float:
     of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
     of_layers = 1 - math.exp(-max(layers - 2, 0))
     return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
+
+
+def factor_of_induction(heads: int, tokens: float) -> float:
+    """The same for a model with so many heads in a layer whose first weights were those of `model.induction`."""
+    gain = GAIN_OF_INDUCTION if heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
+    return 1 - gain * tokens / (tokens + TOKENS_OF_INDUCTION)
 
 
 # Relative range that is told with an expected loss, on text that was measured: a fit without all runs of one length meets these
@@ -133,12 +144,19 @@ def expected_loss(
     parts: Sequence[Part],
     scale: float = 1.0,
     muon: bool = True,
+    induction_heads: int = 0,
 ) -> float:
-    """In nats per token, on text that is `scale` times as hard as that of WIKI. muon: else AdamW trains."""
+    """In nats per token, on text that is `scale` times as hard as that of WIKI. muon: else AdamW trains.
+
+    induction_heads: query heads of a layer, where the first weights were those of `model.induction`; 0: where they were others.
+    """
     effective = effective_tokens(tokens, parts)
     if not muon:
         effective /= TOKENS_OF_ADAMW
-    return scale * WIKI.loss(parameters, effective) * factor_of_depth(layers, effective)
+    loss = scale * WIKI.loss(parameters, effective)
+    if induction_heads:
+        return loss * factor_of_induction(induction_heads, effective)
+    return loss * factor_of_depth(layers, effective)
 
 
 def batch_tokens(tokens: float) -> float:

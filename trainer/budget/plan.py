@@ -147,7 +147,15 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, layers, tokens, data.parts, scale, muon=costs.optimizer == "muon"),
+        loss=laws.expected_loss(
+            parameters,
+            layers,
+            tokens,
+            data.parts,
+            scale,
+            muon=costs.optimizer == "muon",
+            induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
+        ),
     )
 
 

@@ -110,7 +110,10 @@ class ModelSettings(Settings):
     )
     use_moe: bool | None = switch(None, help="mixture of experts in place of the dense MLP (default: False)")
     init_scheme: str = setting(
-        "default", choices=("default", "zero_out"), help="zero_out: o_proj and down_proj begin at 0"
+        "default",
+        choices=("default", "zero_out", "induction"),
+        help="zero_out: o_proj and down_proj begin at 0; induction: so do they, but for two heads that copy what followed a "
+        "token before (minimind2)",
     )
     from_weight: str = setting(
         "none",

@@ -61,6 +61,22 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     assert none.evaluations(plan.config, plan.cut, plan.seconds) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "generation", "scheme"),
+    [
+        ((), "minimind2", "induction"),
+        ((), "minimind3", "zero_out"),
+        # Other rates were not measured with it.
+        (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
+        (("--optimizer", "adamw"), "minimind2", "zero_out"),
+        (("--init_scheme", "default"), "minimind2", "default"),
+    ],
+)
+def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    assert costs_of(*words).init_scheme(MiniMindConfig(generation=generation, **shape)) == scheme
+
+
 def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))

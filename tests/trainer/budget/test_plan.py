@@ -43,6 +43,9 @@ class SimulatedCosts:
         self.seconds_left, self.tokens, self.flops = seconds, tokens, flops
         self.batch_size, self.accumulation_steps = batch_size, accumulation_steps
 
+    def init_scheme(self, config):
+        return "zero_out"
+
     def token_flops(self, config):
         width = config.hidden_size
         return 6.0 * (12 * width * width * config.num_hidden_layers + config.vocab_size * width)
@@ -292,6 +295,23 @@ def test_the_law_meets_the_runs_that_were_measured(parameters, layers, tokens, d
     """References: docs/experiments.md, "The law of today", some runs of each kind."""
     expected = laws.expected_loss(parameters, layers, tokens, text(different), laws.row_scale(T))
     assert expected == pytest.approx(loss, rel=laws.LOSS_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "layers", "heads", "tokens", "loss"),
+    [
+        (0.84e6, 2, 1, 4.0e6, 4.551),
+        (1.21e6, 2, 2, 5.3e6, 4.193),
+        (1.60e6, 4, 2, 4.0e6, 4.237),
+        (1.60e6, 4, 2, 15.1e6, 3.813),
+        # without heads that copy
+        (0.84e6, 2, 0, 4.0e6, 4.859),
+    ],
+)
+def test_the_law_meets_the_runs_whose_first_weights_copy(parameters, layers, heads, tokens, loss):
+    """References: docs/experiments.md, "First weights that copy"; its five corpora are a little easier than the encyclopaedias."""
+    expected = laws.expected_loss(parameters, layers, tokens, text(1.77e7), scale=0.982, induction_heads=heads)
+    assert expected == pytest.approx(loss, rel=laws.LOSS_ERROR / 4)
 
 
 def test_the_rate_of_adamw_is_near_the_best_that_was_measured():
