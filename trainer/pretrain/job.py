@@ -144,7 +144,7 @@ class PretrainJob(Job):
             device=device,
         )
         if settings.cuda_graphs == "1" and self.engine.graphs is None:
-            self.notices.append("warning: --cuda_graphs 1 has no effect: docs/gpu.md says where updates cannot be recorded")
+            self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)

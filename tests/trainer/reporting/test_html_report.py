@@ -81,7 +81,9 @@ def test_thinned_curves_keep_their_extremes(values, buckets):
 def test_a_curve_of_many_points_ends_where_it_ends():
     """Means are drawn of what is noisy, and of nothing else: `lr` fell to 0."""
     x = np.arange(500.0)
-    drawn = {field: draw([[Curve(field, x, 500 - x)]], ["a"], False).axes[0].lines for field in ("loss", "lr", "val_loss")}
+    drawn = {
+        field: draw([[Curve(field, x, 500 - x)]], ["a"], False).axes[0].lines for field in ("loss", "lr", "val_loss")
+    }
     assert [len(lines) for lines in drawn.values()] == [2, 1, 1]
     assert drawn["lr"][-1].get_ydata()[-1] == 1 and drawn["val_loss"][-1].get_ydata()[-1] == 1
 
