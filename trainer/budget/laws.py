@@ -10,7 +10,7 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 
 import lzma
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -278,6 +278,12 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
+def text_of(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
+    """The text of the tokens from each place's begin to its end."""
+    ids = (store.tokens[begin:end].tolist() for begin, end in places)
+    return "\n".join(tokenizer.decode(some, skip_special_tokens=True) for some in ids).encode(errors="replace")
+
+
 def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:
     """How many nats a token of this text takes, relative to the text of WIKI.
 
@@ -286,9 +292,7 @@ def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> floa
     """
     n = len(store.tokens)
     bounds = [place * n // SAMPLES for place in range(SAMPLES + 1)]
-    ids = (store.tokens[begin : min(begin + SAMPLE_TOKENS, end)].tolist() for begin, end in pairwise(bounds))
-    texts = (tokenizer.decode(some, skip_special_tokens=True) for some in ids)
-    raw = "\n".join(texts).encode(errors="replace")
+    raw = text_of(store, ((begin, min(begin + SAMPLE_TOKENS, end)) for begin, end in pairwise(bounds)), tokenizer)
     if not raw.strip():
         return 1.0
     bits_per_byte = 8 * len(lzma.compress(raw, preset=6)) / len(raw)
