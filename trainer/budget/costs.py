@@ -51,6 +51,9 @@ MUON_SHARE = 0.7
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
+# A CPU is no further above the estimate than this: another program has disturbed the measurement, and the clock of the run mends
+# the rest. Small updates of a GPU wait for its launches, of which the estimate knows nothing.
+MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -333,7 +336,8 @@ class RunCosts:
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
         self.measured_cuts[config.hidden_size] = cut
         size = (config.hidden_size, config.num_hidden_layers)
-        self.corrections[size] = measured / self.estimated_seconds(config, cut.rows)
+        factor = measured / self.estimated_seconds(config, cut.rows)
+        self.corrections[size] = min(factor, MOST_CORRECTION[self.machine.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.

@@ -10,7 +10,7 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 
 import lzma
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -206,27 +206,9 @@ def adamw_rate(parameters: float, tokens: float) -> float:
     return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
 
 
-# Positions of a row in short runs: as many tokens in shorter rows come from more documents. A run of 10 M tokens learns to use the
-# longer context.
-SHORT_ROW = 256
-SHORT_RUN_TOKENS = 6e6
-# what the loss in such rows is of that in rows of 512, after 1.9 M tokens
-LOSS_OF_SHORT_ROWS = 0.985
-
-
-def row_scale(T: int) -> float:
-    """What the loss in rows of T positions is of that of the law, which was measured in rows of 512."""
-    return LOSS_OF_SHORT_ROWS if T <= SHORT_ROW else 1.0
-
-
 # The best size that was measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. The law by itself takes smaller
 # models for as many FLOPs, but they reach less of a CPU's rate.
 TOKENS_OF_A_PARAMETER = 5
-
-
-def tokens_of(flops: float) -> float:
-    """About as many as a run of the best size trains with so many FLOPs: C = 6 N D with D = TOKENS_OF_A_PARAMETER * N."""
-    return math.sqrt(flops * TOKENS_OF_A_PARAMETER / 6)
 
 
 # ------------------------------------------------------------------------------------------ the shape of a model
@@ -296,6 +278,12 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
+def text_of(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
+    """The text of the tokens from each place's begin to its end."""
+    ids = (store.tokens[begin:end].tolist() for begin, end in places)
+    return "\n".join(tokenizer.decode(some, skip_special_tokens=True) for some in ids).encode(errors="replace")
+
+
 def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:
     """How many nats a token of this text takes, relative to the text of WIKI.
 
@@ -304,9 +292,7 @@ def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> floa
     """
     n = len(store.tokens)
     bounds = [place * n // SAMPLES for place in range(SAMPLES + 1)]
-    ids = (store.tokens[begin : min(begin + SAMPLE_TOKENS, end)].tolist() for begin, end in pairwise(bounds))
-    texts = (tokenizer.decode(some, skip_special_tokens=True) for some in ids)
-    raw = "\n".join(texts).encode(errors="replace")
+    raw = text_of(store, ((begin, min(begin + SAMPLE_TOKENS, end)) for begin, end in pairwise(bounds)), tokenizer)
     if not raw.strip():
         return 1.0
     bits_per_byte = 8 * len(lzma.compress(raw, preset=6)) / len(raw)

@@ -138,11 +138,13 @@ class PretrainJob(Job):
             identity=self.identity.entries,
             group_size=self.first_model.group_size,
             is_recordable=can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout),
-            cuda_graphs=settings.cuda_graphs,
+            cuda_graphs=settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,
             device=device,
         )
+        if settings.cuda_graphs == "1" and self.engine.graphs is None:
+            self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)

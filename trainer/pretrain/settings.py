@@ -209,7 +209,9 @@ class LauncherSettings(DividedMachineSettings):
 
     # PyTorch's own attention is faster without, and another run then ends with other weights.
     deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
-    cuda_graphs: bool = switch(True, help="launch an update's kernels together, on one CUDA GPU, where it works")
+    cuda_graphs: str = setting(
+        "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
+    )
     ddp: bool = switch(False, help="for old launch lines; torchrun decides")
     local_rank: int = setting(-1, check=int, help="for old launch lines; torchrun decides")
 

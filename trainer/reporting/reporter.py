@@ -63,9 +63,12 @@ class Reporter:
             run = module.init(
                 project=settings.wandb_project, name=name, id=run_ids.get(kind), resume="allow", config=vars(settings)
             )
+        except ModuleNotFoundError as error:
+            raise UserError(f"--tracker {kind}: {error}: pip install {error.name}") from error
         # Each package raises its own kinds of errors.
         except Exception as error:
-            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}") from error
+            hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
+            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
         self.tracker, run_ids[kind] = module, run.id
 
     def say(self, text: str) -> None:

@@ -115,6 +115,16 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
     assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
 
 
+def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
+    """The machine seems to be a million times slower than it is."""
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4))
+    planned = costs_of(evaluated=10_000)
+    estimate = planned.update_seconds(CONFIG, 2)
+    planned.measure(CONFIG, Cut(2, 1, 1), updates=100)
+    assert planned.update_seconds(CONFIG, 2) == 4 * estimate
+    assert best(SIZES, planned).updates > 0
+
+
 def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     """Reference: the size of the file, with Muon's matrices in it while updates are timed."""
     file = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
