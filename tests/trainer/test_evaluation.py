@@ -25,7 +25,8 @@ def tokenizer():
 
 
 def make_engine(model, dtype=torch.float32):
-    return Engine(model, build_optimizer(model, 1e-3), None, device=torch.device("cpu"), dtype=dtype, ranks=Ranks())
+    device = torch.device("cpu")
+    return Engine(model, build_optimizer(model, 1e-3), None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])
