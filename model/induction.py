@@ -22,8 +22,6 @@ from model.model_minimind import MiniMindForCausalLM, plain_frequencies
 SHARED = 4.0
 # Attention logit of the token before, while the shared coordinate is nearly all of an embedding; it shrinks to a fifth.
 PREVIOUS_LOGIT = 80.0
-# Pairs of dimensions by which a head tells one position from the next: those that RoPE turns fastest
-FAST_PAIRS = 8
 # A pair that turns by less than so many radians in so many positions compares tokens wherever they stand.
 SLOW_ANGLE = 1.5
 SLOW_POSITIONS = 512
@@ -48,15 +46,15 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     model.model.norm.weight[-1] = 0.0
     first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
 
-    # The token before: all queries are a, all keys a turned by one position. As RoPE turns a query by its position and a key by
-    # its own, their product is the sum of cos(frequency * (distance - 1)), which is largest at distance 1.
-    frequencies = plain_frequencies(config, torch.device("cpu"))[:FAST_PAIRS]
-    size = (PREVIOUS_LOGIT * D**0.5 / len(frequencies)) ** 0.5 / H**0.5
-    query, key = torch.zeros(2, D)
+    # The token before: all queries are one vector, all keys the same turned by one position. As RoPE turns each by its own position,
+    # their product is the sum of share * cos(frequency * (distance - 1)), which is largest at distance 1. Pairs of dimensions that
+    # turn fast tell one position from the next, slow ones a near one from a far one.
+    frequencies = plain_frequencies(config, torch.device("cpu"))
+    shares = frequencies.sqrt() / frequencies.sqrt().sum()
+    sizes = (PREVIOUS_LOGIT * D**0.5 / H * shares).sqrt()
     # `rotate` pairs dimension i with dimension i + D/2.
-    query[: len(frequencies)] = size
-    key[: len(frequencies)] = size * frequencies.cos()
-    key[D // 2 : D // 2 + len(frequencies)] = size * frequencies.sin()
+    query = torch.cat((sizes, torch.zeros(D // 2)))
+    key = torch.cat((sizes * frequencies.cos(), sizes * frequencies.sin()))
     for weight, direction in ((first.q_proj.weight, query), (first.k_proj.weight, key)):
         weight[:D] = 0.0
         weight[:D, -1] = direction

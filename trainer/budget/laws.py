@@ -206,27 +206,9 @@ def adamw_rate(parameters: float, tokens: float) -> float:
     return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
 
 
-# Positions of a row in short runs: as many tokens in shorter rows come from more documents. A run of 10 M tokens learns to use the
-# longer context.
-SHORT_ROW = 256
-SHORT_RUN_TOKENS = 6e6
-# what the loss in such rows is of that in rows of 512, after 1.9 M tokens
-LOSS_OF_SHORT_ROWS = 0.985
-
-
-def row_scale(T: int) -> float:
-    """What the loss in rows of T positions is of that of the law, which was measured in rows of 512."""
-    return LOSS_OF_SHORT_ROWS if T <= SHORT_ROW else 1.0
-
-
 # The best size that was measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. The law by itself takes smaller
 # models for as many FLOPs, but they reach less of a CPU's rate.
 TOKENS_OF_A_PARAMETER = 5
-
-
-def tokens_of(flops: float) -> float:
-    """About as many as a run of the best size trains with so many FLOPs: C = 6 N D with D = TOKENS_OF_A_PARAMETER * N."""
-    return math.sqrt(flops * TOKENS_OF_A_PARAMETER / 6)
 
 
 # ------------------------------------------------------------------------------------------ the shape of a model

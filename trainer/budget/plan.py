@@ -134,7 +134,6 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
     tokens = updates * data.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
     layers = config.num_hidden_layers
-    scale = data.text_scale * laws.row_scale(data.T)
     seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
         config=config,
@@ -152,7 +151,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
             layers,
             tokens,
             data.parts,
-            scale,
+            data.text_scale,
             muon=costs.optimizer == "muon",
             induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
         ),

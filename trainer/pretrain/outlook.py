@@ -102,7 +102,6 @@ def pretraining_outlook(
             parameters=parameters,
             layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
-            T=first.T,
             text_scale=laws.text_scale(
                 corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
             ),
