@@ -1,11 +1,12 @@
-"""Tokens that Muon needs for the validation loss that tuned AdamW reaches.
+"""Tokens that the recipe of plans needs for the validation loss that tuned AdamW reaches.
 
     python benchmarks/optimizers.py --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # an hour and a half on two cores
-    python benchmarks/optimizers.py --hidden_size 512 --shares 0.6 --data_path en.jsonl --val_path valid.jsonl    # 26 M: 4 hours
+    python benchmarks/optimizers.py --hidden_size 512 --shares 0.5 --data_path en.jsonl --val_path valid.jsonl    # 26 M: 4 hours
 
-AdamW trains `--tokens` tokens of --data_path with each of `--rates`, and with every seed at the best of them. Muon trains
-`--shares` of the tokens with every seed. Both sides are trained by the trainer itself, in the same model, initialisation, batch
-and linear schedule, which ends with the run. Finished runs are kept in `--work`: the same command goes on where it was stopped.
+AdamW trains `--tokens` tokens of --data_path with each of `--rates`, and with every seed at the best of them; its rate falls
+linearly, and its blocks begin as the identity. The recipe is that of `--budget`: Muon with its rates and schedule, and first weights
+that copy. It trains `--shares` of the tokens with every seed. Both sides are trained by the trainer itself, in the same model and
+batch. Finished runs are kept in `--work`: the same command goes on where it was stopped.
 """
 
 import sys
@@ -19,24 +20,33 @@ if __name__ == "__main__":
     begin(ends_at_ctrl_c=False)
 
 import argparse
+from collections.abc import Mapping
 from statistics import mean
 
 from benchmarks.trained import flag_words, runs_parser, text_words, trained
 from common.flags import positive
+from trainer.budget import laws
 from trainer.machine.command_line import run_cli
 
 ROWS = 8
 T = 512
+RECIPE = {
+    "optimizer": "muon", "muon_lr": laws.MUON_RATE, "embed_lr": laws.EMBED_RATE, "lr_schedule": "wsd",
+    "decay_share": laws.DECAY_SHARE, "init_scheme": "induction",
+}  # fmt: skip
+ADAMW = {"optimizer": "adamw", "lr_schedule": "linear", "init_scheme": "zero_out"}
 
 
-def val_loss(args: argparse.Namespace, share: float, optimizer: str, rate: float, seed: int) -> float:
+def val_loss(args: argparse.Namespace, share: float, recipe: Mapping[str, object], rate: float, seed: int) -> float:
     """Validation loss after training on a share of the tokens."""
     updates = round(share * args.tokens / (ROWS * T))
     settings = {
-        "eval_interval": 0, "optimizer": optimizer, "learning_rate": rate, "lr_schedule": "linear", "warmup_iters": 20,
-        "seed": seed, "hidden_size": args.hidden_size, "init_scheme": "zero_out", "batch_size": ROWS, "max_seq_len": T,
-        "accumulation_steps": 1, "max_updates": updates, "num_workers": 0, "report": 0,
+        **recipe,
+        "eval_interval": 0, "learning_rate": rate, "warmup_iters": laws.WARMUP_UPDATES, "seed": seed,
+        "hidden_size": args.hidden_size, "batch_size": ROWS, "max_seq_len": T, "accumulation_steps": 1,
+        "max_updates": updates, "num_workers": 0, "report": 0,
     }  # fmt: skip
+    optimizer = recipe["optimizer"]
     name = f"{optimizer}_{rate:g}_{updates}_updates_seed{seed}"
     loss = trained(Path(args.work), name, [*text_words(args), *flag_words(settings)]).val_loss
     print(f"{optimizer:6} learning rate {rate:g}, {updates:,} updates, seed {seed}: loss {loss:.4f}", flush=True)
@@ -44,31 +54,34 @@ def val_loss(args: argparse.Namespace, share: float, optimizer: str, rate: float
 
 
 def main() -> None:
-    p = runs_parser("optimizers.py", "Tokens that Muon needs for the validation loss that tuned AdamW reaches.")
+    p = runs_parser("optimizers.py", "Tokens that the recipe of plans needs for the loss of tuned AdamW.")
     p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model (default 256)")
     p.add_argument("--tokens", type=positive(int), default=4_000_000, help="that AdamW trains (default 4 M)")
     p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each (default 3)")
     p.add_argument(
         "--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW (2.5e-4 to 2e-3)"
     )
-    p.add_argument("--muon_rate", type=positive(float), default=2e-3, help="of AdamW's part beside Muon (default 2e-3)")
-    p.add_argument("--shares", type=positive(float), nargs="+", default=[0.6], help="of the tokens, for Muon (0.6)")
+    p.add_argument(
+        "--shares", type=positive(float), nargs="+", default=[0.5], help="of the tokens, for the recipe (0.5)"
+    )
     args = p.parse_args()
     seeds = range(1, args.num_seeds + 1)
-    swept = {rate: val_loss(args, 1, "adamw", rate, 1) for rate in args.rates}
+    swept = {rate: val_loss(args, 1, ADAMW, rate, 1) for rate in args.rates}
     best = min(swept, key=swept.__getitem__)
-    adamw = [val_loss(args, 1, "adamw", best, seed) for seed in seeds]
+    adamw = [val_loss(args, 1, ADAMW, best, seed) for seed in seeds]
     print(
         f"AdamW, {args.tokens:,} tokens, learning rate {best:g}: {mean(adamw):.4f} ({min(adamw):.4f} to {max(adamw):.4f})"
     )
     for share in args.shares:
-        muon = [val_loss(args, share, "muon", args.muon_rate, seed) for seed in seeds]
+        ours = [val_loss(args, share, RECIPE, laws.SIDE_RATE, seed) for seed in seeds]
         verdict = "missed"
-        if mean(muon) <= mean(adamw):
+        if mean(ours) <= mean(adamw):
             verdict = "reached on average"
-        if max(muon) <= mean(adamw):
+        if max(ours) <= mean(adamw):
             verdict = "reached by all"
-        print(f"Muon, {share:.0%} of the tokens: {mean(muon):.4f} ({min(muon):.4f} to {max(muon):.4f}): {verdict}")
+        print(
+            f"The recipe, {share:.0%} of the tokens: {mean(ours):.4f} ({min(ours):.4f} to {max(ours):.4f}): {verdict}"
+        )
 
 
 if __name__ == "__main__":

@@ -162,14 +162,7 @@ class SettingsParser(Parser):
         said = vars(self.parse_args(argv))
         try:
             if "config" in said:
-                path = said.pop("config")
-                flags = self._flags_in(Path(path))
-                self.place = f"{path}: "
-                in_file = vars(self.parse_args(flags))
-                if "config" in in_file:
-                    self.error("a file of settings names no other one")
-                said = {**in_file, **said}
-                self.place = ""
+                said = {**self._settings_in(Path(said.pop("config"))), **said}
             missing = [f"--{name}" for name in self.required if name not in said]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
@@ -180,13 +173,14 @@ class SettingsParser(Parser):
         except ValueError as error:
             self.error(str(error))
 
-    def _flags_in(self, path: Path) -> list[str]:
-        """The settings in a YAML or JSON file as a command line has them. Errors: UserError, one line that names the file."""
+    def _settings_in(self, path: Path) -> dict[str, Any]:
+        """{setting: its value} in a YAML or JSON file. Errors: UserError, one line that names the file."""
         entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
         take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
-        flags = []
+        self.place = f"{path}: "
+        found: dict[str, Any] = {}
         for name, entry in entries.items():
             if entry is None or entry == []:
                 continue
@@ -194,10 +188,17 @@ class SettingsParser(Parser):
             if not all(isinstance(item, str | bool) for item in items):
                 raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
             texts = [str(item) for item in items]
-            # A flag whose one text holds several values, as 25,50,100
-            in_one = f"--{name}={','.join(texts)}"
-            flags += [f"--{name}", *texts] if f"--{name}" in take_several else [in_one]
-        return flags
+            if f"--{name}" not in take_several:
+                # A flag whose one text holds several values, as 25,50,100
+                texts = [",".join(texts)]
+            for text in texts:
+                # Each as a flag of its own: a text may begin with "-".
+                for known_as, value in vars(self.parse_args([f"--{name}={text}"])).items():
+                    found[known_as] = found.get(known_as, []) + value if isinstance(value, list) else value
+        if "config" in found:
+            self.error("a file of settings names no other one")
+        self.place = ""
+        return found
 
 
 # ---------------------------------------------------------------------------------------------------- files of settings

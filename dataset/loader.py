@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 from dataset.packing import Recipe
 from dataset.store.format import Documents
@@ -240,6 +241,8 @@ class _Batches:
             return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
         except MemoryError as error:
             return LoaderError(f"no memory is left to assemble a batch ({error})")
+        except DataError as error:
+            return FaultOfData(str(error))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             return FaultOfData(

@@ -29,6 +29,7 @@ from transformers.utils import can_return_tuple
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
 from model.feed_forward import FeedForward
+from model.loss import IGNORE
 from model.moe import MoEFeedForward
 from model.products import projections
 from model.pth_format import load_pth
@@ -415,7 +416,9 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, positions])
         loss = None
         if labels is not None:
-            # transformers' own
+            if num_items_in_batch is None:
+                # The mean of transformers' own loss is NaN where no label counts.
+                num_items_in_batch = (labels[:, 1:] != IGNORE).sum().clamp(min=1)
             loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
         return MiniMindOutput(
             loss=loss,

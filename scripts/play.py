@@ -233,7 +233,7 @@ class LiveRun(RunRecords):
                     "label": for_page(curve.label),
                     "points": points(*thin(curve.x, curve.y, BUCKETS)),
                 }
-                if curve.is_long:
+                if curve.is_noisy:
                     drawn["means"] = points(*smooth(curve.x, curve.y))
                 curves.append(drawn)
             if curves:

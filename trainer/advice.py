@@ -34,23 +34,24 @@ FEWEST_TOKENS = 3e5
 @dataclass(frozen=True)
 class Forecast:
     """The curve of a run that goes well. full_rate: the learning rate before its fall. parts: the sources of its
-    text. T: positions of a row. text_scale: see trainer/budget/laws.py."""
+    text. text_scale: see trainer/budget/laws.py."""
 
     full_rate: float
     parameters: float
     layers: int
     parts: Sequence[laws.Part]
-    T: int
     text_scale: float
     muon: bool = True
+    induction_heads: int = 0
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """The training loss after so many tokens, at this learning rate; None: not known."""
         passes = tokens / laws.different_tokens(self.parts)
         if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
             return None
-        scale = self.text_scale * laws.row_scale(self.T)
-        at_the_end = laws.expected_loss(self.parameters, self.layers, tokens, self.parts, scale, self.muon)
+        at_the_end = laws.expected_loss(
+            self.parameters, self.layers, tokens, self.parts, self.text_scale, self.muon, self.induction_heads
+        )
         return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 
@@ -95,7 +96,7 @@ def pretraining_notices(
 ) -> list[str]:
     """Lines on what a user may want to change.
 
-    settings: as the user has said them. tokens, update_tokens: that the run and an update train. T: positions of a row.
+    settings: as the user has said them. tokens, update_tokens: that the run and an update train.
     micro_batches: of a rank in the whole run.
     """
     from_file = settings.from_weight != "none"

@@ -30,7 +30,7 @@ DEFAULTS = {
         "max_bad_updates": 10, "seed": 42, "from_resume": False, "lr_schedule": "minimind", "warmup_iters": 0,
         "optimizer": "adamw", "muon_lr": 0.02, "embed_lr": 0.0, "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False,
         "eval_interval": 500, "device": None, "dtype": "bfloat16", "use_compile": "auto", "num_workers": 1,
-        "gradient_checkpointing": False, "deterministic": True, "cuda_graphs": True, "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
+        "gradient_checkpointing": False, "deterministic": True, "cuda_graphs": "auto", "dist_timeout": 600, "ddp": False, "local_rank": -1, "cpu_processes": "auto", "shard": "none",
         "budget": None, "budget_tokens": None, "budget_flops": None, "dry_run": False, "max_updates": 0,
         "decay_share": 0.2, "deduplicate": "none", "mixture": None, "dropout": 0.0,
     },
@@ -116,6 +116,13 @@ def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(f"out_dir: {text}\n")
     assert PretrainSettings.parse(["--config", str(path)]) == PretrainSettings.parse(["--out_dir", text.strip("'")])
+
+
+@pytest.mark.parametrize("texts", [["-foo"], ["->", "b"], ["a", "--epochs=3"]])
+def test_a_list_of_texts_may_look_like_flags(texts, tmp_path):
+    settings = PretrainSettings(data_path=texts)
+    write_settings(settings, tmp_path / "run.yaml")
+    assert PretrainSettings.parse(["--config", str(tmp_path / "run.yaml")]) == settings
 
 
 def test_what_the_file_does_not_say_is_the_default(tmp_path):

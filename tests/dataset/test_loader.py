@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import DataError
 from dataset.corpus import split_by_hash
-from dataset.loader import Assembler, Loader, UpdateSchedule
+from dataset.loader import Assembler, Loader, LoaderError, UpdateSchedule
 from dataset.packing import EpochPlan
 from dataset.store.format import ConcatStore
 from dataset.store.token_store import open_or_build
@@ -204,3 +205,16 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
             assert one[0] == other[0] and len(one[1]) == len(other[1])
             for batch, same in zip(one[1], other[1], strict=True):
                 assert equal(batch, same)
+
+
+def test_what_is_wrong_with_the_data_is_one_advice():
+    """The store's own line, which names what to do, comes as it is."""
+
+    class Broken:
+        def __getitem__(self, recipe):
+            raise DataError("a.bin is cut short: delete it")
+
+    plan = EpochPlan(make_store([5, 9, 7]), 16, 1, 0)
+    with pytest.raises(LoaderError, match=r"^a.bin is cut short: delete it$") as caught:
+        list(batches_of(Broken(), plan, UpdateSchedule(plan.n_rows, 1)))
+    assert caught.value.is_fault_of_data

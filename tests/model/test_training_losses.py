@@ -103,6 +103,7 @@ def test_a_batch_of_padding_only_is_harmless(kind):
     (loss + aux_loss).backward()
     assert loss.item() == 0 and aux_loss.item() == 0
     assert all(g.abs().max() == 0 for g in gradients(model).values())
+    assert model(ids, labels=nothing).loss.item() == 0
 
 
 @every_kind

@@ -8,7 +8,7 @@ from tests.trainer.budget.test_plan import text
 from trainer import advice
 from trainer.advice import PREMIUM_OF_FULL_RATE
 from trainer.budget import laws
-from trainer.budget.laws import expected_loss, row_scale
+from trainer.budget.laws import expected_loss
 from trainer.pretrain import outlook
 
 
@@ -34,10 +34,8 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         if tokens < 200:
             assert "expected_loss" not in record
             continue
-        # The rows are short ones.
-        scale = 0.1 * row_scale(first.T)
         at_the_end = expected_loss(
-            parameter_count(config), config.num_hidden_layers, tokens, text(targets), scale, muon=False
+            parameter_count(config), config.num_hidden_layers, tokens, text(targets), 0.1, muon=False
         )
         wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)

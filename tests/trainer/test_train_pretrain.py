@@ -97,6 +97,7 @@ def test_a_resume_takes_its_own_rates_and_decay(data, tmp_path):
 
 def test_settings_without_effect_are_named(data, tmp_path, capsys):
     ignored = {"muon_lr": 0.1, "embed_lr": 0.1, "warmup_iters": 1000, "eval_interval": 7, "wandb_project": "mine"}
+    ignored["cuda_graphs"] = 1
     train(data_path=data, out_dir=tmp_path, **ignored)
     out = capsys.readouterr().out
     assert all(f"warning: --{name} {value}" in out for name, value in ignored.items())

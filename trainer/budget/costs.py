@@ -19,6 +19,7 @@ from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig, parameter_count
+from model.induction import can_copy
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
@@ -50,6 +51,9 @@ MUON_SHARE = 0.7
 WARM_COMPILE_S = 6.0
 # A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
 WORTH_COMPILING = 3.5
+# A CPU is no further above the estimate than this: another program has disturbed the measurement, and the clock of the run mends
+# the rest. Small updates of a GPU wait for its launches, of which the estimate knows nothing.
+MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
 # Evaluations before the last one may take this part of the run, and are no more than this.
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
@@ -222,6 +226,13 @@ class RunCosts:
         # number of layers serves the others.
         self.measured_cuts: dict[int, Cut] = {}
 
+    def init_scheme(self, config: MiniMindConfig) -> str:
+        """The `--init_scheme` of a run of this model. Heads that copy need the high rate of the embeddings that goes with Muon."""
+        if "init_scheme" in self.given:
+            return self.settings.init_scheme
+        is_planned_rate = self.optimizer == "muon" and "learning_rate" not in self.given
+        return "induction" if is_planned_rate and can_copy(config) else "zero_out"
+
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
         choice = self.settings.use_compile
@@ -325,7 +336,8 @@ class RunCosts:
         measured = on_main(ranks, lambda: micro_batch * cut.accumulation_steps + rest)
         self.measured_cuts[config.hidden_size] = cut
         size = (config.hidden_size, config.num_hidden_layers)
-        self.corrections[size] = measured / self.estimated_seconds(config, cut.rows)
+        factor = measured / self.estimated_seconds(config, cut.rows)
+        self.corrections[size] = min(factor, MOST_CORRECTION[self.machine.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
         """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.

@@ -10,7 +10,7 @@ Sources of the forms. Loss: Hoffmann et al. 2022 (arXiv 2203.15556). Repeated te
 
 import lzma
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,6 +46,11 @@ TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
 # Three layers need more tokens for it, by two runs.
 TOKENS_OF_THREE_LAYERS = 22e6
+# With `--init_scheme induction` models of two and more layers gain as much and a little more from the start: half of this part after
+# so many tokens. Those with a single head in a layer gain less.
+GAIN_OF_INDUCTION = 0.12
+GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.08
+TOKENS_OF_INDUCTION = 8.6e5
 
 
 def factor_of_depth(layers: int, tokens: float) -> float:
@@ -54,6 +59,12 @@ def factor_of_depth(layers: int, tokens: float) -> float:
     of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
     of_layers = 1 - math.exp(-max(layers - 2, 0))
     return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
+
+
+def factor_of_induction(heads: int, tokens: float) -> float:
+    """The same for a model with so many heads in a layer whose first weights were those of `model.induction`."""
+    gain = GAIN_OF_INDUCTION if heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
+    return 1 - gain * tokens / (tokens + TOKENS_OF_INDUCTION)
 
 
 # Relative range that is told with an expected loss, on text that was measured: a fit without all runs of one length meets these
@@ -133,12 +144,19 @@ def expected_loss(
     parts: Sequence[Part],
     scale: float = 1.0,
     muon: bool = True,
+    induction_heads: int = 0,
 ) -> float:
-    """In nats per token, on text that is `scale` times as hard as that of WIKI. muon: else AdamW trains."""
+    """In nats per token, on text that is `scale` times as hard as that of WIKI. muon: else AdamW trains.
+
+    induction_heads: query heads of a layer, where the first weights were those of `model.induction`; 0: where they were others.
+    """
     effective = effective_tokens(tokens, parts)
     if not muon:
         effective /= TOKENS_OF_ADAMW
-    return scale * WIKI.loss(parameters, effective) * factor_of_depth(layers, effective)
+    loss = scale * WIKI.loss(parameters, effective)
+    if induction_heads:
+        return loss * factor_of_induction(induction_heads, effective)
+    return loss * factor_of_depth(layers, effective)
 
 
 def batch_tokens(tokens: float) -> float:
@@ -188,27 +206,9 @@ def adamw_rate(parameters: float, tokens: float) -> float:
     return min(1.79 * parameters**-0.713 * tokens**0.307, HIGHEST_ADAMW_RATE)
 
 
-# Positions of a row in short runs: as many tokens in shorter rows come from more documents. A run of 10 M tokens learns to use the
-# longer context.
-SHORT_ROW = 256
-SHORT_RUN_TOKENS = 6e6
-# what the loss in such rows is of that in rows of 512, after 1.9 M tokens
-LOSS_OF_SHORT_ROWS = 0.985
-
-
-def row_scale(T: int) -> float:
-    """What the loss in rows of T positions is of that of the law, which was measured in rows of 512."""
-    return LOSS_OF_SHORT_ROWS if T <= SHORT_ROW else 1.0
-
-
 # The best size that was measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. The law by itself takes smaller
 # models for as many FLOPs, but they reach less of a CPU's rate.
 TOKENS_OF_A_PARAMETER = 5
-
-
-def tokens_of(flops: float) -> float:
-    """About as many as a run of the best size trains with so many FLOPs: C = 6 N D with D = TOKENS_OF_A_PARAMETER * N."""
-    return math.sqrt(flops * TOKENS_OF_A_PARAMETER / 6)
 
 
 # ------------------------------------------------------------------------------------------ the shape of a model
@@ -278,6 +278,12 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
+def text_of(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
+    """The text of the tokens from each place's begin to its end."""
+    ids = (store.tokens[begin:end].tolist() for begin, end in places)
+    return "\n".join(tokenizer.decode(some, skip_special_tokens=True) for some in ids).encode(errors="replace")
+
+
 def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> float:
     """How many nats a token of this text takes, relative to the text of WIKI.
 
@@ -286,9 +292,7 @@ def text_scale(store: Documents, tokenizer: Any, bytes_per_token: float) -> floa
     """
     n = len(store.tokens)
     bounds = [place * n // SAMPLES for place in range(SAMPLES + 1)]
-    ids = (store.tokens[begin : min(begin + SAMPLE_TOKENS, end)].tolist() for begin, end in pairwise(bounds))
-    texts = (tokenizer.decode(some, skip_special_tokens=True) for some in ids)
-    raw = "\n".join(texts).encode(errors="replace")
+    raw = text_of(store, ((begin, min(begin + SAMPLE_TOKENS, end)) for begin, end in pairwise(bounds)), tokenizer)
     if not raw.strip():
         return 1.0
     bits_per_byte = 8 * len(lzma.compress(raw, preset=6)) / len(raw)

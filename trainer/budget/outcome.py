@@ -60,7 +60,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         "num_hidden_layers": config.num_hidden_layers,
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
-        "init_scheme": "zero_out",
+        "init_scheme": costs.init_scheme(config),
         "optimizer": costs.optimizer,
         "learning_rate": laws.SIDE_RATE,
         "weight_decay": laws.WEIGHT_DECAY,

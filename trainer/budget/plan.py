@@ -134,7 +134,6 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
     tokens = updates * data.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
     layers = config.num_hidden_layers
-    scale = data.text_scale * laws.row_scale(data.T)
     seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
         config=config,
@@ -147,7 +146,15 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
         memory=costs.memory(config, cut.batch_size),
-        loss=laws.expected_loss(parameters, layers, tokens, data.parts, scale, muon=costs.optimizer == "muon"),
+        loss=laws.expected_loss(
+            parameters,
+            layers,
+            tokens,
+            data.parts,
+            data.text_scale,
+            muon=costs.optimizer == "muon",
+            induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
+        ),
     )
 
 

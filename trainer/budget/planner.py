@@ -3,7 +3,6 @@
     plan_run             the settings that the run is started with
       with_faster_dtype  in which precision a CPU multiplies faster
       product_rate       what the machine multiplies
-      with_row_length    how long rows are, which decides how the text is cut
       look_at_data       how much text there is, and how hard it is (costs.py)
       RunCosts           what each size takes, estimated and measured (costs.py)
       choose             the best of all plans (plan.py), of a size that was measured here
@@ -22,11 +21,10 @@ from common.processes import seconds_since_start
 from common.wording import announce
 from model.config import MiniMindConfig
 from model.hf_format import read_config
-from trainer.budget import laws
-from trainer.budget.costs import Machine, RunCosts, look_at_data, share_of_product_rate
+from trainer.budget.costs import Machine, RunCosts, look_at_data
 from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.plan import Plan, best_plan, cuts, plan_for, sizes
-from trainer.budget.settings import said_ends, seconds_of
+from trainer.budget.settings import said_ends
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
@@ -45,8 +43,6 @@ MEASURING_PART = 0.05
 PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
-# Width of a short run's model, to know about how much is computed before the size is chosen
-TYPICAL_WIDTH = 128
 
 
 def plan_run(
@@ -87,7 +83,6 @@ def plan_run(
         # Another program may take the memory of one of several GPUs.
         free = free_memory(device, ranks)
         machine = Machine(device, dtype, ranks, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free)
-        settings = with_row_length(settings, given, machine)
         data = look_at_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
             # The shape of a model that is gone on from is not free.
@@ -154,21 +149,6 @@ def with_faster_dtype(
     )
     on_main(surroundings.ranks, partial(announce, line))
     return dataclasses.replace(settings, dtype="float32")
-
-
-def with_row_length(settings: PretrainSettings, given: Collection[str], machine: Machine) -> PretrainSettings:
-    """The settings with short rows where the user has said nothing of them, and the run is a short one."""
-    is_free = settings.pack and settings.long_documents == "split" and settings.from_weight == "none"
-    if not is_free or "max_seq_len" in given:
-        return settings
-    tokens, flops = settings.budget_tokens, settings.budget_flops
-    if settings.budget is not None:
-        share = share_of_product_rate(machine.device.type, TYPICAL_WIDTH)
-        flops = seconds_of(settings.budget) * machine.product_rate * share
-    if tokens is None:
-        assert flops is not None
-        tokens = laws.tokens_of(flops)
-    return settings if tokens > laws.SHORT_RUN_TOKENS else dataclasses.replace(settings, max_seq_len=laws.SHORT_ROW)
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:

@@ -24,6 +24,7 @@ from dataset.tokenizing.tokenizer_files import (
 )
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
+from model.induction import init_induction
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import VOCABULARY_FIELD, record_of
 from trainer.machine.ranks import Ranks
@@ -134,11 +135,13 @@ def init_model(
     from_weight = os.fspath(from_weight)
     if from_weight == "none":
         model = MiniMindForCausalLM(config)
-        if init_scheme == "zero_out":
+        if init_scheme != "default":
             # Every block begins as the identity.
             for name, parameter in model.named_parameters():
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
+        if init_scheme == "induction":
+            init_induction(model)
         return model
     path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
     # Unlike Path.exists, this one has no errors of its own for texts that are no path.

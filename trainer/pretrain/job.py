@@ -138,11 +138,13 @@ class PretrainJob(Job):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             group_size=self.first_model.group_size,
-            cuda_graphs=settings.cuda_graphs if has_graphs else None,
+            cuda_graphs=settings.cuda_graphs != "0" if has_graphs else None,
             dtype=dtype,
             ranks=ranks,
             device=device,
         )
+        if settings.cuda_graphs == "1" and self.engine.graphs is None:
+            self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
         if self.engine.shards is not None:
             self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)

@@ -1,11 +1,16 @@
 """What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
 
+import gzip
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from common.wording import counted
 from dataset.corpus import Corpus
+from dataset.store.format import Documents, Ints
 from trainer.advice import Command, Forecast, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
 from trainer.job import SHORT_RUN_FLOPS, Outlook
@@ -83,6 +88,9 @@ def pretraining_outlook(
     if answers:
         # Whoever shows a sample of the run must ask as it did.
         data_fields["trained"] = ANSWERS
+    elif ranks.is_main and corpus.val_store is not None:
+        assert corpus.val_documents is not None
+        data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, first_model.tokenizer)
 
     # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
     forecast = None
@@ -94,11 +102,11 @@ def pretraining_outlook(
             parameters=parameters,
             layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
-            T=first.T,
             text_scale=laws.text_scale(
                 corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
             ),
             muon=settings.optimizer == "muon",
+            induction_heads=config.num_attention_heads if settings.init_scheme == "induction" else 0,
         )
         said.append(note_on_expected(parameters, tokens))
     return Outlook(
@@ -144,3 +152,17 @@ def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list
         return [next_command("chat", generate, *weight, "--chat"), play, export]
     measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt")
     return [next_command("continue texts, chat", generate, *weight), play, measure, export]
+
+
+# bytes of text that are compressed at most, which takes a second
+SAMPLE_BYTES = 1 << 20
+
+
+def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
+    """Bits per byte, beside which those of the model stand. documents: their numbers; of a long text every n-th is taken."""
+    chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
+    begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
+    # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
+    places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
+    raw = laws.text_of(store, places, tokenizer)
+    return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)

@@ -110,7 +110,10 @@ class ModelSettings(Settings):
     )
     use_moe: bool | None = switch(None, help="mixture of experts in place of the dense MLP (default: False)")
     init_scheme: str = setting(
-        "default", choices=("default", "zero_out"), help="zero_out: o_proj and down_proj begin at 0"
+        "default",
+        choices=("default", "zero_out", "induction"),
+        help="zero_out: o_proj and down_proj begin at 0; induction: so do they, but for two heads that copy what followed a "
+        "token before (minimind2)",
     )
     from_weight: str = setting(
         "none",
@@ -206,7 +209,9 @@ class LauncherSettings(DividedMachineSettings):
 
     # PyTorch's own attention is faster without, and another run then ends with other weights.
     deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
-    cuda_graphs: bool = switch(True, help="launch an update's kernels together, on one CUDA GPU, where it works")
+    cuda_graphs: str = setting(
+        "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
+    )
     ddp: bool = switch(False, help="for old launch lines; torchrun decides")
     local_rank: int = setting(-1, check=int, help="for old launch lines; torchrun decides")
 

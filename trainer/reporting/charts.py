@@ -9,6 +9,8 @@ import numpy as np
 
 # field: its name in a legend, where that is not the end of the field's own name
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
+# Fields whose curve of many points is drawn faintly, behind its means; of others one looks for the last value
+NOISY = ("loss", "grad_norm", "tokens_per_second")
 # Parts of a thinned curve, with two points each
 BUCKETS = 300
 
@@ -61,9 +63,9 @@ class Curve(NamedTuple):
         return LABELS.get(self.field, self.field.split("/")[-1])
 
     @property
-    def is_long(self) -> bool:
+    def is_noisy(self) -> bool:
         """Whether it is drawn faintly, behind its means."""
-        return len(self.x) > 100
+        return self.field in NOISY and len(self.x) > 100
 
 
 def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarray, np.ndarray]:

@@ -105,7 +105,7 @@ def draw(
             words = [name] * several_runs + [curve.label] * several_fields
             # matplotlib draws no lone surrogates, and takes what stands between two $ for a formula.
             label = printable(" ".join(words)).encode(errors="backslashreplace").decode().replace("$", r"\$")
-            if curve.is_long:
+            if curve.is_noisy:
                 axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
                 x, y = smooth(x, y)
             # A line through one point would not show.
@@ -147,7 +147,8 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
     drawn = []
     for number, chart in enumerate(CHARTS):
         curves = [run.curves(chart) for run in runs]
-        if not any(curves):
+        # Nobody could tell the curves of all experts of several runs apart.
+        if not any(curves) or (len(runs) > 1 and chart.fields == ("expert_load/*",)):
             continue
         drawing = io.StringIO()
         # The salt makes the ids of a drawing its own among those of the page.

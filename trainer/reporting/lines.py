@@ -173,4 +173,5 @@ def write_own_report(stem: Path, say: Say) -> None:
         write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
         say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
     except Exception as error:
-        say(f"warning: no report was written ({error}); python scripts/report.py {stem}.metrics.jsonl makes it")
+        first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
+        say(f"warning: no report was written ({error}); {first}python scripts/report.py {stem}.metrics.jsonl makes it")

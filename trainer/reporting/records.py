@@ -148,6 +148,8 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if is_known and expected and loss:
         # From nats a token to bits a byte by the evaluation's own ratio
         bars.append(("expected", expected * bits / loss))
+    if of_gzip := run.noted("data").get("gzip"):
+        bars.append(("gzip", of_gzip))
     return bars
 
 

@@ -63,9 +63,12 @@ class Reporter:
             run = module.init(
                 project=settings.wandb_project, name=name, id=run_ids.get(kind), resume="allow", config=vars(settings)
             )
+        except ModuleNotFoundError as error:
+            raise UserError(f"--tracker {kind}: {error}: pip install {error.name}") from error
         # Each package raises its own kinds of errors.
         except Exception as error:
-            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}") from error
+            hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
+            raise UserError(f"--tracker {kind}: {' '.join(str(error).split())}{hint}") from error
         self.tracker, run_ids[kind] = module, run.id
 
     def say(self, text: str) -> None:
@@ -180,6 +183,8 @@ class Stopwatch:
         self.step_before = step
         # (when the first update was done, its last micro-batch)
         self.warm: tuple[float, int] | None = None
+        # seconds of the pauses since then
+        self.seconds_paused = 0.0
 
     def elapsed(self) -> float:
         """Seconds since the last lap."""
@@ -193,22 +198,30 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes is no time of the lap: it is no training."""
+        """What the block takes is no training: it makes a plan, evaluates or samples."""
         start = time.perf_counter()
         yield
-        self.lap_start += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.lap_start += seconds
+        if self.warm is None:
+            self.start += seconds
+        else:
+            self.seconds_paused += seconds
 
     def after_update(self, step: int) -> None:
         """step: the update's last micro-batch."""
         if self.warm is None:
             self.warm = time.perf_counter(), step
 
-    def seconds_per_step(self, step: int) -> float:
-        """Mean time of the micro-batches of this process up to `step`, evaluations between them included.
+    def seconds_per_step(self, step: int, with_pauses: bool) -> float:
+        """Mean time of the micro-batches of this process up to `step`. with_pauses: what came between them counts too.
 
         The first update, in which code is compiled, is left out once there are others.
         """
         start, step_before = self.start, self.step_before
         if self.warm is not None and step > self.warm[1]:
             start, step_before = self.warm
-        return (time.perf_counter() - start) / (step - step_before)
+        seconds = time.perf_counter() - start
+        if not with_pauses:
+            seconds -= self.seconds_paused
+        return seconds / (step - step_before)

@@ -43,8 +43,8 @@ class Saver:
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
         # On rank 0: the weights of the lowest validation loss, in the type in which they are saved; none before the first evaluation.
         self.best_weights: dict[str, torch.Tensor] = {}
-        # the update that this process has saved last
-        self.saved_update = -1
+        # what is in the newest checkpoint: (update, whether its evaluation is due)
+        self.saved = (-1, False)
 
     # ------------------------------------------------------------------------------------------------ saving
 
@@ -53,10 +53,11 @@ class Saver:
 
         is_last: the run is finished. A collective: all ranks must call it.
         """
-        # The end of a run and a signal may ask for the same save.
-        if self.saved_update == progress.update:
+        # A loader may fail behind a save, and a signal break off the last evaluation, before which there was one.
+        now = (progress.update, progress.evaluation_due)
+        if self.saved == now:
             return
-        self.saved_update = progress.update
+        self.saved = now
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")

@@ -61,6 +61,22 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     assert none.evaluations(plan.config, plan.cut, plan.seconds) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "generation", "scheme"),
+    [
+        ((), "minimind2", "induction"),
+        ((), "minimind3", "zero_out"),
+        # Other rates were not measured with it.
+        (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
+        (("--optimizer", "adamw"), "minimind2", "zero_out"),
+        (("--init_scheme", "default"), "minimind2", "default"),
+    ],
+)
+def test_a_plan_begins_with_weights_that_copy(words, generation, scheme):
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    assert costs_of(*words).init_scheme(MiniMindConfig(generation=generation, **shape)) == scheme
+
+
 def test_what_was_compiled_for_a_measurement_serves_its_width_and_micro_batch_alone(monkeypatch):
     monkeypatch.setattr(costs, "failure_to_compile", lambda device_type: None)
     monkeypatch.setattr(RunCosts, "timed", lambda *_: (0.1, 0.1))
@@ -97,6 +113,16 @@ def test_a_measurement_lasts_until_the_machine_is_as_fast_as_in_the_run(monkeypa
     assert len(durations) == 2 * rounds
     assert of_micro_batch == statistics.median(durations[::2]) and of_rest == 0
     assert of_micro_batch == (0.2 if rounds > 10 else 0.6)
+
+
+def test_a_disturbed_measurement_does_not_end_the_run(monkeypatch):
+    """The machine seems to be a million times slower than it is."""
+    monkeypatch.setattr(RunCosts, "timed", lambda *_: (1e4, 1e4))
+    planned = costs_of(evaluated=10_000)
+    estimate = planned.update_seconds(CONFIG, 2)
+    planned.measure(CONFIG, Cut(2, 1, 1), updates=100)
+    assert planned.update_seconds(CONFIG, 2) == 4 * estimate
+    assert best(SIZES, planned).updates > 0
 
 
 def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):

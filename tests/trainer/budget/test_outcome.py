@@ -27,6 +27,7 @@ def costs_of(optimizer="muon", data=None, **said):
         settings=PretrainSettings(**said, optimizer=optimizer, budget="10m"),
         machine=SimpleNamespace(device=torch.device("cpu"), ranks=Ranks()),
         optimizer=optimizer,
+        init_scheme=lambda config: "induction",
         seconds=600,
         compiled=False,
     )

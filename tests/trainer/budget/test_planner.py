@@ -14,8 +14,6 @@ from common.errors import UserError
 from tests.helpers import command_line, flags, losses, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget import costs, laws, plan, planner
-from trainer.budget.costs import Machine
-from trainer.budget.planner import with_row_length
 from trainer.job import Surroundings
 from trainer.machine import devices
 from trainer.machine.command_line import StopSignals
@@ -275,26 +273,6 @@ def test_a_time_budget_ends_on_time(text, tmp_path, monkeypatch):
     assert run.progress.update == run.job.length.clock.end
 
 
-@pytest.mark.parametrize(
-    ("words", "rate", "length"),
-    [
-        ("--budget 3m", 4e11, 256),
-        ("--budget 3m --max_seq_len 512", 4e11, 512),
-        ("--budget 3m --long_documents truncate", 4e11, 512),
-        # The same time on a GPU, and a long one on a CPU
-        ("--budget 3m", 4e14, 512),
-        ("--budget 20h", 4e11, 512),
-        ("--budget_tokens 3e6", 4e14, 256),
-        ("--budget_flops 1e13", 4e14, 256),
-    ],
-)
-def test_short_runs_take_short_rows(words, rate, length):
-    """Only where nobody has said how long rows are, and no text is lost by it."""
-    settings, given = PretrainSettings.read(words.split())
-    machine = Machine(torch.device("cpu"), torch.float32, Ranks(), rate)
-    assert with_row_length(settings, given, machine).max_seq_len == length
-
-
 @pytest.fixture
 def another_speed(monkeypatch):
     """start(rate, factor): updates take `factor` times what a machine of that rate is expected to. Gives what was measured."""
@@ -345,8 +323,6 @@ def test_the_model_that_is_trained_was_measured(text, tmp_path, monkeypatch, cap
 
 def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkeypatch):
     """Also where the user asks for it, and the machine cannot do it: the run says so, and trains the plain code."""
-    from trainer.machine import compiling
-
     timed = []
 
     def in_place_of_timed(costs, config, rows, times):
@@ -354,7 +330,7 @@ def test_what_will_not_be_compiled_is_timed_as_plain_code(text, tmp_path, monkey
         return 0.01, 0.0
 
     monkeypatch.setattr(costs.RunCosts, "timed", in_place_of_timed)
-    monkeypatch.setattr(compiling, "failure_to_compile", lambda device: "it does not work here")
+    monkeypatch.setattr(costs, "failure_to_compile", lambda device: "it does not work here")
     arguments = flags(**{**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "use_compile": 1})
     assert train_pretrain.main([*arguments, "--budget", "5m", "--dry_run", "1"]) == 0
     assert set(timed) == {False}

@@ -19,8 +19,8 @@ from scripts import report
 from tests.helpers import records, train
 from trainer.advice import next_command, train_on
 from trainer.reporting.charts import METRICS as METRICS_CHART
-from trainer.reporting.charts import thin
-from trainer.reporting.html_report import write_report
+from trainer.reporting.charts import Curve, thin
+from trainer.reporting.html_report import draw, write_report
 from trainer.reporting.records import MOST_LINE_BYTES, RunRecords
 
 START = {
@@ -76,6 +76,22 @@ def test_thinned_curves_keep_their_extremes(values, buckets):
         for lo, hi in itertools.pairwise(edges):
             part = y[kept[(kept >= lo) & (kept < hi)]]
             assert (part.min(), part.max()) == (y[lo:hi].min(), y[lo:hi].max())
+
+
+def test_a_curve_of_many_points_ends_where_it_ends():
+    """Means are drawn of what is noisy, and of nothing else: `lr` fell to 0."""
+    x = np.arange(500.0)
+    drawn = {
+        field: draw([[Curve(field, x, 500 - x)]], ["a"], False).axes[0].lines for field in ("loss", "lr", "val_loss")
+    }
+    assert [len(lines) for lines in drawn.values()] == [2, 1, 1]
+    assert drawn["lr"][-1].get_ydata()[-1] == 1 and drawn["val_loss"][-1].get_ydata()[-1] == 1
+
+
+def test_experts_are_drawn_of_one_run_alone(tmp_path):
+    paths = [metrics_file(tmp_path / f"{name}.metrics.jsonl") for name in "ab"]
+    caption = "Expert load: mean over the layers"
+    assert caption in page_of(paths[0]) and caption not in page_of(*paths)
 
 
 def test_the_page_of_a_run(data, tmp_path):

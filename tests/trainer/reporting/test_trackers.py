@@ -42,7 +42,7 @@ def test_a_resume_continues_the_same_run(data, tmp_path):
 def test_a_package_that_is_missing_or_refuses(kind):
     settings = PretrainSettings.parse(["--tracker", kind])
     refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
-    for module, said in ((None, kind), (refusing, f"--tracker {kind}: no account log in first")):
+    for module, said in ((None, f"pip install {kind}"), (refusing, f"--tracker {kind}: no account log in first")):
         with mock.patch.dict(sys.modules, {kind: module}), pytest.raises(UserError, match=said):
             Reporter(is_main=True).open_tracker(settings, "run", {})
 

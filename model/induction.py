@@ -1,0 +1,84 @@
+"""First weights that can copy: two attention heads, set by hand, that find what followed the present token before.
+
+Text repeats itself, and a model that has learned to say "what came after this word the last time comes again" is far better
+than one that has not. Two heads in successive layers do it (Olsson et al. 2022, arXiv 2209.11895): the first looks at the
+token before, and the second at places whose token before is the present one. A small model finds them after 10 to 20 million
+tokens, one seed much later than another; with these weights it has them from its first updates on, and improves them.
+Only numbers are set: the model is one like any other, for whoever loads it.
+
+The residual stream [H] is used like this, with n coordinates for each of two copies of a token:
+
+    0 .. n-1     the token itself, as its embedding says        (random at first, like all others)
+    n .. 2n-1    the token before it, written by layer 0
+    H-1          a constant that all embeddings share; the last norm hides it from the head, to which it could say nothing
+"""
+
+import torch
+
+from model.config import MiniMindConfig
+from model.model_minimind import MiniMindForCausalLM, plain_frequencies
+
+# The shared coordinate of the embeddings, whose norm grows to about 7.
+SHARED = 4.0
+# Attention logit of the token before, while the shared coordinate is nearly all of an embedding; it shrinks to a fifth.
+PREVIOUS_LOGIT = 80.0
+# A pair that turns by less than so many radians in so many positions compares tokens wherever they stand.
+SLOW_ANGLE = 1.5
+SLOW_POSITIONS = 512
+# Weights of queries and keys that compare two tokens; what of the token before is carried; what of the token found is copied
+MATCH = 5.0
+CARRY = 0.3
+COPY = 0.5
+
+
+@torch.no_grad()
+def init_induction(model: MiniMindForCausalLM) -> None:
+    """Sets head 0 of the first two layers and a coordinate of the embeddings, in fresh weights with o_proj = 0.
+
+    Errors: ValueError for a model of one layer, and for minimind3, which norms queries and keys.
+    """
+    config = model.config
+    if not can_copy(config):
+        raise ValueError("init_scheme induction is for models of generation minimind2 with two layers or more")
+    H, D = config.hidden_size, config.head_dim
+    n = min(D, (H - 1) // 2)
+    model.lm_head.weight[:, -1] = SHARED
+    model.model.norm.weight[-1] = 0.0
+    first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+
+    # The token before: all queries are one vector, all keys the same turned by one position. As RoPE turns each by its own position,
+    # their product is the sum of share * cos(frequency * (distance - 1)), which is largest at distance 1. Pairs of dimensions that
+    # turn fast tell one position from the next, slow ones a near one from a far one.
+    frequencies = plain_frequencies(config, torch.device("cpu"))
+    shares = frequencies.sqrt() / frequencies.sqrt().sum()
+    sizes = (PREVIOUS_LOGIT * D**0.5 / H * shares).sqrt()
+    # `rotate` pairs dimension i with dimension i + D/2.
+    query = torch.cat((sizes, torch.zeros(D // 2)))
+    key = torch.cat((sizes * frequencies.cos(), sizes * frequencies.sin()))
+    for weight, direction in ((first.q_proj.weight, query), (first.k_proj.weight, key)):
+        weight[:D] = 0.0
+        weight[:D, -1] = direction
+    token = torch.eye(H)[:n]
+    token_before = torch.eye(H)[n : 2 * n]
+    first.v_proj.weight[:n] = token
+    first.o_proj.weight[:, :n] = CARRY * token_before.T
+
+    # Where the token before was the present one
+    dimensions = slow_dimensions(config)[:n]
+    for weight, coordinates in ((second.q_proj.weight, token), (second.k_proj.weight, token_before)):
+        weight[:D] = 0.0
+        weight[dimensions] = MATCH * coordinates[: len(dimensions)]
+    second.v_proj.weight[:n] = token
+    second.o_proj.weight[:, :n] = COPY * token.T
+
+
+def can_copy(config: MiniMindConfig) -> bool:
+    """Whether `init_induction` has weights for such a model."""
+    return config.generation == "minimind2" and config.num_hidden_layers > 1
+
+
+def slow_dimensions(config: MiniMindConfig) -> list[int]:
+    """The dimensions of a head that RoPE hardly turns within SLOW_POSITIONS."""
+    angles = plain_frequencies(config, torch.device("cpu")) * SLOW_POSITIONS
+    pairs = (angles < SLOW_ANGLE).nonzero().flatten().tolist()
+    return pairs + [pair + config.head_dim // 2 for pair in pairs]
