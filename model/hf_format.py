@@ -239,6 +239,8 @@ def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig)
     """
     whole = folder / WEIGHTS
     parts = [] if whole.exists() else sorted(folder.glob(PARTS))
+    if any(not path.stem.endswith(f"-of-{len(parts):05}") for path in parts):
+        raise ValueError(f"{folder}: a part {PARTS} is missing, or there are those of several models")
     state: StateDict = {}
     for path in parts or [whole]:
         try:

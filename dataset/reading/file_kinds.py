@@ -339,7 +339,8 @@ def is_own_output(below: PurePath, there: Collection[PurePath]) -> bool:
 
     below: its path from the folder that was named. there: those of all files of the folder.
     """
-    if below.name.endswith((".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml")):
+    endings = (".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml")
+    if below.name.endswith(endings) or below.name == "hashes.json":
         return True
     # The settings of a model stand beside its weights.
     if below.suffix == ".json" and below.with_suffix(".pth") in there:

@@ -28,6 +28,12 @@ STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
 # behind a number, true, false, null, or a word that is none of these
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
+# What json says of a line: the kind under which it is counted. Others are "not JSON".
+KINDS = {
+    "Extra data": "two values on a line",
+    "Invalid control character": "raw control character",
+    "Unterminated string starting": "cut line",
+}
 JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", type(None): "null"}
 
 
@@ -87,7 +93,9 @@ def record_of_line(raw: bytes) -> object:
         # NULs where a disk was full
         if b"\0" in raw:
             raise BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}") from None
-        raise BadLine("not JSON", f"not JSON: {error.msg} at column {error.pos + 1}") from None
+        reason = error.msg.removesuffix(" at")
+        kind = KINDS.get(reason, "cut line" if error.pos == len(error.doc) else "not JSON")
+        raise BadLine(kind, f"{kind}: {reason} at column {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, brackets nested thousands deep.
         raise BadLine("not JSON", f"not a JSON object that can be read: {str(error)[:80]}") from None

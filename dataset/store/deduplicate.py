@@ -38,8 +38,8 @@ from dataset.store.token_store import (
 )
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# documents that are copied at once: some may be books
-BLOCK_DOCUMENTS = 1 << 10
+# tokens that are copied at once; a longer document by itself
+BLOCK_TOKENS = 1 << 22
 # Raise this number when the same stores would lose other documents.
 VERSION = 1
 
@@ -100,19 +100,23 @@ def open_sources(
             if deduplicate == NEAR:
                 left_out[NEAR] = int((~stays).sum()) - exact
             writer.bad_lines = store.bad_lines
-            for lo in range(0, len(store), BLOCK_DOCUMENTS):
-                of_block = stays[lo : lo + BLOCK_DOCUMENTS]
-                offsets = store.offsets[lo : lo + BLOCK_DOCUMENTS + 1]
+            lo = 0
+            while lo < len(store):
+                hi = int(np.searchsorted(store.offsets, store.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
+                hi = max(hi, lo + 1)
+                of_block = stays[lo:hi]
+                offsets = store.offsets[lo : hi + 1]
                 lengths = np.diff(offsets)
                 block = EncodedBlock(
                     tokens=store.tokens[offsets[0] : offsets[-1]][np.repeat(of_block, lengths)],
                     lengths=lengths[of_block],
-                    text_bytes=store.text_bytes[lo : lo + BLOCK_DOCUMENTS][of_block],
-                    hashes=store.doc_hash[lo : lo + BLOCK_DOCUMENTS][of_block],
+                    text_bytes=store.text_bytes[lo:hi][of_block],
+                    hashes=store.doc_hash[lo:hi][of_block],
                     # Those of the whole store are known.
                     bad=BadLines(),
                 )
                 writer.add(block)
+                lo = hi
             return {**store.meta, "key": key, "left_out": left_out}
 
         # A source loses what those before it have, so it depends on them too.

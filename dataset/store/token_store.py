@@ -6,11 +6,11 @@ tokenizer and of the options, so that an edit or another tokenizer never meets a
 Its documents are tokenised block by block and appended to its files in their order. The bytes of a store depend on the corpus,
 the tokenizer and the options, and on nothing else: where a block ends follows from the content of the files, and the results
 are appended in the order of the blocks, whatever process had them. What is under way lies in a folder that has the name of the
-source alone. It belongs to the process that holds the lock of that name, whose first act is to clear away what a killed build of
-the source has left. One rename makes a store of it when it is complete and on the disk.
+source alone. It belongs to the process that holds the lock of that name, whose first act is to clear away what killed builds of
+this source and of others have left. One rename makes a store of it when it is complete and on the disk.
 
-`.hashes-*.json` beside the stores has the SHA-256 of each file of a source, for as long as none of them changes: its name is the
-digest of their paths, sizes, times and inodes. A wrong digest in it would give the data another identity, so one that is damaged
+`hashes.json` beside the stores has the SHA-256 of each data file, as long as that does not change: {"files": [[path, size, times
+and inode, SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so one that is damaged
 in any way is ignored, and the files are read again.
 """
 
@@ -86,13 +86,13 @@ def open_or_build(
     try:
         stats = stats_of(files)
         hashed_at = time.time()
-        hashes = f".hashes-{digest_of_json(stats)[:16]}.json"
-        remembered = next(filter(None, (read_hashes(place / hashes) for place in places)), None)
-        digests = remembered or [file_digest(file) for file in files]
+        known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
+        hashed = {stat: file_digest(Path(stat[0])) for stat in stats if stat not in known}
+        digests = known | hashed
         data = []
-        for file, digest in zip(files, digests, strict=True):
+        for file, stat in zip(files, stats, strict=True):
             kind = kind_of(file)
-            data.append((kind.suffix + kind.compression, digest))
+            data.append((kind.suffix + kind.compression, digests[stat]))
     except OSError as error:
         raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
     key = hashlib.sha256(
@@ -153,22 +153,26 @@ def open_or_build(
         return meta
 
     store = open_or_make(places, source, key, tokenise, progress)
-    # POSIX's change time cannot be set by hand; Windows' is the time of creation. Of a file that was touched just before it was
-    # read one more write could keep the time stamp: such files are read again at the next start.
-    changed = max(modified if os.name == "nt" else changed for _, _, modified, changed, _ in stats)
-    if not remembered and changed / 1e9 < hashed_at - SETTLED_S:
-        with contextlib.suppress(OSError), atomic_file(store.folder.parent / hashes) as out:
-            out.write(json.dumps({"files": digests, "sha256": digest_of_json(digests)}).encode())
+    if hashed:
+        renewed = {stat[0] for stat in hashed}
+        entries = [entry for entry in read_hashes(store.folder.parent) if entry[0] not in renewed]
+        for (path, size, modified, changed, inode), digest in hashed.items():
+            # POSIX's change time cannot be set by hand; Windows' is the time of creation. Of a file that was touched just before
+            # it was read one more write could keep the time stamp: such a file is read again at the next start.
+            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
+                entries.append([path, size, modified, changed, inode, digest])
+        with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
+            out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
     return store
 
 
-def read_hashes(path: Path) -> list[str] | None:
-    """The SHA-256 of each file that a .hashes-*.json remembers; None where it is not there or damaged."""
-    content = read_json(path)
+def read_hashes(place: Path) -> list[list[Any]]:
+    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
+    content = read_json(place / "hashes.json")
     if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
-        return None
-    digests: list[str] = content["files"]
-    return digests
+        return []
+    entries: list[list[Any]] = content["files"]
+    return entries
 
 
 def open_or_make(
@@ -197,6 +201,11 @@ def open_or_make(
                 announce(f"waiting for another process that makes a store of {place / source}")
             held = lock.acquire()
         with held:
+            for left in place.glob(".*.store-under-way"):
+                # Who is at work holds the lock of its source.
+                if left != temporary:
+                    with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
+                        remove(left)
             # Another process may have made it while this one waited for the lock.
             store = open_store(place / name, key, tell=True)
             if store is None:

@@ -21,17 +21,28 @@ def ledgers_agree(one, other, rel_tol=1e-6):
         assert math.isclose(loss, other[update][1], rel_tol=rel_tol)
 
 
-def test_rows_per_update_keep_the_updates_on_any_world_size(lab):
-    """2, 1 and 3 ranks, whose micro-batches of 2 rows do not divide the 10 rows of an update; compared with one rank that is
-    never stopped."""
-    lab.settings.update(rows_per_update=10, accumulation_steps=None, warmup_iters=12)
+@pytest.mark.parametrize(
+    ("settings", "accumulation_steps"),
+    [
+        # The micro-batches of 2 rows do not divide an update's.
+        ({"rows_per_update": 10}, {1: None, 2: None, 3: None}),
+        pytest.param({"pack": 0}, {1: 4, 2: 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_updates_are_the_same_on_any_world_size(lab, settings, accumulation_steps):
+    """2, 1 and 3 ranks, or 2 again; compared with one rank that is never stopped."""
+    lab.settings.update(settings, accumulation_steps=accumulation_steps[1], warmup_iters=12)
     lab.run("whole", hooks={"ledger": {"path": str(lab.folder / "one")}})
     ledger = {"ledger": {"path": str(lab.folder / "ledger")}}
     for world_size, update in ((2, 2), (1, 5)):
         stop = {**ledger, "signal_at": {"updates": [update]}}
+        lab.settings["accumulation_steps"] = accumulation_steps[world_size]
         for process in lab.run_ranks("run", world_size, hooks=stop, expect=143, from_resume=1):
-            assert "warning" not in process.out and "accumulation_steps" not in process.out
-    lab.run_ranks("run", 3, hooks=ledger, from_resume=1)
+            assert "warning" not in process.out
+            assert "accumulation_steps is" not in process.out or settings == {"pack": 0}
+    last, lab.settings["accumulation_steps"] = max(accumulation_steps.items())
+    lab.run_ranks("run", last, hooks=ledger, from_resume=1)
     lab.check_ledger(lab.folder / "ledger", epochs=2)
     ledgers_agree(lab.ledger(lab.folder / "ledger"), lab.ledger(lab.folder / "one"))
     # Rates too: with others the weights would end elsewhere.

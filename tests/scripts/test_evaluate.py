@@ -176,7 +176,7 @@ def test_intervals():
     ("task", "content", "message"),
     [
         ("pairs", '{"sentence_good": "a b"}', "d.jsonl:1: no 'sentence_bad'"),
-        ("pairs", "{", "d.jsonl:1: not JSON: "),
+        ("pairs", "{", "d.jsonl:1: cut line: "),
         ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
         ("perplexity", '{"text": null}', "d.jsonl:1: 'text' is a null"),

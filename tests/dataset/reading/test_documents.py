@@ -23,7 +23,8 @@ HARMLESS = {
 }
 
 FAULTS = {
-    "cut line": (b'{"text": "thr', "not JSON"),
+    "cut line": (b'{"text": "thr', "cut line"),
+    "cut before the end": (b'{"text": "a"', "cut line"),
     "cut in a character": ('{"text": "三'.encode()[:-1], "cut line"),
     "bad UTF-8": (b'{"text": "\xff\xfe"}', "bad UTF-8"),
     "raw NUL": (b'{"text": "a\0b"}', "NUL byte"),
@@ -34,8 +35,8 @@ FAULTS = {
     "text missing": (b'{"content": "x"}', "no text"),
     "null": (b'{"text": null}', "text is null"),
     "a number": (b'{"text": 3}', "text is not a string"),
-    "two objects": (b'{"text": "a"} {"text": "b"}', "not JSON"),
-    "raw control character": (b'{"text": "a\tb"}', "not JSON"),
+    "two objects": (b'{"text": "a"} {"text": "b"}', "two values on a line"),
+    "raw control character": (b'{"text": "a\tb"}', "raw control character"),
     "not JSON": (b"text: a", "not JSON"),
     "deep nesting": (b"[" * 100_000, "not JSON"),
 }

@@ -143,7 +143,7 @@ FAULTY = {
         ('[{"text": "a"},\n7, {"text": "b"}]', {2: "not an object"}, ["a", "b"]),
         ('[{"text": "a"},\n{"text": "b", oops}, {"text": "c"}]', {2: "not JSON"}, ["a", "c"]),
         ('[{"text": "a"},\n', {2: "cut line"}, ["a"]),
-        ('[{"text": "a"},\n{"text": "b', {2: "not JSON"}, ["a"]),
+        ('[{"text": "a"},\n{"text": "b', {2: "cut line"}, ["a"]),
         ('[{"text": "a"}]\n]', {2: "not JSON"}, ["a"]),
         ('[{"text": "a"}, {"title": 1,\n"body": 2}]', {1: "no text"}, ["a"]),
         ('[{"text": "a"},\n' + "[" * 100_000 + "]" * 100_000 + "]", {2: "not JSON"}, ["a"]),

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset import tokenize_corpus
 from dataset.store import deduplicate
 from dataset.store.deduplicate import notice_of, open_sources, stored_texts
-from dataset.store.token_store import open_or_build
+from dataset.store.token_store import StoreWriter, open_or_build
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.helpers import write_texts
 
@@ -40,11 +39,15 @@ def bytes_of(folder):
 
 def test_copies_are_left_out_and_counted(tmp_path, encoder, monkeypatch):
     # Several blocks.
-    monkeypatch.setattr(deduplicate, "BLOCK_DOCUMENTS", 7)
+    monkeypatch.setattr(deduplicate, "BLOCK_TOKENS", 1000)
+    copied = []
+    add = StoreWriter.add
+    monkeypatch.setattr(StoreWriter, "add", lambda self, block: copied.append(block.lengths) or add(self, block))
     texts, no_exact, no_near = texts_with_copies()
     path = write_texts(tmp_path / "a.jsonl", texts)
     (exact,) = open_sources([[path]], encoder, "exact", num_procs=1, progress=False)
     (near,) = open_sources([[path]], encoder, "near", num_procs=1, progress=False)
+    assert all(lengths.sum() <= 1000 or len(lengths) == 1 for lengths in copied[1:]), "the first block is tokenised"
     assert is_store_of(exact, no_exact, tmp_path, encoder)
     assert is_store_of(near, no_near, tmp_path, encoder)
     assert exact.meta["left_out"] == {"documents": 90, "exact": 20}
@@ -103,7 +106,5 @@ def test_near_without_the_library_is_told_before_anything_is_looked_at(tmp_path,
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(DataError, match="pip install rensa"):
         open_sources([[path]], encoder, "near", num_procs=1, progress=False)
-    with pytest.raises(DataError, match="pip install rensa"):
-        tokenize_corpus.main(["--data_path", path, "--deduplicate", "near"])
     assert not (tmp_path / ".token_store").exists()
     assert len(open_sources([[path]], encoder, "exact", num_procs=1, progress=False)[0]) == 1

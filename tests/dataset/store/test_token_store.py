@@ -79,6 +79,10 @@ def test_remembered_digests_are_used_and_only_for_the_same_file(tmp_path, encode
     monkeypatch.setattr(token_store, "file_digest", lambda file: hashed.append(file) or read(file))
     open_or_build(path, encoder)
     assert hashed == []
+    new = write(tmp_path / "b.jsonl")
+    open_or_build([path, new], encoder)
+    assert hashed == [Path(new)], "of a folder that gets a file the new one alone is read"
+    hashed.clear()
     stat = os.stat(path)
     changed = (tmp_path / "a.jsonl").read_bytes().replace(b"the cat 7 ", b"the dog 7 ")
     (tmp_path / "a.jsonl").write_bytes(changed)
@@ -92,8 +96,7 @@ def test_broken_remembered_digests_are_ignored(tmp_path, encoder, monkeypatch, b
     path = write(tmp_path / "a.jsonl")
     monkeypatch.setattr(token_store.time, "time", lambda: time.time_ns() / 1e9 + 60)  # the file is no longer fresh
     first = open_or_build(path, encoder)
-    (remembered,) = first.folder.parent.glob(".hashes-*.json")
-    remembered.write_text(broken)
+    (first.folder.parent / "hashes.json").write_text(broken)
     assert open_or_build(path, encoder).folder == first.folder
 
 
@@ -160,6 +163,22 @@ def test_a_flipped_bit_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys)
         noticed += capsys.readouterr().out.count("it is made anew")
         assert json.loads((folder / "meta.json").read_text()) == json.loads(built["meta.json"])
     assert noticed >= 20, "white space in meta.json may change without harm"
+
+
+class Payload:
+    """Creates the file `ran` when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("ran", "w")
+
+
+def test_a_pickle_in_a_store_is_never_run(tmp_path, encoder, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.jsonl")
+    for file in list(open_or_build(path, encoder).folder.iterdir()):
+        file.write_bytes(pickle.dumps(Payload()).ljust(file.stat().st_size, b"\0"))
+        check(open_or_build(path, encoder), TEXTS, encoder)
+    assert not Path("ran").exists()
 
 
 def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
@@ -254,8 +273,8 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert not list(store.glob("a-*/"))
-    path = write(tmp_path / "a.jsonl")  # and so does one of the data that was edited since then
-    open_or_build(path, encoder)
+    # It may be one of other data in the same place.
+    open_or_build(write(tmp_path / "b.jsonl"), encoder)
     assert not list(store.glob("*under-way"))
 
 
