@@ -7,14 +7,14 @@
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
 # make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-speed: in five;
-#                 make gpu-electra: ELECTRA and GLUE, in two
+#                 make gpu-bits: whether equal runs have equal bits, in three; make gpu-electra: ELECTRA and GLUE, in two
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
 PYTHON ?= python3
 VENV   ?= .venv
 RUN     = $(VENV)/bin/python
 
-.PHONY: pretrain chat electra test test-core test-all bench gpu gpu-speed gpu-electra lint clean
+.PHONY: pretrain chat electra test test-core test-all bench gpu gpu-speed gpu-bits gpu-electra lint clean
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
@@ -126,6 +126,9 @@ gpu:
 
 gpu-speed:
 	$(HAS_TORCH) benchmarks/gpu.py --sections 0 1 6 $(ARGS)
+
+gpu-bits:
+	$(HAS_TORCH) benchmarks/gpu_bits.py $(ARGS)
 
 gpu-electra:
 	$(HAS_TORCH) benchmarks/gpu.py --sections 0 7 $(ARGS)

@@ -2,6 +2,7 @@
 
     make gpu                                                    # sections 0 to 6
     make gpu-speed                                              # 0, 1 and 6, in five minutes
+    make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
     make gpu-electra                                            # sections 0 and 7, in two minutes
     python benchmarks/gpu.py --sections 2 3                     # some of them
     python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU

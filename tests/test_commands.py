@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.settings import SettingsParser
-from dataset import embedded_corpus, tokenize_corpus
+from dataset import embedded_corpus
 from scripts import arguments as script_arguments
 from scripts import inspect_data
 from tests.helpers import ROOT
@@ -33,7 +33,6 @@ PARSERS = {
     "trainer/train_electra.py": partial(SettingsParser, ElectraSettings),
     "trainer/train_glue.py": partial(SettingsParser, GlueSettings),
     "trainer/train_tokenizer.py": partial(SettingsParser, train_tokenizer.TokenizerSettings),
-    "dataset/tokenize_corpus.py": partial(SettingsParser, tokenize_corpus.TokenizeSettings),
     "scripts/generate.py": script_arguments.generate_parser,
     "scripts/play.py": script_arguments.play_parser,
     "scripts/evaluate.py": script_arguments.evaluate_parser,

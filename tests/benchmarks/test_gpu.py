@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_checks
+from benchmarks import gpu, gpu_bits, gpu_checks
 from tests.scripts.playground.pages import wait_until
 
 CPU = torch.device("cpu")
@@ -149,3 +149,29 @@ def test_sections_on_a_cpu(tmp_path):
     assert code == 0 and {result["section"] for result in results} == {0, 7}
     found = {result["what"]: result["value"] for result in results}
     assert found["torch"] == torch.__version__ and found["best product"] > 0
+
+
+def test_the_first_tensor_that_differs_is_named_and_a_process_that_fails_too(monkeypatch, capsys):
+    """Two equal runs; two of which one has a weight with another last bit after its first update; two that fail alike."""
+    planted = "model.norm.weight after update 1"
+    monkeypatch.setattr(gpu_bits, "SHAPE", (1, 8))
+    monkeypatch.setattr(gpu_bits, "SMALL", {**gpu_checks.SMALL, "hidden_size": 16, "vocab_size": 64})
+
+    def notes(case, device, changes):
+        found = []
+        for name, tensor in gpu_bits.tensors_of(case, CPU):
+            if changes and name == planted:
+                tensor.data[0] = tensor.data[0].nextafter(torch.tensor(9.0))
+            found.append((name, gpu_bits.digest_of(tensor)))
+        return found
+
+    equal, other = (notes("plain", "cpu", changes) for changes in (False, True))
+    failed = [*equal[:3], (gpu_bits.FAILURE, "no such kernel")]
+    for sides, code, said in (
+        ([equal, notes("plain", "cpu", False)], 0, "same   plain: "),
+        ([equal, other], 1, f"differ between processes, first {planted}"),
+        ([failed, failed], 1, "FAILED plain: error: no such kernel"),
+    ):
+        monkeypatch.setattr(gpu_bits, "side", lambda case, device, sides=sides: sides.pop())
+        assert gpu_bits.main(["--device", "cpu", "--cases", "plain"]) == code
+        assert said in capsys.readouterr().out

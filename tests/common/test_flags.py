@@ -12,7 +12,7 @@ COMMANDS = {
     "trainer/train_electra.py": [],
     "trainer/train_glue.py": ["--task", "cola", "--data_dir", "glue"],
     "trainer/train_tokenizer.py": ["--data_path", "data.txt", "--out_dir", "out"],
-    "dataset/tokenize_corpus.py": ["--data_path", "data.txt"],
+    "scripts/inspect_data.py": ["--data_path", "data.txt"],
 }
 NOT_A_NUMBER = ("nan", "inf", "-inf", "-2", "1e300", "1" + "0" * 30, "٣x", "9" * 5000)
 # The model begins by itself; run.py's, which are passed over.

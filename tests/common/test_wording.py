@@ -39,7 +39,9 @@ def start(script, *flags):
 @pytest.mark.slow
 def test_names_of_files_are_shown_and_not_obeyed(place):
     (data,) = place.glob("a*/*.jsonl")
-    process = start("dataset/tokenize_corpus.py", "--data_path", data, "--cache_dir", data.parent / "cache")
+    process = start(
+        "scripts/inspect_data.py", "--texts", "0", "--data_path", data, "--cache_dir", data.parent / "cache"
+    )
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     for byte in (b"\x1b", "\u202e".encode(), b"\xe9", b"Traceback"):

@@ -9,7 +9,6 @@ import pytest
 from common.errors import DataError
 from dataset.corpus import Corpus
 from dataset.store.token_store import open_or_build
-from dataset.tokenize_corpus import main
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, write_texts
 
@@ -63,14 +62,6 @@ def test_a_share_for_some_sources_is_refused_before_anything_is_tokenised(tmp_pa
     with pytest.raises(DataError, match=f"give every source a share, or none; {second} has none"):
         Corpus([f"{first}:0.5", second], encoder, max_seq_len=16, seed=0, progress=False)
     assert not (tmp_path / ".token_store").exists()
-
-
-def test_tokenize_corpus_makes_the_store_that_the_trainer_opens(tmp_path, capsys):
-    paths = write_files(tmp_path, 5)
-    assert main(["--data_path", *paths, "--num_procs", "1"]) == 0
-    assert len(stores_in(tmp_path)) == 1
-    assert main(["--data_path", f"{paths[0]}:1", f"{paths[1]}:2", "--num_procs", "1"]) == 0
-    assert len(stores_in(tmp_path)) == 3
 
 
 def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder):

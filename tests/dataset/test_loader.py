@@ -215,7 +215,6 @@ def test_what_is_wrong_with_the_data_is_one_advice():
             raise DataError("a.bin is cut short: delete it")
 
     plan = EpochPlan(make_store([5, 9, 7]), 16, 1, 0)
-    loader = Loader(Broken(), num_workers=0)
     with pytest.raises(LoaderError, match=r"^a.bin is cut short: delete it$") as caught:
-        batches_of(loader, plan, UpdateSchedule(plan.n_rows, 1))
+        list(batches_of(Broken(), plan, UpdateSchedule(plan.n_rows, 1)))
     assert caught.value.is_fault_of_data

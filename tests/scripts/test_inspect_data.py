@@ -16,7 +16,7 @@ from scripts.inspect_data import DataLook, InspectSettings, Piece, text_of_piece
 from tests.chats import ids_and_mask, write_chats
 from tests.dataset.quality.planted import changed, chinese, english
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, write_texts
+from tests.helpers import ROOT, train, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +170,12 @@ def test_what_can_be_mended_is_a_line(tmp_path):
     ):
         with pytest.raises((UserError, DataError), match=message):
             inspect_data.main(["--data_path", path, *arguments])
+
+
+def test_the_store_that_is_made_is_the_one_that_the_trainer_opens(tmp_path, capsys):
+    path = write_texts(tmp_path / "a.jsonl", [f"document {i % 30}" for i in range(40)])
+    assert inspect_data.main(["--texts", "0", "--data_path", path, "--deduplicate", "exact"]) == 0
+    assert "tokenising a" in capsys.readouterr().out
+    train(data_path=path, out_dir=tmp_path / "out", deduplicate="exact")
+    assert "tokenis" not in capsys.readouterr().out
+    assert len(list((tmp_path / ".token_store").glob("a-*"))) == 2

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from common.errors import DataError
-from dataset import tokenize_corpus
 from dataset.store import deduplicate
 from dataset.store.deduplicate import notice_of, open_sources, stored_texts
 from dataset.store.token_store import StoreWriter, open_or_build
@@ -107,7 +106,5 @@ def test_near_without_the_library_is_told_before_anything_is_looked_at(tmp_path,
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(DataError, match="pip install rensa"):
         open_sources([[path]], encoder, "near", num_procs=1, progress=False)
-    with pytest.raises(DataError, match="pip install rensa"):
-        tokenize_corpus.main(["--data_path", path, "--deduplicate", "near"])
     assert not (tmp_path / ".token_store").exists()
     assert len(open_sources([[path]], encoder, "exact", num_procs=1, progress=False)[0]) == 1

@@ -1,0 +1,186 @@
+"""Which tensor differs first between two equal runs on a GPU: what makes a run that cannot be repeated.
+
+    make gpu-bits                                             # in three minutes
+    python benchmarks/gpu_bits.py --device cpu --cases plain  # whether this command itself works
+
+Each case is trained in two processes that know nothing of each other and run at the same time. Both note a digest of every
+tensor in the order in which it comes to be: weights, batch, outputs of the modules (plain code alone has them), sums, gradient
+of each parameter, then moments and weights after updates. The first that differs is named. `again` is the gradient of the same
+micro-batch computed anew in one process: a difference there is an operation that adds up in any order; one between processes
+alone is a kernel that was chosen otherwise. Whole runs of the trainer are compared by section 2 of `make gpu`.
+Exit code 1: a case FAILED, because something differs or a process did not end well.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Run by path: nothing in benchmarks/ may shadow a dependency.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from common.start import begin
+
+    begin(ends_at_ctrl_c=False)
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from benchmarks.gpu_checks import KINDS, SMALL
+from benchmarks.training import SIZES, Training
+from common.errors import UserError
+from common.flags import Parser
+from model.backend import CompiledBackend
+from trainer.machine.command_line import run_cli
+from trainer.machine.devices import deterministic
+
+# How a model is computed, what trains it, and which one
+CASES = (
+    "plain",
+    "plain float32",
+    "compiled with PyTorch's attention",
+    "Flex",
+    "Flex Muon",
+    "Flex minimind3",
+    "Flex minimind2 MoE",
+    # Two equal micro-batches had other gradients in front of the norm behind attention.
+    "Flex minimind2 MoE 2 x 511",
+    "Flex 26m",
+)
+# updates after which moments and weights are compared
+COMPARED_UPDATES = (1, 2, 10)
+# rows and positions. The embedding's backward pass has another kernel from 3,072 tokens on.
+SHAPE = (8, 512)
+# what names of gradients begin with that were computed anew in one process
+AGAIN = "again: "
+Named = tuple[str, torch.Tensor]
+# (what it is, what stands for its bits)
+Note = tuple[str, str]
+# what a process that failed notes as its last
+FAILURE = "error"
+
+
+def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
+    """Each tensor of the training of a case, in the order in which it comes to be."""
+    fields = SIZES["26m"] if "26m" in case else SMALL
+    for kind, differences in KINDS.items():
+        if kind in case:
+            fields = {**fields, **differences}
+    shape = (2, 511) if "2 x 511" in case else SHAPE
+    optimizer = "muon" if "Muon" in case else "adamw"
+    dtype = "float32" if "float32" in case else "bfloat16"
+    training = Training(fields, device, *shape, compiled="Flex" in case, optimizer=optimizer, dtype=dtype)
+    model, engine = training.model, training.engine
+    if "PyTorch's attention" in case:
+        model.compiled_backend = CompiledBackend(shape, on_gpu=device.type == "cuda")
+    outputs: list[Named] = []
+
+    def keep(name: str, module: torch.nn.Module, inputs: object, output: object) -> None:
+        for number, tensor in enumerate(output if isinstance(output, tuple) else (output,)):
+            if isinstance(tensor, torch.Tensor):
+                outputs.append((f"output {number} of {name or 'model'}", tensor.detach().clone()))
+
+    yield from ((f"initial {name}", parameter) for name, parameter in model.named_parameters())
+    yield from ((name, value) for name, value in training.batch._asdict().items() if isinstance(value, torch.Tensor))
+    # Compiled code has no modules inside.
+    modules = [] if model.compiled_backend else model.named_modules()
+    hooks = [module.register_forward_hook(partial(keep, name)) for name, module in modules]
+    for prefix in ("", AGAIN, AGAIN):
+        engine.micro_batch(training.batch, training.totals)
+        yield from outputs
+        outputs.clear()
+        for hook in hooks:
+            hook.remove()
+        if not prefix:
+            yield "sums", engine.sums
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            yield f"{prefix}gradient of {name}", parameter.grad
+        engine.optimizer.zero_grad()
+    for update in range(1, max(COMPARED_UPDATES) + 1):
+        training.step()
+        for name, parameter in model.named_parameters() if update in COMPARED_UPDATES else ():
+            yield f"{name} after update {update}", parameter
+            for optimizer in getattr(engine.optimizer, "optimizers", [engine.optimizer]):
+                for key, kept in optimizer.state.get(parameter, {}).items():
+                    if isinstance(kept, torch.Tensor):
+                        yield f"{key} of {name} after update {update}", kept
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+    return hashlib.sha256(raw).hexdigest()
+
+
+def run_side(case: str, device: torch.device) -> None:
+    """Print the notes of this process as lines of JSON, and nothing else: what libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with deterministic(device.type == "cuda"):
+        for name, tensor in tensors_of(case, device):
+            print(json.dumps([name, digest_of(tensor)]), file=answers, flush=True)
+
+
+def side(case: str, device: str) -> list[Note]:
+    """The notes of a process of its own, as far as it came."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--side", case, "--device", device]
+    with tempfile.TemporaryDirectory() as cache:
+        # Each process compiles for itself: what it chooses must not depend on what another has left.
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
+        run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    notes: list[Note] = [tuple(json.loads(line)) for line in run.stdout.splitlines() if line.endswith("]")]
+    if run.returncode:
+        notes.append((FAILURE, (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1][:300]))
+    return notes
+
+
+def compare(case: str, device: str) -> tuple[bool, str]:
+    """(whether two processes of a case have everything in common, what is to be said of it)."""
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: side(case, device), range(2))
+    said = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
+    if len(one) != len(other):
+        said.append(f"{len(one)} and {len(other)} notes")
+    first = dict(one)
+    unstable = [name for name, digest in one if name.startswith(AGAIN) and digest != first[name.removeprefix(AGAIN)]]
+    if unstable:
+        said.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
+    differing = [mine[0] for mine, yours in zip(one, other, strict=False) if mine != yours]
+    if differing:
+        said.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
+    return not said, " | ".join(said) or f"{len(one)} tensors, the same to the last bit"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code. Errors: UserError."""
+    p = Parser(prog="gpu_bits.py", description="Which tensor differs first between two equal runs on this GPU.")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="some of them (default: all)")
+    # This process is a side of that case.
+    p.add_argument("--side", choices=CASES, help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("this machine shows no CUDA device; --device cpu --cases plain tries the command itself")
+    if args.side:
+        run_side(args.side, torch.device(args.device))
+        return 0
+    n_failed = 0
+    # Bits need no quiet machine, and most of the time goes into compiling.
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        found = pool.map(lambda case: compare(case, args.device), args.cases)
+        for case, (same, said) in zip(args.cases, found, strict=True):
+            print(f"{'same  ' if same else 'FAILED'} {case}: {said}", flush=True)
+            n_failed += not same
+    return 1 if n_failed else 0
+
+
+if __name__ == "__main__":
+    run_cli(main)
