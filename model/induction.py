@@ -8,8 +8,8 @@ Only numbers are set: the model is one like any other, for whoever loads it.
 
 The residual stream [H] is used like this, with n coordinates for each of two copies of a token:
 
-    0 .. n-1     the token itself, as its embedding says        (random at first, like all others)
-    n .. 2n-1    the token before it, written by layer 0
+    0 .. n-1     the token itself, as its embedding says
+    n .. 2n-1    the token before it, which layer 0 adds to the embedding's own numbers there
     H-1          a constant that all embeddings share; the last norm hides it from the head, to which it could say nothing
 """
 
@@ -18,22 +18,24 @@ import torch
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM, plain_frequencies
 
-# The shared coordinate of the embeddings, whose norm grows to about 7.
-SHARED = 4.0
-# Attention logit of the token before, while the shared coordinate is nearly all of an embedding; it shrinks to a fifth.
+# The constant in the embeddings, whose other coordinates grow to a norm of about 7
+CONSTANT = 4.0
+# Attention logit of the token before, while the constant is nearly all of an embedding; it shrinks to a quarter as these grow.
 PREVIOUS_LOGIT = 80.0
 # A pair that turns by less than so many radians in so many positions compares tokens wherever they stand.
 SLOW_ANGLE = 1.5
 SLOW_POSITIONS = 512
-# Weights of queries and keys that compare two tokens; what of the token before is carried; what of the token found is copied
+# Weights of the queries and keys that compare two tokens
 MATCH = 5.0
+# Part of the token before that layer 0 writes, and of the token found that layer 1 writes
 CARRY = 0.3
 COPY = 0.5
 
 
 @torch.no_grad()
 def init_induction(model: MiniMindForCausalLM) -> None:
-    """Sets head 0 of the first two layers and a coordinate of the embeddings, in fresh weights with o_proj = 0.
+    """Sets query head 0 of the first two layers, the key and value head that it shares with others, and a coordinate of the
+    embeddings, in fresh weights with o_proj = 0.
 
     Errors: ValueError for a model of one layer, and for minimind3, which norms queries and keys.
     """
@@ -42,7 +44,7 @@ def init_induction(model: MiniMindForCausalLM) -> None:
         raise ValueError("init_scheme induction is for models of generation minimind2 with two layers or more")
     H, D = config.hidden_size, config.head_dim
     n = min(D, (H - 1) // 2)
-    model.lm_head.weight[:, -1] = SHARED
+    model.lm_head.weight[:, -1] = CONSTANT
     model.model.norm.weight[-1] = 0.0
     first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
 
@@ -51,6 +53,7 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     # turn fast tell one position from the next, slow ones a near one from a far one.
     frequencies = plain_frequencies(config, torch.device("cpu"))
     shares = frequencies.sqrt() / frequencies.sqrt().sum()
+    # The normed constant is sqrt(H) in a query and in a key, and attention divides their product by sqrt(D).
     sizes = (PREVIOUS_LOGIT * D**0.5 / H * shares).sqrt()
     # `rotate` pairs dimension i with dimension i + D/2.
     query = torch.cat((sizes, torch.zeros(D // 2)))

@@ -227,11 +227,11 @@ class RunCosts:
         self.measured_cuts: dict[int, Cut] = {}
 
     def init_scheme(self, config: MiniMindConfig) -> str:
-        """The `--init_scheme` of a run of this model. Heads that copy need the high rate of the embeddings that goes with Muon."""
+        """The `--init_scheme` of a run of this model. Heads that copy were measured with the rates of plans alone."""
         if "init_scheme" in self.given:
             return self.settings.init_scheme
-        is_planned_rate = self.optimizer == "muon" and "learning_rate" not in self.given
-        return "induction" if is_planned_rate and can_copy(config) else "zero_out"
+        has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
+        return "induction" if has_planned_rates and can_copy(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
         """Whether the run will be compiled: decided here, so that the run does what was planned."""
@@ -366,6 +366,7 @@ class RunCosts:
             n_sums=n_sums(config),
             identity={},
             is_recordable=can_be_recorded(device, ranks, dtype, recomputes, config.dropout),
+            cuda_graphs=self.settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,
             device=device,

@@ -198,6 +198,8 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         return None
     smallest, largest = laws.MEASURED_PARAMETERS
     fewest, most = laws.MEASURED_TOKENS
+    if chosen.init_scheme == "induction":
+        fewest, most = laws.MEASURED_TOKENS_OF_INDUCTION
     is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
     is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY

@@ -106,7 +106,9 @@ def pretraining_outlook(
                 corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
             ),
             muon=settings.optimizer == "muon",
-            induction_heads=config.num_attention_heads if settings.init_scheme == "induction" else 0,
+            induction_heads=config.num_attention_heads
+            if settings.init_scheme == "induction" and settings.optimizer == "muon"
+            else 0,
         )
         said.append(note_on_expected(parameters, tokens))
     return Outlook(

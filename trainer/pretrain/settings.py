@@ -124,6 +124,10 @@ class ModelSettings(Settings):
         None, help="folder of a Hugging Face tokenizer (default: model/, or the folder of --from_weight)"
     )
 
+    def check(self) -> None:
+        if self.init_scheme == "induction" and (self.generation == "minimind3" or self.num_hidden_layers == 1):
+            raise ValueError("--init_scheme induction is for models of generation minimind2 with two layers or more")
+
 
 # The flags that are fields of the model's config
 MODEL_FLAGS = tuple(
