@@ -70,7 +70,13 @@ def evaluation(folder, ranks):
     corpus = Corpus([f"{folder}/data.jsonl"], encoder, max_seq_len=6, seed=0, val_path=f"{folder}/valid.jsonl")
     model = tiny_model(vocab_size=encoder.vocab_size)
     engine = Engine(
-        model, build_optimizer(model, 1e-3), None, device=torch.device("cpu"), dtype=torch.float32, ranks=ranks
+        model,
+        build_optimizer(model, 1e-3),
+        None,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        ranks=ranks,
+        n_sums=4,
     )
     batches = corpus.validation()
     assert len(batches) > 2
@@ -86,7 +92,7 @@ def poisoned_rank(ranks):
 
     model, now = tiny_model(), {"now": ""}
     engine = Engine(
-        model, build_optimizer(model, 1e-3), poisoned(model, now), device=torch.device("cpu"), dtype=torch.float16, ranks=ranks
+        model, build_optimizer(model, 1e-3), poisoned(model, now), device=torch.device("cpu"), dtype=torch.float16, ranks=ranks, n_sums=4
     )  # fmt: skip
     seen = []
     for what in ("", "gradient", "loss", ""):

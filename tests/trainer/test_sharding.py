@@ -50,6 +50,7 @@ def trained_engine(ranks, group_size, updates=2, kind="adamw", dtype=torch.float
         device=CPU,
         dtype=dtype,
         ranks=ranks,
+        n_sums=4,
         grad_clip=0.1,
         shards=shards,
     )
