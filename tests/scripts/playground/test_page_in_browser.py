@@ -114,7 +114,7 @@ class Page:
         ):
             assert len(self.all(selector)) == number
         # The browser's own first page may still be loading, with pictures of its own. Data in a URL asks no host.
-        own = (server.address, "data:", "chrome://")
+        own = (server.address, "data:", "chrome://", "chrome-untrusted://")
         others = [url for url in requested(self.driver) if not url.startswith(own)]
         assert others == []
         assert [entry["message"] for entry in self.driver.get_log("browser")] == []
