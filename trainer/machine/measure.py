@@ -125,13 +125,14 @@ def available_memory(device: torch.device) -> int | None:
     if device.type != "cpu" or in_machine is None:
         return None
     bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
-    # Not on Windows, which has no MemAvailable.
-    import resource
+    # Windows has no such module.
+    with contextlib.suppress(ImportError):
+        import resource
 
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        used = KIB * (_entry(SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
-        bounds.append(max(limit - used, 0))
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            used = KIB * (_entry(SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
+            bounds.append(max(limit - used, 0))
     return min(bounds)
 
 
