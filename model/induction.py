@@ -66,8 +66,9 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     first.v_proj.weight[:n] = token
     first.o_proj.weight[:, :n] = CARRY * token_before.T
 
-    # Where the token before was the present one
-    dimensions = slow_dimensions(config)[:n]
+    # Where the token before was the present one: compared in the dimensions that RoPE hardly turns
+    pairs = (frequencies * SLOW_POSITIONS < SLOW_ANGLE).nonzero().flatten()
+    dimensions = torch.cat((pairs, pairs + D // 2))[:n]
     for weight, coordinates in ((second.q_proj.weight, token), (second.k_proj.weight, token_before)):
         weight[:D] = 0.0
         weight[dimensions] = MATCH * coordinates[: len(dimensions)]
@@ -78,10 +79,3 @@ def init_induction(model: MiniMindForCausalLM) -> None:
 def can_copy(config: MiniMindConfig) -> bool:
     """Whether `init_induction` has weights for such a model."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1
-
-
-def slow_dimensions(config: MiniMindConfig) -> list[int]:
-    """The dimensions of a head that RoPE hardly turns within SLOW_POSITIONS."""
-    angles = plain_frequencies(config, torch.device("cpu")) * SLOW_POSITIONS
-    pairs = (angles < SLOW_ANGLE).nonzero().flatten().tolist()
-    return pairs + [pair + config.head_dim // 2 for pair in pairs]
