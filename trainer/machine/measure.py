@@ -39,9 +39,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def product_rate(
-    device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None, times: int = 4
-) -> float:
+def product_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None) -> float:
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
     # A generator of its own: a draw from the run's would change its results.
     generator = torch.Generator(device).manual_seed(0)
@@ -54,7 +52,7 @@ def product_rate(
         c = torch.empty(n, n, device=device, dtype=dtype)
         multiply = partial(torch.mm, a, b, out=c)
         # The best of some: whatever else the machine does makes a product slower, and nothing makes it faster.
-        for _ in range(times):
+        for _ in range(4):
             best = max(best, 2 * n**3 / seconds(multiply, device))
     return best
 

@@ -29,7 +29,7 @@ from trainer.job import (
 )
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
@@ -188,8 +188,7 @@ class PretrainJob(Job):
         """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to say."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        # A plan has looked at the precision already.
-        said = [] if settings.has_budget else notes_on_precision(self.device, dtype, outlook.flops)
+        said: list[str] = []
         rows = self.ranks.rows_of(settings.batch_size)
         if is_gpu:
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank

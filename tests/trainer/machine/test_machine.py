@@ -119,14 +119,6 @@ def test_a_second_sigterm_counts_as_the_first_one(monkeypatch):
         assert left[1:] == [128 + signal.SIGINT]
 
 
-def test_a_long_run_in_the_slower_precision_is_told(monkeypatch):
-    rates = {torch.float32: 1.9e11, torch.bfloat16: 1e11}
-    monkeypatch.setattr(devices, "product_rate", lambda device, dtype, **options: rates[dtype])
-    line = "note: this CPU multiplies float32 1.9 times as fast as bfloat16: --dtype float32 trains faster"
-    assert devices.notes_on_precision(CPU, torch.bfloat16, 1e15) == [line]
-    assert devices.notes_on_precision(CPU, torch.float32, 1e15) == []
-
-
 def broken_compiler(*arguments, **options):
     """torch.compile where clang has no OpenMP: it raises when the compiled function is called."""
 
