@@ -17,16 +17,7 @@ from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
-from trainer.job import (
-    Evaluation,
-    Identity,
-    Job,
-    Outlook,
-    Progress,
-    RunFiles,
-    Surroundings,
-    Update,
-)
+from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
