@@ -62,11 +62,6 @@ def fine_tuning(folder, tmp_path):
     return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
 
 
-def electra(folder, tmp_path):
-    data = write_lines(tmp_path / "lines.jsonl")[0]
-    return train_electra.main, electra_flags(data_path=data, out_dir=tmp_path / "out", vocab_path=folder)
-
-
 def electra_networks(folder, tmp_path):
     data = write_lines(tmp_path / "lines.jsonl")[0]
     vocab = write_vocab(tmp_path / "vocab.txt")
@@ -89,16 +84,11 @@ def evaluating(folder, tmp_path):
     return evaluate.main, ["perplexity", "--data_path", str(data), *options]
 
 
-def exporting(folder, tmp_path):
-    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
-    return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
-
-
 def bringing_back(folder, tmp_path):
     return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
 
 
-COMMANDS = (fine_tuning, electra, electra_networks, generating, evaluating, exporting, bringing_back)
+COMMANDS = (fine_tuning, electra_networks, generating, evaluating, bringing_back)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
