@@ -55,7 +55,9 @@ class BudgetSettings(Settings):
         help="how long the command may take, as 90s, 10m or 1h30m: size, batch, rates and updates are planned for it",
         first=True,
     )
-    budget_tokens: float | None = setting(None, check=positive(float, LARGEST_AMOUNT), help="plan for so many tokens instead, as 5e7")
+    budget_tokens: float | None = setting(
+        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many tokens instead, as 5e7"
+    )
     budget_flops: float | None = setting(
         None, check=positive(float, LARGEST_AMOUNT), help="plan for so many floating-point operations instead, as 1e16"
     )

@@ -31,9 +31,6 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
 
-# They decide the first weights. A resume takes those of its checkpoint.
-ONLY_AT_START = ("from_weight", "init_scheme")
-
 
 class PretrainJob(Job):
     """train_pretrain.py's part of a run.
@@ -119,7 +116,8 @@ class PretrainJob(Job):
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",
             },
-            only_at_start=ONLY_AT_START,
+            # They decide the first weights. A resume takes those of its checkpoint.
+            only_at_start=("from_weight", "init_scheme"),
         )
         self.engine = make_engine(
             self.model,
