@@ -166,7 +166,6 @@ class PretrainJob(Job):
             # Of a run that is one plan all is said, wherever it stands.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
-            device_type=self.device.type,
             ranks=self.ranks,
             answers=self.kind.answers,
         )
