@@ -203,7 +203,7 @@ def full_disk(at_save, offset):
         enter(self, file)
 
     def limited_write(self, data):
-        if self.disk_is_full and self.file.tell() + memoryview(data).nbytes > offset:
+        if self.disk_is_full and (self.error or self.file.tell() + memoryview(data).nbytes > offset):
             self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise self.error
         return write(self, data)
