@@ -110,7 +110,7 @@ def test_a_stop_signal_to_torchrun(lab):
     """As a scheduler does: both ranks save before torchrun is out."""
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}, "slow_save": {"seconds": 1}})
-    wait_until(lambda: logged(lab, "run") >= 3)
+    wait_until(lambda: logged(lab, "run") >= 3, seconds=240)
     start = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
     output, _ = launcher.communicate(timeout=60)

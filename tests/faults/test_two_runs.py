@@ -37,7 +37,7 @@ def test_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
 def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}}, from_resume=1)
-    wait_until(lambda: lab.checkpoints("run"))
+    wait_until(lambda: lab.checkpoints("run"), seconds=240)
     os.kill(launcher.pid, signal.SIGKILL)
     lab.run_ranks("run", from_resume=1)
     # The system takes a moment to remove a loader process whose trainer has just ended.
