@@ -189,10 +189,9 @@ class ElectraPretrainer(torch.nn.Module):
             # In float32 the logits are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
             return Losses(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
 
-    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
+    def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,
         positions) of the batches that use it; others, as an epoch's last, are computed without."""
-        assert shape is not None, "the lengths of these batches are known"
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)
