@@ -282,20 +282,14 @@ def _matches_of(pattern: Path) -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced. Errors: DataError for the home of nobody."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: {error}") from None
+    """The path with its ~ replaced. That of nobody stays, and is the name of no file."""
+    return Path(os.path.expanduser(path))
 
 
 def _refuse_what_is_no_file(path: Path) -> None:
     """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
-    if path.is_file():
-        return
-    if path.is_symlink():
-        raise DataError(f"{path}: a link to {os.readlink(path)}, which is not there: is a disk not mounted?")
-    raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
+    if not path.is_file():
+        raise DataError(f"{path}: a link to what is not there, or a pipe or a device, which can be read once only")
 
 
 def is_own_output(below: Path, there: Collection[Path]) -> bool:

@@ -31,7 +31,7 @@ COVERED = 0.9995
 def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    Errors: ValueError where there is none, where a special token is missing, where ids have gaps, or where the standard
+    Errors: OSError where there is none; ValueError where a special token is missing, where ids have gaps, or where the standard
     vocabulary's stand at other ids than usual (a file that was sorted, or begins with another line).
     """
     path = Path(path)
@@ -57,9 +57,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
 
 
 def _read_vocab_file(path: Path) -> list[str]:
-    """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such vocab.txt and no such tokenizer folder")
+    """The tokens of a vocab.txt in the order of their ids; errors: see `load_wordpiece`."""
     try:
         # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
         lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
