@@ -77,7 +77,7 @@ class Trainer:
         # Where the run stands, and where it ends
         self.progress = Progress()
         self.length = job.length
-        # Updates of the whole run, for the bar and the time left: an estimate until the last epoch is planned
+        # Updates of the whole run, for the time left: an estimate until the last epoch is planned
         self.all_updates: float = 0
         self.current_epoch: Epoch | None = None
         # operations per second of this rank's fastest matrix products; 0: not measured
@@ -273,7 +273,6 @@ class Trainer:
             # As if all epochs had as many rows as this one.
             from_epoch_start = schedule.n_updates * (length.epochs - progress.epoch)
             self.all_updates = progress.update - schedule.first_update + from_epoch_start
-        self.reporter.advance(progress.update, self.all_updates)
         self.signals.arm()
         self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         return self.current_epoch
@@ -299,7 +298,6 @@ class Trainer:
         if clock is not None and clock.after_update(progress.update):
             # The end of the run has moved.
             self.all_updates = self.length.last_update
-        self.reporter.advance(progress.update, self.all_updates)
 
         # An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches
         # late: one of 100 ends within the update that does number 100.
