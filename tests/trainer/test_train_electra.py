@@ -319,7 +319,7 @@ def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run_and_10_000_updates
         ({"save_percents": "0,50"}, "--save_percents: 0,50"),
         (
             {"generator_config": "a.json", "discriminator_config": "b.json"},
-            "--generator_config decides the networks: drop --hidden_size",
+            "--generator_config decides the networks: drop --num_hidden_layers",
         ),
         ({"generator_config": "a.json"}, "--generator_config needs the other one too"),
     ],
