@@ -199,12 +199,9 @@ def test_an_example_is_shown_every_so_many_updates_and_changes_nothing(data, tmp
     torch.manual_seed(VAL_SEED)
     found = job.model.eval()(*batch)
     length = int(batch.lengths[0])
-    ids, corrupted = (row[0, :length].tolist() for row in (batch.ids, found.corrupted))
-    first, second, _, *rows, last = shown[-1]["text"].splitlines()
-    assert first == shown[-1]["prompt"] == job.tokenizer.decode(ids) and second == job.tokenizer.decode(corrupted)
+    first, second, *_, last = shown[-1]["text"].splitlines()
+    assert [first, second] == [job.tokenizer.decode(row[0, :length]) for row in (batch.ids, found.corrupted)]
     replaced, called = found.replaced[0, :length], found.disc_logits[0, :length] >= 0
-    masked = batch.positions[0, batch.labels[0] >= 0].tolist()
-    assert [int(row.split()[0]) for row in rows] == sorted({*masked, *called.nonzero().flatten().tolist()})
     right = int((replaced == called).sum())
     assert last == f"{int(replaced.sum())} of {length} tokens are replaced; the discriminator is right on {right}"
 
@@ -268,7 +265,6 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
     [
         ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
         ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 heads"),
-        ({**GENERATOR, "vocab_size": 6}, "vocab_size is 6"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
     ],

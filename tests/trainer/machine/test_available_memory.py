@@ -36,10 +36,6 @@ def group_v2(root, path, limit, used, cache=0):
     write(root, f"{folder}/memory.stat", f"anon 5\ninactive_file {cache}\n")
 
 
-def test_without_a_limit_it_is_what_the_system_calls_available(root):
-    assert available_memory(CPU) == 8 * GB
-
-
 def test_a_group_of_version_2_leaves_its_limit_less_what_is_used_and_not_cache(root):
     write(root, "proc/self/cgroup", "0::/job/step\n")
     group_v2(root, "job/step", "max", 2 * GB)
