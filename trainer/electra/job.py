@@ -39,7 +39,7 @@ from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, Ru
 from trainer.launch import claim
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
@@ -377,7 +377,7 @@ class ElectraJob(Job):
             notices += warnings_of(
                 settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
             )
-        notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
+        notices += common_warnings(settings, self.ranks)
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
