@@ -30,12 +30,13 @@ import argparse
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -49,6 +50,7 @@ from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, positive
 from common.paths import ROOT
+from common.processes import environment
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli
@@ -59,6 +61,9 @@ from trainer.pretrain.memory import flops_per_token
 # Tokens of a document, BOS and EOS included: drawn from this range, then cut to LONGEST.
 LENGTHS = (64, 600)
 LONGEST = 512
+
+# Each side imports torch anew, with its own number of threads.
+SPAWN = multiprocessing.get_context("spawn")
 
 # Of a turn: updates, text, positions, seconds.
 Slice = dict[str, float]
@@ -108,66 +113,38 @@ def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
 class Side:
     """The process of one side, as the run sees it. An answer is None once the process has ended."""
 
-    def __init__(
-        self,
-        name: str,
-        size: str,
-        threads: int,
-        args: argparse.Namespace,
-        documents: Path,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, name: str, size: str, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
+        """variables: of its environment. args: of the command, for one number of threads."""
         self.name = name
         self.slices: list[Slice] = []
-        flags = {
-            "side": name,
-            "sizes": size,
-            "threads": threads,
-            "rows": args.rows,
-            "max_seq_len": args.max_seq_len,
-            "device": torch.device(args.device).type,
-            "use_compile": args.use_compile,
-            "documents_file": documents,
-            "started": time.time(),
-        }
-        command = [sys.executable, __file__]
-        for flag, value in flags.items():
-            command += [f"--{flag}", str(value)]
-        of_threads = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment, **of_threads},
-        )
-        # Both are pipes, as asked for above.
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.commands = self.process.stdin
-        self.answers = self.process.stdout
+        self.turns, its_end = SPAWN.Pipe()
+        train = partial(train_side, name, SIZES[size], args, its_end, time.time())
+        self.process = SPAWN.Process(target=run_cli, args=(train,))
+        with contextlib.ExitStack() as stack:
+            for variable, value in variables.items():
+                stack.enter_context(environment(variable, value))
+            self.process.start()
+        # Only the process itself holds it now, so that its end is noticed here.
+        its_end.close()
         self.first = self.answer()
 
     def answer(self) -> Slice | None:
-        line = self.answers.readline()
-        if not line:
+        try:
+            answer: Slice = self.turns.recv()
+        except (EOFError, ConnectionError):
             return None
-        answer: Slice = json.loads(line)
         return answer
 
-    def ask(self, command: str) -> Slice | None:
-        """command: seconds of a turn, or "end"."""
-        try:
-            print(command, file=self.commands, flush=True)
-        except BrokenPipeError:
-            return None
+    def ask(self, seconds: float | None) -> Slice | None:
+        """seconds: of a turn; None: there is no further one."""
+        with contextlib.suppress(ConnectionError):
+            self.turns.send(seconds)
         return self.answer()
 
     def end(self) -> None:
         """Wait until it has left: it does so at the end of its turn, or when the pipe ends."""
-        with contextlib.suppress(BrokenPipeError):
-            self.commands.close()
-        self.process.wait()
+        self.turns.close()
+        self.process.join()
 
 
 def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Record:
@@ -190,7 +167,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
             rates.append(product_rate(device, dtype))
             # To and fro, so that no side always has its turn behind the same other one.
             for side in sides if len(rates) % 2 else sides[::-1]:
-                answer = side.ask(str(args.slice))
+                answer = side.ask(args.slice)
                 if answer is None:
                     raise UserError(f"{side.name} on {size} has ended within the run (its error stands above)")
                 # A turn has too few rows to tell the padding by them.
@@ -198,7 +175,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
                     answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
                 side.slices.append(answer)
             round_seconds = time.monotonic() - begin
-        ends = {side.name: side.ask("end") for side in sides}
+        ends = {side.name: side.ask(None) for side in sides}
     record: Record = {"size": size, "threads": threads, "rounds": len(rates), "product_flops": max(rates)}
     for name in ("device", "rows", "max_seq_len", "slice"):
         record[name] = getattr(args, name)
@@ -220,15 +197,17 @@ def start_sides(
     size: str, threads: int, args: argparse.Namespace, documents: Path, stack: contextlib.ExitStack
 ) -> list[Side]:
     """The sides of a size that could start; `stack` ends them. One after the other, so that none disturbs another."""
-    environment = {}
+    device = torch.device(args.device)
+    variables = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
     # The Trainer would take all GPUs, so the sides see one alone, which is their first.
-    if args.device.startswith("cuda"):
+    if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        number = torch.device(args.device).index or 0
-        environment["CUDA_VISIBLE_DEVICES"] = visible[number] if visible[0] else str(number)
+        variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0] if visible[0] else str(device.index or 0)
+    own = {"threads": threads, "device": device.type, "documents_file": str(documents)}
+    args_of_side = argparse.Namespace(**{**vars(args), **own})
     sides = []
     for name in args.sides:
-        side = Side(name, size, threads, args, documents, environment)
+        side = Side(name, size, args_of_side, variables)
         stack.callback(side.end)
         if side.first is None:
             print(f"{name}: could not start (its error stands above) and is left out", flush=True)
@@ -323,18 +302,10 @@ def main() -> None:
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
     p.add_argument("--device", help="cuda:0, mps or cpu (default: the first of them that is there)")
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures (default: out/bench.json)")
-    # This process is that side.
-    p.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    p.add_argument("--started", type=float, help=argparse.SUPPRESS)
-    p.add_argument("--documents_file", help=argparse.SUPPRESS)
     args = p.parse_args()
     args.device = str(pick_device(args.device))
     args.threads = args.threads or [torch.get_num_threads()]
     args.rows = args.rows or (32 if args.device.startswith("cuda") else 8)
-    if args.side:
-        (args.threads,) = args.threads
-        train_side(args, SIZES[args.sizes])
-        return
     sizes = args.sizes.split(",")
     args.sides = args.sides.split(",")
     for names, known in ((sizes, list(SIZES)), (args.sides, list(SIDES))):

@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import get_lr
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
-# `args.side`: what bench.py calls them
+# What bench.py calls them
 SIDES = ("plain", "hf", "hf-compiled", "ours")
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 # Updates: more than any run makes.
@@ -45,14 +46,13 @@ ENDLESS = 10**6
 
 
 class Turns:
-    """Lets a side train only when it is asked to: reads seconds from `commands`, answers in lines of JSON.
+    """Lets a side train only when it is asked to: gets the seconds of a turn by a pipe, and answers with its figures.
 
     started: wall-clock time at which the process was started.
     """
 
-    def __init__(self, commands: TextIO, answers: TextIO, device: torch.device, started: float) -> None:
-        self.commands = commands
-        self.answers = answers
+    def __init__(self, pipe: "Connection[Any, Any]", device: torch.device, started: float) -> None:
+        self.pipe = pipe
         self.device = device
         self.started = started
         self.updates = 0
@@ -72,7 +72,7 @@ class Turns:
         if self.updates <= WARM_UP:
             if self.updates == WARM_UP:
                 synchronize(self.device)
-                self.answer(self.first)
+                self.pipe.send(self.first)
                 self.wait()
             return
         self.slice["updates"] += 1
@@ -80,23 +80,22 @@ class Turns:
         self.slice["positions"] += positions
         if time.perf_counter() - self.start >= self.limit:
             synchronize(self.device)
-            self.answer({**self.slice, "seconds": time.perf_counter() - self.start})
+            self.pipe.send({**self.slice, "seconds": time.perf_counter() - self.start})
             self.wait()
 
     def wait(self) -> None:
         """Hold the side until its next turn; end the process when there is none."""
-        command = self.commands.readline().strip()
-        if not command or command == "end":
-            self.answer({"peak_memory_bytes": peak_memory(self.device)})
+        try:
+            limit = self.pipe.recv()
+        except EOFError:
+            # Whoever asked has gone.
+            sys.exit(1)
+        if limit is None:
+            self.pipe.send({"peak_memory_bytes": peak_memory(self.device)})
             sys.exit(0)
         self.slice = {"updates": 0, "text": 0, "positions": 0}
-        self.limit = float(command)
+        self.limit = limit
         self.start = time.perf_counter()
-
-    def answer(self, values: dict[str, Any]) -> None:
-        # Whoever asked has gone.
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(values), file=self.answers, flush=True)
 
 
 def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausalLM:
@@ -213,19 +212,20 @@ def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.d
                     turns.done(batch.n_targets, batch.targets.numel())
 
 
-def train_side(args: argparse.Namespace, fields: dict[str, Any]) -> None:
-    """Train as side `args.side` until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
-    answers = os.fdopen(os.dup(1), "w")
-    # What libraries print must not get into the answers.
+def train_side(
+    name: str, fields: dict[str, Any], args: argparse.Namespace, pipe: "Connection[Any, Any]", started: float
+) -> None:
+    """Train as the side of that name until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
+    # What libraries print must not get into the table.
     os.dup2(2, 1)
     device = torch.device(args.device)
-    turns = Turns(sys.stdin, answers, device, args.started)
+    turns = Turns(pipe, device, started)
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     config = MiniMindConfig(**fields)
-    if args.side == "plain":
+    if name == "plain":
         train_plain(args, config, device, turns)
-    elif args.side == "ours":
+    elif name == "ours":
         train_ours(args, config, device, turns)
     else:
-        train_hf(args, config, device, turns, compiled=args.side == "hf-compiled")
+        train_hf(args, config, device, turns, compiled=name == "hf-compiled")

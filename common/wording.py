@@ -50,15 +50,6 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
 
 
-def for_terminal(text: str, stream: TextIO) -> str:
-    """The text as a terminal may show it, with its characters spelt out that the stream cannot encode.
-
-    Without this a sample in another alphabet, or a file name that is not UTF-8, would end the work.
-    """
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
-
-
 def nowhere() -> TextIO:
     """A stream in the place of one that nobody reads any more. It stays open for the rest of the process."""
     return open(os.devnull, "w", encoding="utf-8")
@@ -67,8 +58,12 @@ def nowhere() -> TextIO:
 def announce(text: str, to_stderr: bool = False) -> None:
     """Print the text as a terminal may show it, at once. If nobody reads any more, the work goes on without."""
     stream = sys.stderr if to_stderr else sys.stdout
+    # What the stream cannot encode is spelt out: a sample in another alphabet must not end the work, nor a file name that is
+    # not UTF-8.
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    shown = printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
-        print(for_terminal(text, stream), file=stream, flush=True)
+        print(shown, file=stream, flush=True)
     except OSError:
         # The reader of a pipe has left, or the terminal was closed.
         if to_stderr:

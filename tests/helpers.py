@@ -165,6 +165,29 @@ def losses(run):
     return [record["loss"] for record in records(run)]
 
 
+@contextlib.contextmanager
+def stopped_after(update):
+    """Runs within the block stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
+    from trainer.loop import Trainer
+
+    after_update = Trainer.after_update
+
+    def stopping(trainer, *args):
+        stop_signal = after_update(trainer, *args)
+        if trainer.progress.update == update - 1:
+            trainer.signals.signum = 15
+        return stop_signal
+
+    with mock.patch.object(Trainer, "after_update", stopping):
+        yield
+
+
+def assert_same_weights(one, other):
+    """Of two Trainers, bit for bit."""
+    for ours, theirs in zip(one.engine.parameters, other.engine.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "train_pretrain.py", **environment):
     """Run a trainer in a process of its own, as a user does; returns the CompletedProcess."""
     command = [sys.executable, *launcher, str(script), *map(str, arguments)]

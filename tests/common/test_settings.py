@@ -39,7 +39,7 @@ DEFAULTS = {
         "report": True, "tracker": "none", "use_wandb": False, "wandb_project": "MiniMind-ELECTRA",
         "save_percents": [6.25, 12.5, 25.0, 50.0, 100.0], "size": "small", "hidden_size": None,
         "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None, "embedding_size": None,
-        "generator_divisor": None, "model_path": None, "init_std": 0.02, "position_init": "normal", "dropout": 0.1,
+        "generator_divisor": None, "init_std": 0.02, "position_init": "normal", "dropout": 0.1,
         "val_path": None, "val_fraction": 0.0, "allow_val_overlap": False, "eval_interval": 500, "eval_batch_size": 32,
         "generator_config": None, "discriminator_config": None,
         "save_steps": 0,

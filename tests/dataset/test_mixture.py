@@ -25,7 +25,7 @@ def mixture(arguments, lengths, epochs=1, n_rows=0, pack=True):
     documents = np.arange(len(store), dtype=np.uint32)
 
     def make_plan(chosen, epoch):
-        return EpochPlan(store, T, 3, epoch, pack, documents=chosen)
+        return EpochPlan(store.offsets, T, 3, epoch, pack, documents=chosen)
 
     targets = np.concatenate([np.array(of_source) - 1 for of_source in lengths]).clip(0, None if pack else T - 1)
     return Mixture(store, sources, documents, store.bounds.tolist(), make_plan, targets, 3, epochs, n_rows)

@@ -107,7 +107,9 @@ def test_best_fit_puts_each_piece_into_the_fullest_row_that_has_room(case):
 def test_packed_rows_equal_those_of_lists(lengths, max_seq_len, long_documents, shuffle, seed, chunk):
     """Reference: naive_plan. Every row, and the order of rows and pieces: checkpoints count on it."""
     with patch.object(packing, "CHUNK", chunk):
-        plan = EpochPlan(make_store(lengths), max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle)
+        plan = EpochPlan(
+            make_store(lengths).offsets, max_seq_len, seed, 3, long_documents=long_documents, shuffle=shuffle
+        )
     rows = [plan.pieces_of_row(r) for r in range(plan.n_rows)]
     assert rows == naive_plan(lengths, max_seq_len, seed, 3, long_documents, shuffle)
     pieces = [piece for row in rows for piece in row]
@@ -120,7 +122,7 @@ def test_packed_rows_equal_those_of_lists(lengths, max_seq_len, long_documents, 
 def test_padded_rows_come_in_the_order_of_their_random_numbers(shuffle):
     """Reference: a sort of tuples."""
     lengths = random_lengths(300, top=60)
-    plan = EpochPlan(make_store(lengths), 20, 3, 5, pack=False, shuffle=shuffle)
+    plan = EpochPlan(make_store(lengths).offsets, 20, 3, 5, pack=False, shuffle=shuffle)
     pieces = sorted(naive_pieces(lengths, 20, "truncate"))
     assert plan.T == 19
     draws = np.random.PCG64([3, 5]).random_raw(len(pieces)).tolist()
@@ -134,7 +136,7 @@ def test_ten_million_documents_in_ten_seconds_and_250_mb():
     store = SimpleNamespace(offsets=np.concatenate([[0], np.cumsum(lengths)]))
     tracemalloc.start()
     start = time.process_time()
-    plan = EpochPlan(store, 512, 0, 0)
+    plan = EpochPlan(store.offsets, 512, 0, 0)
     seconds, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 10 and peak < 250e6 and plan.fill > 0.99

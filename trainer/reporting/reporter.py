@@ -1,21 +1,18 @@
-"""What the user sees: log lines and a bar, the metrics file, an experiment tracker. Only global rank 0 reports."""
+"""What the user sees: log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
 import importlib
 import io
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from common.errors import UserError
 from common.files import atomic_file
-from common.wording import for_terminal, nowhere
+from common.wording import announce
 from trainer.updates import RunSettings
 
 # Reporter.say, or what takes its place.
@@ -32,8 +29,6 @@ class Reporter:
         self.file: io.FileIO | None = None
         # whether the last line is not whole in the file
         self.is_cut = False
-        self.bar: tqdm | None = None
-        self.has_terminal = is_main and sys.stdout.isatty()
 
     def open(self, path: Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
@@ -72,27 +67,8 @@ class Reporter:
         self.tracker, run_ids[kind] = module, run.id
 
     def say(self, text: str) -> None:
-        if not self.is_main:
-            return
-        # File names and samples may hold what a terminal would obey.
-        text = for_terminal(text, sys.stdout)
-        with self._terminal():
-            if self.bar is None:
-                print(text, flush=True)
-            else:
-                self.bar.write(text, file=sys.stdout)
-
-    def advance(self, done: int, total: float) -> None:
-        """Move the bar, where there is a terminal, to `done` updates of `total`."""
-        if not self.has_terminal:
-            return
-        with self._terminal():
-            if self.bar is None:
-                # tqdm would start a thread that looks after bars that move slowly.
-                tqdm.monitor_interval = 0
-                self.bar = tqdm(total=total, initial=done, unit=" updates", file=sys.stdout, dynamic_ncols=True)
-            self.bar.total = total
-            self.bar.update(done - self.bar.n)
+        if self.is_main:
+            announce(text)
 
     def log(self, record: Mapping[str, Any], text: str) -> None:
         """Record one dict (`step` and `update` are its axis) and print `text`."""
@@ -121,10 +97,6 @@ class Reporter:
             self.is_cut = bool(problem)
 
     def close(self) -> None:
-        with self._terminal():
-            if self.bar is not None:
-                self.bar.close()
-        self.bar = None
         if self.file:
             self.file.close()
         self._to_tracker("finish")
@@ -140,19 +112,6 @@ class Reporter:
             self.say(
                 f"warning: the tracker has failed and gets no more ({type(error).__name__}: {error}); training goes on"
             )
-
-    @contextlib.contextmanager
-    def _terminal(self) -> Iterator[None]:
-        """Around what writes to stdout: if the terminal was closed or the reader has gone, training goes on without it."""
-        try:
-            yield
-        except OSError:
-            sys.stdout = nowhere()
-            if self.bar is not None:
-                # It would write once more when it is taken down.
-                self.bar.disable = True
-            self.bar = None
-            self.has_terminal = False
 
 
 def finite(value: Any) -> Any:

@@ -221,7 +221,6 @@ def test_faults_of_a_vocabulary_are_told_with_its_path(tmp_path):
     (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
     for place, message in {
         tmp_path / "gaps": "ids of this tokenizer have gaps",
-        tmp_path / "none.txt": "no such vocab.txt",
         path: r"no \[PAD\] in it",
         write_vocab(tmp_path / "twice.txt", [*SPECIALS, "the", "cat", "the"]): "a line that stands there twice",
         tmp_path / "latin.txt": "is in UTF-8, and this file is not",

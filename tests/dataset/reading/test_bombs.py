@@ -189,5 +189,5 @@ def test_xz_that_claims_much_memory_is_refused(tmp_path, code, is_read):
     if is_read:
         assert list(read_documents(file)) == [(1, "a")]
         return
-    with pytest.raises(DataError, match="a.jsonl.xz: to decompress it takes more than 2 GB of memory"):
+    with pytest.raises(DataError, match="a.jsonl.xz: the compressed file is .*takes more than 2 GB of memory"):
         list(read_documents(file))

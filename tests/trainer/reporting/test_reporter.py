@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: log lines, and below them a bar on a terminal."""
+"""What a user sees and a metrics file holds while a run goes on."""
 
 import io
 import json
@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 
-from tests.helpers import losses, records, train
-from trainer.reporting.reporter import Reporter, Stopwatch, finite, flat_numbers
+from tests.helpers import losses, train
+from trainer.reporting.reporter import Reporter, Stopwatch
 
 
 class Terminal(io.StringIO):
@@ -16,27 +16,11 @@ class Terminal(io.StringIO):
         super().__init__()
         self.breaks_after, self.writes = breaks_after, 0
 
-    def isatty(self):
-        return True
-
     def write(self, text):
         self.writes += 1
         if self.breaks_after is not None and self.writes > self.breaks_after:
             raise OSError(5, "Input/output error")
         return super().write(text)
-
-
-def test_a_bar_on_a_terminal(data, tmp_path):
-    """It counts the updates of all epochs, and the lines above it stay whole."""
-    terminal = Terminal()
-    with mock.patch("sys.stdout", terminal):
-        run = train(data_path=data, out_dir=tmp_path, epochs=2, val_fraction=0.2)
-    shown = terminal.getvalue()
-    updates = run.progress.update
-    assert "100%|" in shown and f"{updates}/{updates} [" in shown and " updates/s" in shown
-    lines = shown.replace("\r", "\n")
-    assert lines.count("\nEpoch:[") == sum("lr" in record for record in records(run))
-    assert f"\nValidation after update {updates}: val_loss:" in lines
 
 
 @pytest.mark.parametrize("writes", [0, 20])
@@ -53,9 +37,6 @@ class NarrowTerminal(io.TextIOWrapper):
     def __init__(self):
         super().__init__(io.BytesIO(), encoding="cp1252")
 
-    def isatty(self):
-        return True
-
     def shown(self):
         self.flush()
         return self.buffer.getvalue().decode("cp1252")
@@ -69,19 +50,6 @@ def test_samples_of_any_language_end_no_run(data, tmp_path):
     lines = (tmp_path / "猫" / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
     (sample,) = (record for record in map(json.loads, lines) if "text" in record)
     assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.shown()
-
-
-def test_metrics_are_json_that_every_reader_takes():
-    values = {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": -float("inf")}, "e": "text", "f": 3}
-    kept = finite(values)
-    assert json.loads(json.dumps(kept, allow_nan=False)) == {
-        "a": None,
-        "b": [1.0, None],
-        "c": {"d": None},
-        "e": "text",
-        "f": 3,
-    }
-    assert flat_numbers(kept) == {"b/0": 1.0, "f": 3}
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
