@@ -207,7 +207,24 @@ def complaint(capsys, main, arguments):
     return error.rstrip("\n")
 
 
-# ------------------------------------------------------------------------------------------- several ranks
+# --------------------------------------------------------------------------------------- several processes
+
+
+def wait_until(condition, seconds=60):
+    """What `condition()` gives as soon as it is true."""
+    give_up = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < give_up, "it has not happened"
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid):
+    """Whether a process is there; not one that has ended and that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def run_ranks(function, *args, world_size=2, timeout_s=200):

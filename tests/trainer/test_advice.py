@@ -13,10 +13,10 @@ def notices(words, tokens):
     """Those on a run of so many tokens, in full rows."""
     settings = PretrainSettings.parse(words)
     run = {
-        "parameters": 26_000_000, "tokens": tokens, "T": 512, "micro_batches": 10**6, "has_validation": False,
+        "parameters": 26_000_000, "tokens": tokens, "micro_batches": 10**6, "has_validation": False,
         "update_tokens": settings.batch_size * settings.accumulation_steps * settings.max_seq_len,
     }  # fmt: skip
-    return pretraining_notices(settings, Ranks(), "cpu", **run)
+    return pretraining_notices(settings, Ranks(), **run)
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_plan_takes_the_precision_that_this_cpu_multiplies_faster(text, tmp_pa
 
     def multiplies(float32, bfloat16):
         rates = {torch.float32: float32, torch.bfloat16: bfloat16}
-        monkeypatch.setattr(devices, "product_rate", lambda device, dtype, sizes=None, times=4: rates[dtype])
+        monkeypatch.setattr(planner, "product_rate", lambda device, dtype, sizes=None: rates[dtype])
 
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: True)
     options = {**SMALL_MODEL, "data_path": text, "out_dir": tmp_path, "dtype": None, "budget": "90s"}

@@ -121,8 +121,8 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
     said = []
     try:
         # A model that would be compiled would be called, which None cannot be.
-        compile_blocks(None, "1", CPU, said.append)
-        compile_blocks(None, "1", CPU, said.append)
+        compile_blocks(None, "1", CPU, said.append, (2, 24))
+        compile_blocks(None, "1", CPU, said.append, (2, 24))
     finally:
         compiling.failure_to_compile.cache_clear()
         torch.set_float32_matmul_precision("highest")
