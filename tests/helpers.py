@@ -227,7 +227,7 @@ def is_running(pid):
         return False
 
 
-def run_ranks(function, *args, world_size=2, timeout_s=200):
+def run_ranks(function, *args, world_size=2, timeout_s=400):
     """function(*args) on `world_size` Gloo processes as torchrun would start them; returns what each returned."""
     with tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.spawn(_rank, (function, args, world_size, folder), world_size, join=False)
