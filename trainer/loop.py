@@ -98,8 +98,7 @@ class Trainer:
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
-            return f"{shorter}; {self.saver.how_to_go_on()}"
+            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_go_on()}"
 
         with out_of_memory_in_a_line(self.device, advice_on_memory):
             # A run that was killed in the middle of a save has left them.

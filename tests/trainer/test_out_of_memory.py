@@ -71,7 +71,7 @@ def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_up
     settings = SimpleNamespace(
         batch_size=batch_size, accumulation_steps=steps, rows_per_update=rows_per_update, gradient_checkpointing=True
     )
-    assert plain_advice(settings, "shorter").startswith(f"try {wanted}")
+    assert plain_advice(settings).startswith(f"try {wanted}")
 
 
 def suggested(line):

@@ -88,7 +88,6 @@ def open_model(
         # The documents begin and end with the tokenizer's own.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
-        check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
         make = partial(load_folder, MiniMindForCausalLM, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
@@ -104,6 +103,7 @@ def open_model(
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    check_ids_fit(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
