@@ -61,7 +61,6 @@ def test_other_errors_keep_their_traceback(error):
 @pytest.mark.parametrize(
     ("batch_size", "steps", "rows_per_update", "wanted"),
     [
-        (32, 8, 0, "--batch_size 16 --accumulation_steps 16,"),
         (7, 1, 0, "--batch_size 1 --accumulation_steps 7,"),
         (12, 1, 24, "--batch_size 6,"),
         (1, 8, 0, "shorter"),
