@@ -26,8 +26,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from statistics import median
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -93,10 +91,10 @@ def packing(work: Path, args: argparse.Namespace) -> Iterator[Row]:
 def planning(work: Path, args: argparse.Namespace) -> Iterator[Row]:
     """An epoch of synthetic documents, whose lengths are those of an encyclopaedia."""
     lengths = np.random.default_rng(0).lognormal(5.2, 1, args.documents).astype(np.int64) + 2
-    store = SimpleNamespace(offsets=np.concatenate(([0], np.cumsum(lengths))))
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
     del lengths
     start = time.perf_counter()
-    plan = EpochPlan(cast(Any, store), T, 42, 0)
+    plan = EpochPlan(offsets, T, 42, 0)
     took = time.perf_counter() - start
     peak = peak_memory(CPU)
     what = f"planning {args.documents / 1e6:g} M documents ({plan.n_rows / 1e6:.1f} M rows), peak of the process"

@@ -184,7 +184,7 @@ class Corpus:
     def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
         return EpochPlan(
-            self.store,
+            self.store.offsets,
             self.max_seq_len,
             self.seed,
             epoch,
@@ -362,7 +362,13 @@ class ValidationBatches:
     ) -> None:
         long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(
-            store, max_seq_len, seed=0, epoch=0, long_documents=long_documents, documents=documents, shuffle=False
+            store.offsets,
+            max_seq_len,
+            seed=0,
+            epoch=0,
+            long_documents=long_documents,
+            documents=documents,
+            shuffle=False,
         )
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
         self.store = store

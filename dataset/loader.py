@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from common.errors import DataError
 from common.processes import end_with, id_for_children, ignore_stop_signals
 from dataset.packing import Recipe
 from dataset.store.format import Documents
@@ -216,14 +215,11 @@ class MakesBatches(Protocol):
 
 
 class LoaderError(RuntimeError):
-    """The batches cannot go on: one line that says why."""
+    """The batches cannot go on: one line that says why. is_fault_of_data: what was tokenised has to be mended."""
 
-    # What was tokenised has to be mended.
-    is_fault_of_data = False
-
-
-class FaultOfData(LoaderError):
-    is_fault_of_data = True
+    def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
+        super().__init__(message)
+        self.is_fault_of_data = is_fault_of_data
 
 
 class _Batches:
@@ -241,14 +237,13 @@ class _Batches:
             return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
         except MemoryError as error:
             return LoaderError(f"no memory is left to assemble a batch ({error})")
-        except DataError as error:
-            return FaultOfData(str(error))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            return FaultOfData(
+            return LoaderError(
                 f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
                 "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
-                "is made anew"
+                "is made anew",
+                is_fault_of_data=True,
             )
 
 

@@ -13,7 +13,7 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +31,6 @@ CHUNK = 1 << 18
 #     _pack_rows           32 bits: the row of the epoch                   | 32 bits: the piece
 LOW = np.uint64(0xFFFFFFFF)
 HALF = np.uint64(32)
-
-
-class HasOffsets(Protocol):
-    """What a plan reads of a store."""
-
-    @property
-    def offsets(self) -> Column:
-        """int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]."""
 
 
 class Totals(NamedTuple):
@@ -225,7 +217,7 @@ class RowPlan(ABC):
 class EpochPlan(RowPlan):
     """The rows of one epoch.
 
-    store: anything with `.offsets`, int64 [documents + 1]. documents: the numbers of those to use, default all.
+    offsets: of the store, int64 [documents + 1]. documents: the numbers of those to use, default all.
     pack: rows of T = max_seq_len positions which documents share; `long_documents` "split" cuts what is longer than a
     row into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document a row in the layout of
     PretrainDataset, T = max_seq_len - 1, the rest cut off.
@@ -240,7 +232,7 @@ class EpochPlan(RowPlan):
 
     def __init__(
         self,
-        store: HasOffsets,
+        offsets: Column,
         max_seq_len: int,
         seed: int,
         epoch: int,
@@ -255,7 +247,7 @@ class EpochPlan(RowPlan):
         self.split = pack and long_documents == "split"
         # Pairs of a piece at most: a document that is cut at max_seq_len tokens has one pair less than tokens.
         self.limit = max_seq_len if self.split else max_seq_len - 1
-        self.offsets = store.offsets
+        self.offsets = offsets
         self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
         self.pack = pack

@@ -23,8 +23,6 @@ from model.products import compute_dtype
 ResultT = TypeVar("ResultT")
 # What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
 Mask = Any
-# Of the row on which FlexAttention is tried where the shape of the micro-batches is not known yet.
-TRIAL_POSITIONS = 512
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
@@ -91,12 +89,12 @@ class Layout(NamedTuple):
 class CompiledBackend(Backend):
     """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
 
-    shape: (rows, positions) of the micro-batches to serve; None: of the first one that comes. on_gpu: whether cheap
-    functions are compiled too: a GPU is launched once in the place of ten times. On a CPU nothing would be won.
+    shape: (rows, positions) of the micro-batches to serve. on_gpu: whether cheap functions are compiled too: a GPU is launched
+    once in the place of ten times. On a CPU nothing would be won.
     notice: what a user should know about the choice of this backend; "": nothing.
     """
 
-    def __init__(self, shape: tuple[int, int] | None = None, on_gpu: bool = False, notice: str = "") -> None:
+    def __init__(self, shape: tuple[int, int], on_gpu: bool = False, notice: str = "") -> None:
         self.shape = shape
         self.on_gpu = on_gpu
         self.notice = notice
@@ -105,13 +103,6 @@ class CompiledBackend(Backend):
         # embedding is none of them: compiled, its backward pass would add up with atomic operations, each time in another order,
         # and a resume would not be bitwise.
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-    def serves(self, x: torch.Tensor) -> bool:
-        """Whether x, the embeddings [B, T, H], is a micro-batch of the shape that this is for: the first one's, if none was given."""
-        B, T, _ = x.shape
-        if self.shape is None:
-            self.shape = (B, T)
-        return self.shape == (B, T)
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
         return document_mask(every_document(x, document_ids))
@@ -151,7 +142,7 @@ class CompiledCPUBackend(CompiledBackend):
 class CompiledFlexBackend(CompiledBackend):
     """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
 
-    def __init__(self, shape: tuple[int, int] | None, tile: int | None, notice: str = "") -> None:
+    def __init__(self, shape: tuple[int, int], tile: int | None, notice: str = "") -> None:
         super().__init__(shape, on_gpu=True, notice=notice)
         self.tile = tile
 
@@ -163,7 +154,7 @@ class CompiledFlexBackend(CompiledBackend):
 
 
 def compiled_backend(
-    config: MiniMindConfig, device: torch.device, shape: tuple[int, int] | None, dtype: torch.dtype
+    config: MiniMindConfig, device: torch.device, shape: tuple[int, int], dtype: torch.dtype
 ) -> CompiledBackend:
     """The fastest compiled backend that serves this model on this device, with a notice that says which attention runs there.
 
@@ -178,7 +169,7 @@ def compiled_backend(
     if not on_gpu:
         return CompiledBackend(shape)
     try:
-        tile, reason = working_tile(config, device, dtype, T=shape[1] if shape else TRIAL_POSITIONS)
+        tile, reason = working_tile(config, device, dtype, T=shape[1])
     except RuntimeError as error:
         notice = f"attention: PyTorch's own with a mask, which takes longer; FlexAttention does not work here ({error})"
         return CompiledBackend(shape, on_gpu, notice)

@@ -319,11 +319,11 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         loss = backend.cross_entropy(hidden.view(B * T, -1), self.lm_head.weight, targets.reshape(-1))
         return loss, aux_loss
 
-    def compile_training(self, shape: tuple[int, int] | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
+    def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile, at its first use, what training_losses computes in train mode; state-dict keys stay as they are.
 
-        shape: (rows, positions) of a full micro-batch, None: of the first one that comes. Other shapes stay eager.
-        dtype: of the matrix products. Returns a line on the choice of attention, "" where there is none to be made.
+        shape: (rows, positions) of a full micro-batch. Other shapes stay eager. dtype: of the matrix products. Returns a line on
+        the choice of attention, "" where there is none to be made.
         """
         self.compiled_backend = compiled_backend(self.config, self.lm_head.weight.device, shape, dtype)
         return self.compiled_backend.notice
@@ -332,7 +332,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""
         compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
-        return compiled if compiled is not None and is_training and compiled.serves(x) else PLAIN_BACKEND
+        return compiled if compiled is not None and is_training and compiled.shape == x.shape[:2] else PLAIN_BACKEND
 
     def expert_slots(self) -> torch.Tensor:
         """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.

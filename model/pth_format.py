@@ -34,12 +34,6 @@ NESTED = ("model", "state_dict", "model_state_dict")
 # What a file of torch.save begins with: a ZIP archive, or before torch 1.6 a pickle
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
-# {what a file begins with that somebody took for weights: what it is}
-OTHER_KINDS = {
-    b"version https://git-lfs": "it is a git-LFS pointer, not the weights themselves: run git lfs pull",
-    b"<": "it is a web page: the download did not give the file itself",
-    b"": "torch.save did not write it",
-}
 
 
 def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides: Mapping[str, Any]) -> ModelT:
@@ -145,8 +139,9 @@ def check_kind(path: Path) -> None:
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
     if not head.startswith((ZIP_MAGIC, PICKLE_MAGIC)):
-        kind = next(kind for beginning, kind in OTHER_KINDS.items() if head.startswith(beginning))
-        raise ValueError(f"{path}: not a readable weight file ({kind})")
+        raise ValueError(
+            f"{path}: not a readable weight file: torch.save did not write it (a git-LFS pointer, for git lfs pull, or a web page?)"
+        )
     if head.startswith(ZIP_MAGIC):
         try:
             with zipfile.ZipFile(path) as archive:

@@ -165,6 +165,29 @@ def losses(run):
     return [record["loss"] for record in records(run)]
 
 
+@contextlib.contextmanager
+def stopped_after(update):
+    """Runs within the block stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
+    from trainer.loop import Trainer
+
+    after_update = Trainer.after_update
+
+    def stopping(trainer, *args):
+        stop_signal = after_update(trainer, *args)
+        if trainer.progress.update == update - 1:
+            trainer.signals.signum = 15
+        return stop_signal
+
+    with mock.patch.object(Trainer, "after_update", stopping):
+        yield
+
+
+def assert_same_weights(one, other):
+    """Of two Trainers, bit for bit."""
+    for ours, theirs in zip(one.engine.parameters, other.engine.parameters, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def command_line(arguments, launcher=(), cwd=None, script=ROOT / "trainer" / "train_pretrain.py", **environment):
     """Run a trainer in a process of its own, as a user does; returns the CompletedProcess."""
     command = [sys.executable, *launcher, str(script), *map(str, arguments)]
@@ -184,7 +207,24 @@ def complaint(capsys, main, arguments):
     return error.rstrip("\n")
 
 
-# ------------------------------------------------------------------------------------------- several ranks
+# --------------------------------------------------------------------------------------- several processes
+
+
+def wait_until(condition, seconds=60):
+    """What `condition()` gives as soon as it is true."""
+    give_up = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < give_up, "it has not happened"
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid):
+    """Whether a process is there; not one that has ended and that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def run_ranks(function, *args, world_size=2, timeout_s=200):

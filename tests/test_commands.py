@@ -82,18 +82,11 @@ def test_make_targets_of_the_readme_exist():
             assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 
-def flags_of_make(*target):
-    """What `make` would run of a trainer, on an empty machine, without Python and the script."""
-    lines = subprocess.run(["make", "-n", *target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (words,) = [shlex.split(line) for line in lines.splitlines() if "trainer/train_" in line]
-    return words[2:]
-
-
-def test_the_command_of_make_pretrain():
-    settings = PretrainSettings.parse(flags_of_make("pretrain"))
-    assert settings.optimizer == "muon" and settings.sample_prompts
-    # Named, so that no other file in dataset/ is trained in its place.
-    assert settings.data_path == ["dataset/python_docs.jsonl"]
+def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
+    command = ["make", "-n", "pretrain", "BUDGET=10m", "ARGS=--seed 7"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (words,) = [shlex.split(line) for line in lines if "trainer/train_" in line]
+    assert PretrainSettings.read(words[2:])[1] == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("target", ["pretrain", "chat"])
@@ -127,12 +120,6 @@ def test_the_commands_of_make_chat():
     # What make pretrain has left may be half-trained.
     assert base.save_weight != PretrainSettings.parse([]).save_weight
     assert base.from_resume and settings.from_resume
-
-
-def test_the_command_of_make_pretrain_with_a_budget():
-    """The plan has everything to choose but the text and the prompts of the samples."""
-    flags = flags_of_make("pretrain", "BUDGET=10m", "ARGS=--seed 7")
-    assert PretrainSettings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("script", PARSERS)

@@ -1,9 +1,7 @@
 """All trainers in a Python that lacks packages which only some users need, or what Windows does not have. Reference: a run that goes
 through, and goes on. What is taken away is taken in a process of its own."""
 
-import importlib.metadata
 import json
-import re
 import subprocess
 import sys
 
@@ -103,27 +101,3 @@ def test_the_trainers_train_without_packages_that_only_some_need(train_all):
 @pytest.mark.slow
 def test_the_trainers_train_without_what_windows_lacks(train_all):
     assert "report: " in train_all(WITHOUT_POSIX, POSIX)
-
-
-def name_of(requirement: str) -> str:
-    """'Jinja2>=3; extra == "x"' -> 'jinja2'"""
-    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
-
-
-def test_what_is_not_tried_without_comes_with_torch_and_transformers():
-    """`make gpu` runs in images that have these two alone. Reference: what they ask pip for."""
-    come_with_them = set()
-    to_look_at = {"torch", "transformers"}
-    while to_look_at:
-        package = to_look_at.pop()
-        come_with_them.add(package)
-        try:
-            wanted = importlib.metadata.requires(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            # For another system or Python
-            continue
-        to_look_at |= {name_of(one) for one in wanted if "extra ==" not in one} - come_with_them
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ours = {name_of(line) for line in lines if re.match(r"\w", line)}
-    tried = {{"sklearn": "scikit-learn"}.get(module, module) for module in PACKAGES.split()}
-    assert "torch" in ours and ours <= come_with_them | tried

@@ -72,11 +72,3 @@ def test_an_old_python_is_named_before_anything_is_made(set_up, tmp_path, monkey
     assert ended.returncode != 0
     assert "error: Python 3.11 or newer is needed" in ended.stderr
     assert not asked and not (tmp_path / "env").exists()
-
-
-@pytest.mark.parametrize("target", ["pretrain", "chat", "electra"])
-def test_the_last_line_says_how_to_go_on(target):
-    # Under another make it would end with "Leaving directory".
-    command = ["make", "--no-print-directory", "-n", target]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert ". .venv/bin/activate" in lines.splitlines()[-1]

@@ -45,7 +45,7 @@ class Recorder(torch.optim.SGD):
 def plan_of(kind):
     """(store, EpochPlan) of a kind."""
     store = token_store(LENGTHS)
-    return store, EpochPlan(store, T, seed=3, epoch=0, pack=ALL_KINDS[kind][1])
+    return store, EpochPlan(store.offsets, T, seed=3, epoch=0, pack=ALL_KINDS[kind][1])
 
 
 def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, prepare=None):

@@ -22,8 +22,6 @@ from trainer.updates import RunSettings
 WORTH_A_NOTICE = 1e5
 # How many times larger or smaller than suits a setting may be before something is said.
 FAR_OFF = 4.0
-# Positions of a micro-batch that keep a GPU busy while the host launches the next operations
-ENOUGH_POSITIONS = 32_768
 
 # Before the rate falls, a loss is higher than that of a run that ends there, by this part of it: by 0.02 in eight runs of three
 # minutes (docs/experiments.md), and by about 0.1 in one of two hours.
@@ -86,12 +84,10 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
 def pretraining_notices(
     settings: PretrainSettings,
     ranks: Ranks,
-    device_type: str,
     *,
     parameters: int,
     tokens: float,
     update_tokens: float,
-    T: int,
     micro_batches: int,
     has_validation: bool,
 ) -> list[str]:
@@ -104,13 +100,12 @@ def pretraining_notices(
     # A plan has chosen some of the settings, which nobody has given.
     is_planned = settings.has_budget
     without_fall = not is_planned and settings.lr_schedule != "wsd"
-    by_rows = settings.rows_per_update > 0
     reasons = {
         "init_scheme": "the weights come from a file" if from_file else "",
         "eval_interval": "" if has_validation else "no validation data",
         "decay_share": f"--lr_schedule is {settings.lr_schedule}" if without_fall else "",
         "epochs": "--max_updates says when the run ends" if settings.max_updates and not is_planned else "",
-        "accumulation_steps": "--rows_per_update is given" if by_rows else "",
+        "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
     }
     lines = warnings_of(settings, reasons) + common_warnings(settings, ranks)
     if settings.warmup_iters >= micro_batches:
@@ -118,14 +113,6 @@ def pretraining_notices(
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
     if tokens < WORTH_A_NOTICE:
         return lines
-    is_small = 0 < settings.batch_size * T < ENOUGH_POSITIONS and settings.accumulation_steps > 1
-    # A budget has been planned with its micro-batches, and a resume keeps those that it has.
-    has_its_rows = is_planned or settings.from_resume or by_rows
-    if device_type == "cuda" and is_small and not has_its_rows:
-        lines.append(
-            f"note: between micro-batches as small as {settings.batch_size} x {T} positions a GPU waits for the host: "
-            "--batch_size auto trains the updates of 32 rows x --accumulation_steps in as few micro-batches as fit"
-        )
     if not from_file and not settings.use_moe:
         lines += unsuitable(settings, parameters, tokens, update_tokens)
     return lines

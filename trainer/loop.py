@@ -299,20 +299,11 @@ class Trainer:
             # The end of the run has moved.
             self.all_updates = self.length.last_update
 
-        # An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches
-        # late: one of 100 ends within the update that does number 100.
-        done = range(progress.step + 1 - len(update.batches), progress.step + 1)
-        if evaluation.counts_updates:
-            done = range(progress.update - 1, progress.update)
-
-        def completes(interval: int) -> bool:
-            """Whether a multiple of the interval is completed by this update. One of 0 never is."""
-            return interval > 0 and done.stop // interval > done.start // interval
-
         # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
         # nor when the epoch ends, since the documents of a skipped update are read from its plan.
         outcomes = self.engine.poll(UpdateId(progress.update, update.last_step, update.first_row, update.end_row))
-        save_is_due = self.finished or progress.update in self.job.files.save_at or completes(self.save_timer.interval)
+        save_is_due = self.finished or progress.update in self.job.files.save_at
+        save_is_due = save_is_due or self.completes(self.save_timer.interval, update)
         if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
@@ -320,7 +311,7 @@ class Trainer:
         self.account_for(outcomes, epoch.plan)
 
         self.log(epoch, update.last_step, rate)
-        if self.finished or (evaluation.evaluate is not None and completes(evaluation.eval_interval)):
+        if self.finished or (evaluation.evaluate is not None and self.completes(evaluation.eval_interval, update)):
             # Where a stop signal comes first, the resume does it.
             progress.evaluation_due = True
         if not stop_signal:
@@ -339,6 +330,17 @@ class Trainer:
             gc.collect()
             gc.freeze()
         return stop_signal
+
+    def completes(self, interval: int, update: Update) -> bool:
+        """Whether a multiple of the interval is completed by this update, which was the last one. One of 0 never is.
+
+        An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches late:
+        one of 100 ends within the update that does number 100.
+        """
+        end, size = self.progress.step + 1, len(update.batches)
+        if self.job.evaluation.counts_updates:
+            end, size = self.progress.update, 1
+        return interval > 0 and end // interval > (end - size) // interval
 
     def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
         """Note and report what became of updates, whose rows are those of `plan`.

@@ -8,7 +8,8 @@ the ranks tell each other their gradients (trainer/reducer.py). With it the rank
 
 A layer's weights are gathered before it is computed, and dropped behind it; in the backward pass once more. Then its
 gradients are added up over the ranks, and each keeps the sum of its own rows. So beside its own parts a rank holds
-one layer's weights and gradients at a time, and what is in no layer: embeddings, head and last norm.
+one layer's weights and gradients at a time, and what is in no layer: embeddings, head and last norm. In half precision the
+rounded weights of all layers are kept up to the backward pass too, as without sharding.
 
 Whatever computes with the model takes part in these gatherings, so all ranks have to do it together, and equally often: a
 rank without rows computes some that count for nothing, also in evaluations and samples.
@@ -26,7 +27,6 @@ import torch.distributed as dist
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from model.products import without_kept_copies
 from trainer.machine.ranks import Ranks, compare_with_main
 from trainer.machine.settings import FULL
 
@@ -151,7 +151,6 @@ class Shards:
         weights = model.state_dict() if ranks.is_main else {}
 
         # Units, which are what is gathered at once: each layer, and what is in none.
-        without_kept_copies(model)
         mesh = DeviceMesh.from_group(self.group, device.type)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):

@@ -64,7 +64,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespace:
     """All documents as one long array: `tokens` int64 [N], and `offsets` int64 [documents + 1], where each begins.
 
-    EpochPlan reads `offsets`: any object that has them will do.
     A document is BOS, the ids of its text, EOS. So the model learns how texts begin, and that they end.
     """
     with open(path, encoding="utf-8") as lines:
@@ -148,7 +147,7 @@ def train(args: argparse.Namespace) -> Path:
     rows_of_update = args.batch_size * args.accumulation_steps
     for epoch in range(args.epochs):
         # Which documents share which row, and the order of the rows: drawn anew for each epoch, from the seed.
-        plan = EpochPlan(data, args.max_seq_len, args.seed, epoch)
+        plan = EpochPlan(data.offsets, args.max_seq_len, args.seed, epoch)
         n_rows = min(plan.n_rows, args.max_updates * rows_of_update) if args.max_updates else plan.n_rows
         n_steps = math.ceil(n_rows / args.batch_size)
         loss_sum = 0.0

@@ -51,7 +51,7 @@ def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = F
 
 
 def divisible_of(settings: ElectraSettings) -> Divisible:
-    """What processes divide among themselves, known before anything is opened; --model_path counts as the published size."""
+    """What processes divide among themselves, known before anything is opened; networks from files count as the published size."""
     size = settings.network_sizes()
     width = size["hidden_size"]
     # Of both networks; the generator's layers are narrower. The embeddings are shared, 30,522 are published.

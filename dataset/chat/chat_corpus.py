@@ -66,7 +66,7 @@ class ChatCorpus(Corpus):
         chosen = all_documents(self.store) if documents is None else documents
         chosen = chosen[self.answer_targets[chosen] > 0]
         return EpochPlan(
-            self.store,
+            self.store.offsets,
             self.max_seq_len,
             self.seed,
             epoch,

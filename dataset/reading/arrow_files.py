@@ -18,7 +18,6 @@ from dataset.reading.streams import Stream
 ArrowArray = Any
 ArrowType = Any
 ArrowSchema = Any
-ParquetMetadata = Any
 
 # A batch of a parquet file has at most so many rows, and fewer where these would take more than a few megabytes.
 MOST_ROWS = 1024
@@ -78,8 +77,14 @@ def _parquet_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[
     _check_schema(arrow, parquet.read_schema(path), path, text_field)
     # With a dictionary, equal texts are held once; a buffer, so that a row group is not read whole.
     with parquet.ParquetFile(path, read_dictionary=[text_field], buffer_size=1 << 20) as file:
+        # Bytes of a row, as the mean of the row group where it is largest; all columns count, though one is read.
+        row_bytes = 1
+        for i in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(i)
+            row_bytes = max(row_bytes, group.total_byte_size // max(group.num_rows, 1))
+        batch_rows = max(1, min(MOST_ROWS, BATCH_BYTES // row_bytes))
         rows = 0
-        for batch in file.iter_batches(batch_size=_batch_rows(file.metadata), columns=[text_field]):
+        for batch in file.iter_batches(batch_size=batch_rows, columns=[text_field]):
             rows += len(batch)
             # By name: "a.b" also asks for what is inside of a column "a", which comes before it.
             yield rows / max(file.metadata.num_rows, rows), batch.column(text_field)
@@ -156,13 +161,3 @@ def _scalars(arrow: ModuleType, column: ArrowArray) -> Iterator[Any]:
         if index is not None and not 0 <= index < len(values):
             raise arrow.ArrowInvalid(f"index {index} into a dictionary of {len(values)} entries")
         yield None if index is None else values[index]
-
-
-def _batch_rows(metadata: ParquetMetadata) -> int:
-    """How many rows of a parquet file are read at a time, so that they take few megabytes by what the file says."""
-    # Bytes of a row, as the mean of the row group where it is largest; all columns count, though one is read.
-    largest = 1
-    for i in range(metadata.num_row_groups):
-        group = metadata.row_group(i)
-        largest = max(largest, group.total_byte_size // max(group.num_rows, 1))
-    return max(1, min(MOST_ROWS, BATCH_BYTES // largest))

@@ -37,8 +37,17 @@ def text_of_conversation(record: Record) -> str:
     Errors: BadLine.
     """
     tools = _listed(record.get("tools"), "tools")
+    # Merged data sets have both, and null or an empty list in the one that a line does not use.
+    there = [record[name] for name in FIELDS if record.get(name)]
+    if not there or not isinstance(there[0], list):
+        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
+        raise BadLine("no conversation", f"no list of messages in 'conversations' or 'messages' (the keys: {keys})")
+    if there[0] != there[-1]:
+        raise BadLine(
+            "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
+        )
     conversation: Record = {"messages": []}
-    for number, message in enumerate(_messages(record), 1):
+    for number, message in enumerate(there[0], 1):
         checked = _checked_message(message, number)
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
@@ -69,21 +78,6 @@ def said_in(text: str) -> str:
         if message.get("tool_calls"):
             said.append(json.dumps(message["tool_calls"], ensure_ascii=False))
     return "\n".join(part for part in said if part)
-
-
-def _messages(record: Record) -> list[Any]:
-    """The list of messages, which is not checked yet."""
-    # Merged data sets have both, and null or an empty list in the one that a line does not use.
-    there = [record[name] for name in FIELDS if record.get(name)]
-    if not there or not isinstance(there[0], list):
-        keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        raise BadLine("no conversation", f"no list of messages in 'conversations' or 'messages' (the keys: {keys})")
-    if there[0] != there[-1]:
-        raise BadLine(
-            "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
-        )
-    messages: list[Any] = there[0]
-    return messages
 
 
 def _checked_message(message: Any, number: int) -> Record:

@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from common.errors import DataError
@@ -19,8 +19,6 @@ from common.paths import user_cache
 from common.wording import announce
 from dataset.reading.streams import COMPRESSIONS
 
-# of this machine, or of a server
-AnyPath = TypeVar("AnyPath", bound=PurePath)
 # fsspec's AbstractFileSystem, which has no types
 FileSystem = Any
 
@@ -76,7 +74,7 @@ class FileKind:
         return self.suffix not in CORPORA + TABLES
 
 
-def kind_of(path: PurePath) -> FileKind:
+def kind_of(path: Path) -> FileKind:
     """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
@@ -116,7 +114,7 @@ class Choice(NamedTuple):
     """Of the files of a path, those that are read, and those that are left out."""
 
     read: list[Path]
-    left_out: Sequence[PurePath]
+    left_out: list[Path]
 
 
 def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> Choice:
@@ -124,54 +122,42 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
     data_path = str(data_path).removeprefix("file://")
     if not data_path.strip():
         raise DataError("--data_path is empty: name a file, a folder or a glob")
-    if is_address(data_path):
-        return _choose_remote(data_path, text_suffixes, cache_dir)
-    if ADDRESS.match(data_path):
+    is_remote = is_address(data_path)
+    if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
-    path = expanded(data_path)
+    path = Path(urlsplit(data_path).path) if is_remote else expanded(data_path)
     # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
-    is_file = os.path.isfile(path)
-    return Choice(*_chosen(str(path), [path] if is_file else _files_of(path), is_file, text_suffixes))
-
-
-def _choose_remote(address: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
-    """The same of what lies behind an address: the files that are read are fetched. Errors: DataError."""
-    scheme = address.partition("://")[0].lower()
-    system = _file_system(scheme)
-    # {path: (address, what the server tells of the file)}
-    found: dict[PurePosixPath, tuple[str, dict[str, Any]]] = {}
-    try:
-        system.invalidate_cache()
-        # A web server lists no files, and a question mark is no pattern there.
-        is_file = SCHEMES[scheme] == "aiohttp" or system.isfile(address)
-        if is_file:
-            found[PurePosixPath(urlsplit(address).path)] = (address, system.info(address))
-        else:
-            # A name is a folder, and what holds one of these is a pattern.
-            fixed = re.split(r"[*?\[]", address)[0]
-            is_folder = fixed == address
-            listing = system.find(address, detail=True) if is_folder else system.glob(address, detail=True)
-            top = system._strip_protocol(fixed).rstrip("/")
-            files = {PurePosixPath(path.removeprefix(top).removeprefix("/")) for path in listing}
-            for path, info in listing.items():
-                below = path.removeprefix(top)
-                if info.get("type") != "file" or not info.get("size") or "/." in below:
-                    continue
-                # On the disk too a pattern names each file that it matches.
-                if not (is_folder and is_own_output(PurePosixPath(below.removeprefix("/")), files)):
-                    found[PurePosixPath(path)] = (f"{scheme}://{path}", info)
-            if not found:
-                raise FileNotFoundError(address)
-        read, left_out = _chosen(address, [*found], is_file, text_suffixes)
-        return Choice([_fetched(system, path.name, *found[path], cache_dir) for path in read], left_out)
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{address}: no such file or folder") from None
-    except Exception as error:
-        # botocore and aiohttp have errors of their own.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{address}: cannot be read ({reason})") from None
+    is_file = is_remote or os.path.isfile(path)
+    found = [path] if is_file else _files_of(path)
+    asked = (".txt", *(text_suffixes or ()))
+    kinds: dict[Path, FileKind] = {}
+    for file in found:
+        kind = kind_of(file)
+        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + asked and not (
+            kind.compression and kind.suffix in UNCOMPRESSED
+        ):
+            kinds[file] = kind
+            if not is_file:
+                _refuse_what_is_no_file(file)
+    if is_file:
+        if not kinds:
+            raise DataError(f"{data_path}: unknown kind of file; {READABLE}")
+        return Choice([_fetched(data_path, cache_dir) if is_remote else path], [])
+    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
+    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
+    wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
+    if wanted or text_suffixes:
+        wanted += [file for file, kind in kinds.items() if kind.suffix in asked]
+    else:
+        wanted = [file for file, kind in kinds.items() if kind.is_text]
+        # A README or a license beside tables does not make the folder one of texts.
+        if all(map(_is_about_others, wanted)):
+            wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
+    if not wanted:
+        raise DataError(f"{path}: nothing to read there; {READABLE}")
+    read = set(wanted)
+    left_out = [file for file in found if file not in read and not _is_about_others(file)]
+    return Choice(sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix))
 
 
 def _file_system(scheme: str) -> FileSystem:
@@ -190,25 +176,39 @@ def _file_system(scheme: str) -> FileSystem:
 
 
 # A file is fetched whole before it is read, and stays. fsspec's own cache takes a changed file behind http:// for the old one.
-def _fetched(system: FileSystem, name: str, address: str, info: dict[str, Any], cache_dir: str | None) -> Path:
-    """The copy of a file on this machine, in `downloads/` of the cache folder, fetched now if this version is not there."""
-    size, tags = version = _version(info)
-    key = hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:16]
-    copy = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key / name
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    # Of ranks that start together one fetches.
-    with file_lock(copy.parent / ".lock"):
-        if not (tags and copy.exists()):
-            announce(f"fetching {address}")
-            part = copy.with_name(f".{name}.part")
-            system.get_file(address, str(part))
-            if size not in (None, part.stat().st_size):
-                raise OSError(f"{part.stat().st_size:,} bytes came where {size:,} were told")
-            system.invalidate_cache()
-            if _version(system.info(address)) != version:
-                raise DataError(f"{address}: it changed while it was fetched; start again")
-            os.replace(part, copy)
-    return copy
+def _fetched(address: str, cache_dir: str | None) -> Path:
+    """The copy of the file behind an address on this machine, in `downloads/` of the cache folder, fetched now if this version
+    is not there. Errors: DataError."""
+    system = _file_system(address.partition("://")[0].lower())
+    try:
+        system.invalidate_cache()
+        info = system.info(address)
+        if info["type"] != "file":
+            raise FileNotFoundError(address)
+        size, tags = version = _version(info)
+        key = hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:16]
+        folder = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key
+        copy = folder / Path(urlsplit(address).path).name
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of ranks that start together one fetches.
+        with file_lock(folder / ".lock"):
+            if not (tags and copy.exists()):
+                announce(f"fetching {address}")
+                part = copy.with_name(f".{copy.name}.part")
+                system.get_file(address, str(part))
+                if size not in (None, part.stat().st_size):
+                    raise OSError(f"{part.stat().st_size:,} bytes came where {size:,} were told")
+                system.invalidate_cache()
+                if _version(system.info(address)) != version:
+                    raise OSError("it changed while it was fetched; start again")
+                os.replace(part, copy)
+        return copy
+    except FileNotFoundError:
+        raise DataError(f"{address}: no such file; a folder or a pattern is to be downloaded first") from None
+    except Exception as error:
+        # botocore and aiohttp have errors of their own.
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{address}: cannot be read ({reason})") from None
 
 
 def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
@@ -217,43 +217,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
     return info.get("size"), tags[:1]
 
 
-def _chosen(
-    name: str, found: list[AnyPath], is_file: bool, text_suffixes: Sequence[str] | None
-) -> tuple[list[AnyPath], list[AnyPath]]:
-    """(those that are read, those that are left out) of the files that a name stands for. is_file: the name is that of one
-    file."""
-    asked = (".txt", *(text_suffixes or ()))
-    kinds: dict[AnyPath, FileKind] = {}
-    for file in found:
-        kind = kind_of(file)
-        if kind.suffix in CORPORA + TABLES + TEXT_SUFFIXES + asked and not (
-            kind.compression and kind.suffix in UNCOMPRESSED
-        ):
-            kinds[file] = kind
-            if isinstance(file, Path):
-                _refuse_what_is_no_file(file)
-    if is_file and not kinds:
-        raise DataError(f"{name}: unknown kind of file; {READABLE}")
-    if is_file:
-        return found, []
-    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
-    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
-    wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
-    if wanted or text_suffixes:
-        wanted += [file for file, kind in kinds.items() if kind.suffix in asked]
-    else:
-        wanted = [file for file, kind in kinds.items() if kind.is_text]
-        # A README or a license beside tables does not make the folder one of texts.
-        if all(map(_is_about_others, wanted)):
-            wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
-    if not wanted:
-        raise DataError(f"{name}: nothing to read there; {READABLE}")
-    read = set(wanted)
-    left_out = [file for file in found if file not in read and not _is_about_others(file)]
-    return sorted(wanted, key=PurePath.as_posix), sorted(left_out, key=PurePath.as_posix)
-
-
-def _is_about_others(file: PurePath) -> bool:
+def _is_about_others(file: Path) -> bool:
     """Whether a file tells of those beside it, and is no data itself."""
     return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
@@ -318,23 +282,17 @@ def _matches_of(pattern: Path) -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced. Errors: DataError for the home of nobody."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: {error}") from None
+    """The path with its ~ replaced. That of nobody stays, and is the name of no file."""
+    return Path(os.path.expanduser(path))
 
 
 def _refuse_what_is_no_file(path: Path) -> None:
     """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
-    if path.is_file():
-        return
-    if path.is_symlink():
-        raise DataError(f"{path}: a link to {os.readlink(path)}, which is not there: is a disk not mounted?")
-    raise DataError(f"{path}: a pipe or a device, which can be read once only; write it to a file first")
+    if not path.is_file():
+        raise DataError(f"{path}: a link to what is not there, or a pipe or a device, which can be read once only")
 
 
-def is_own_output(below: PurePath, there: Collection[PurePath]) -> bool:
+def is_own_output(below: Path, there: Collection[Path]) -> bool:
     """Whether a run, a token store or a model has left the file where data lies too.
 
     below: its path from the folder that was named. there: those of all files of the folder.

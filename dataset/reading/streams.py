@@ -77,12 +77,10 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
         try:
             yield io.BufferedReader(_Members(file, compression, new_decoder[compression]), BUFFER_BYTES), file
         except damage as error:
-            if "emory" in str(error):
-                raise DataError(
-                    f"{path}: to decompress it takes more than {WINDOW_BYTES >> 30} GB of memory ({error}); compress it anew "
-                    "with a smaller window"
-                ) from None
-            raise DataError(f"{path}: the compressed file is damaged or cut off ({error}); fetch it again") from None
+            raise DataError(
+                f"{path}: the compressed file is damaged, cut off, or takes more than {WINDOW_BYTES >> 30} GB of memory ({error}); "
+                "fetch it again, or compress it anew with a smaller window"
+            ) from None
 
 
 class _Members(io.RawIOBase):
@@ -150,14 +148,9 @@ class LineReader:
         self.number += bool(line)
         if len(line) <= self.most:
             return line
-        if not line.endswith(b"\n"):
-            self.skip_rest_of_line()
+        while line and not line.endswith(b"\n"):
+            line = self.stream.readline(SKIP_BYTES)
         return None
-
-    def skip_rest_of_line(self) -> None:
-        """Passes what is left of a line."""
-        while (piece := self.stream.readline(SKIP_BYTES)) and not piece.endswith(b"\n"):
-            pass
 
     def skip_blank_lines(self) -> None:
         """Passes whole blank lines by the buffer: one by one a file of nothing else would take minutes."""

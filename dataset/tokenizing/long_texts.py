@@ -72,18 +72,16 @@ def _is_known(step: dict[str, Any]) -> bool:
 
 def parts_of(text: str, most: int) -> Iterator[str]:
     """The text in parts of at most `most` characters; a longer one only where it has no place to be cut."""
+    category = unicodedata.ucd_3_2_0.category
     begin = 0
     while len(text) - begin > most:
         # As much as tells that a part is too long
         furthest = min(len(text), begin + LONGEST_WHOLE + 1)
         # The last place within the part, else the first one behind it
         places = chain(range(begin + most, begin, -1), range(begin + most + 1, furthest))
-        end = next((at for at in places if _is_cut(text, at)), furthest)
+        # Behind a letter since 2002, of which all tables of Unicode say the same
+        cuts = (at for at in places if text[at] in MARKS and category(text[at - 1])[0] == "L")
+        end = next(cuts, furthest)
         yield text[begin:end]
         begin = end
     yield text[begin:]
-
-
-def _is_cut(text: str, at: int) -> bool:
-    # A letter since 2002, of which all tables of Unicode say the same.
-    return text[at] in MARKS and unicodedata.ucd_3_2_0.category(text[at - 1])[0] == "L"

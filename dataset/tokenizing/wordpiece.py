@@ -31,12 +31,23 @@ COVERED = 0.9995
 def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    Errors: ValueError where there is none, where a special token is missing, where ids have gaps, or where the standard
+    Errors: OSError where there is none; ValueError where a special token is missing, where ids have gaps, or where the standard
     vocabulary's stand at other ids than usual (a file that was sorted, or begins with another line).
     """
     path = Path(path)
     tokenizer: PreTrainedTokenizerBase
-    tokenizer = load_tokenizer(path) if path.is_dir() else wordpiece(_read_vocab_file(path), lower_case)
+    if path.is_dir():
+        tokenizer = load_tokenizer(path)
+    else:
+        try:
+            # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
+            lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
+        for token in WORDPIECE_TOKENS:
+            if token not in lines:
+                raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
+        tokenizer = wordpiece(lines, lower_case)
     highest = max(tokenizer.get_vocab().values())
     # Networks have an embedding for each id below the number of entries.
     if highest >= len(tokenizer):
@@ -54,21 +65,6 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
                 f"{standard_id}: the lines of the file are not in their order"
             )
     return tokenizer
-
-
-def _read_vocab_file(path: Path) -> list[str]:
-    """The tokens of a vocab.txt in the order of their ids; errors: ValueError, see `load_wordpiece`."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such vocab.txt and no such tokenizer folder")
-    try:
-        # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
-        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
-    for token in WORDPIECE_TOKENS:
-        if token not in lines:
-            raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
-    return lines
 
 
 def wordpiece(lines: list[str], lower_case: bool) -> "BertTokenizer":

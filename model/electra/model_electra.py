@@ -9,16 +9,13 @@ V: vocabulary.
 
 import contextlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from common.errors import UserError
 from model.electra.encoders import compile_layers, quicken_attention, ready_mask
-from model.hf_format import load_config, load_network
 from model.loss import IGNORE
 
 # The two networks; each is saved in a folder of this name.
@@ -110,29 +107,29 @@ class ElectraPretrainer(torch.nn.Module):
 
     def __init__(
         self,
-        generator: ElectraForMaskedLM,
-        discriminator: ElectraForPreTraining,
+        of_generator: ElectraConfig,
+        of_discriminator: ElectraConfig,
         sampling: str = "multinomial",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
     ) -> None:
-        """Both networks will use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
+        """Fresh networks, which use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
         of the two losses. Errors: ValueError where heads do not divide a width, or the networks cannot share their embeddings."""
         super().__init__()
         for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
-            own, other = getattr(generator.config, name), getattr(discriminator.config, name)
+            own, other = getattr(of_generator, name), getattr(of_discriminator, name)
             if own != other:
                 raise ValueError(
                     f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
                 )
-        for name, config in zip(NETWORKS, (generator.config, discriminator.config), strict=True):
+        for name, config in zip(NETWORKS, (of_generator, of_discriminator), strict=True):
             width, heads = config.hidden_size, config.num_attention_heads
             if width % heads:
                 raise ValueError(
                     f"{name}: hidden_size {width} is no multiple of {heads} heads (--num_attention_heads, --{name}_config)"
                 )
-        self.generator = generator
-        self.discriminator = discriminator
+        self.generator = generator = ElectraForMaskedLM(of_generator)
+        self.discriminator = discriminator = ElectraForPreTraining(of_discriminator)
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
@@ -147,39 +144,7 @@ class ElectraPretrainer(torch.nn.Module):
         for network in self.networks():
             quicken_attention(network)
         assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
-
-    @classmethod
-    def from_configs(
-        cls, generator: ElectraConfig, discriminator: ElectraConfig, **options: Any
-    ) -> "ElectraPretrainer":
-        """Fresh networks."""
-        model = cls(ElectraForMaskedLM(generator), ElectraForPreTraining(discriminator), **options)
-        init_position_embeddings(model.discriminator)
-        return model
-
-    @classmethod
-    def from_pretrained(cls, what: str, folder: Path, dropout: float = 0.1, **options: Any) -> "ElectraPretrainer":
-        """The networks in `{folder}/generator` and `{folder}/discriminator`, tied again, with another dropout.
-
-        Errors: UserError, which `what` begins, where a folder does not hold all of a network, or they do not fit each other.
-        """
-        networks = []
-        for name, kind in zip(NETWORKS, (ElectraForMaskedLM, ElectraForPreTraining), strict=True):
-            place = f"{what}: {folder / name}"
-            config = load_config(place, folder / name)
-            if config.model_type != "electra":
-                raise UserError(
-                    f"{place}: a {config.model_type} model, and an ELECTRA as train_electra.py leaves it is wanted"
-                )
-            config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-            network, faults = load_network(place, folder / name, kind, config)
-            if missing := faults["missing_keys"] + faults["mismatched_keys"]:
-                # A fine-tuned encoder has lost the head of its pretraining.
-                raise UserError(
-                    f"{place}: {len(missing)} weights of an {kind.__name__} are not in there, {min(missing)}"
-                )
-            networks.append(network)
-        return cls(*networks, **options)
+        init_position_embeddings(discriminator)
 
     def networks(self) -> tuple[ElectraForMaskedLM, ElectraForPreTraining]:
         return self.generator, self.discriminator
@@ -224,10 +189,9 @@ class ElectraPretrainer(torch.nn.Module):
             # In float32 the logits are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
             return Losses(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
 
-    def compile_training(self, shape: tuple[int, int] | None, dtype: torch.dtype = torch.bfloat16) -> str:
+    def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
         """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,
         positions) of the batches that use it; others, as an epoch's last, are computed without."""
-        assert shape is not None, "the lengths of these batches are known"
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)

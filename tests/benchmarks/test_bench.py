@@ -5,11 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from benchmarks import bench
-from benchmarks.bench import cut_documents, plain_share, ratios, summary
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from benchmarks.bench import plain_share, ratios, summary
 from tests.helpers import ROOT
 
 
@@ -39,18 +36,6 @@ def test_ratios_are_per_round_and_against_the_faster_hugging_face_side():
         "ours / hf-compiled, text tokens": (2.0, 2.0, 4.0),
     }
     assert ratios({"plain": [part(1, 1, 1.0)]}) == {}
-
-
-def test_documents_have_the_drawn_lengths():
-    """Mean of min(512, uniform(64, 600)): 325 tokens; the encoder adds BOS and EOS and nothing else."""
-    tokenizer = load_tokenizer(ROOT / "model")
-    texts = [f"Document {i}: " + "the rain fell on the far hills while dogs ran over a mat. " * 60 for i in range(150)]
-    documents = cut_documents(iter(texts), tokenizer, 120)
-    lengths = torch.tensor([len(ids) for ids in DocumentEncoder(tokenizer).encode(documents)], dtype=torch.float)
-    assert len(documents) == 120
-    assert lengths.max() == bench.LONGEST and lengths.min() >= bench.LENGTHS[0]
-    assert abs(lengths.mean() - 325) < 45  # 3 standard errors
-    assert all(text.startswith(document) for text, document in zip(texts, documents, strict=False))
 
 
 @pytest.mark.slow

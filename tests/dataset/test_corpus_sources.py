@@ -57,13 +57,6 @@ def test_a_run_can_note_what_each_source_gives(tmp_path, encoder):
     json.dumps(sources)
 
 
-def test_a_share_for_some_sources_is_refused_before_anything_is_tokenised(tmp_path, encoder):
-    first, second = write_files(tmp_path, 2)
-    with pytest.raises(DataError, match=f"give every source a share, or none; {second} has none"):
-        Corpus([f"{first}:0.5", second], encoder, max_seq_len=16, seed=0, progress=False)
-    assert not (tmp_path / ".token_store").exists()
-
-
 def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder):
     """Reference: the texts as sets. The count is said at each start, with the store already there as well."""
     training = [f"document {i}" for i in range(500)]

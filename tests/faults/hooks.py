@@ -188,44 +188,27 @@ def save_again():
     Saver.resume = saving_resume
 
 
-def file_limit(n_bytes):
-    """No file can grow beyond n_bytes: a full disk (EFBIG in place of ENOSPC)."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
-
-
 def full_disk(at_save, offset):
     """In the given save the disk takes `offset` bytes of each of its files and no more; the save after it succeeds.
 
     No limit of the whole process stands for it: other files are written by other threads meanwhile, the ledger of the test among them.
     """
-    count, enter = 0, files.HashingWriter.__init__
+    count, enter, write = 0, files.HashingWriter.__init__, files.HashingWriter.write
 
     def start(self, file):
         nonlocal count
         is_checkpoint = ".pt." in str(file.name)
         count += is_checkpoint
-        enter(self, FullFile(file, offset) if is_checkpoint and count == at_save else file)
+        self.disk_is_full = is_checkpoint and count == at_save
+        enter(self, file)
 
-    files.HashingWriter.__init__ = start
+    def limited_write(self, data):
+        if self.disk_is_full and (self.error or self.file.tell() + memoryview(data).nbytes > offset):
+            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise self.error
+        return write(self, data)
 
-
-class FullFile:
-    """An open file on a disk with room for `most_bytes` of it."""
-
-    def __init__(self, file, most_bytes):
-        self.file = file
-        self.most_bytes = most_bytes
-
-    def write(self, data):
-        data = memoryview(data)
-        room = max(self.most_bytes - self.file.tell(), 0)
-        if data.nbytes > room:
-            self.file.write(data[:room])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self.file.write(data)
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
+    files.HashingWriter.__init__, files.HashingWriter.write = start, limited_write
 
 
 def slow_updates(seconds, rank=None):
@@ -304,7 +287,7 @@ def shared_memory_is_full():
 
 
 def limit(name, value):
-    """A limit of the shell, such as RLIMIT_NOFILE (open files)."""
+    """A limit of the shell: RLIMIT_NOFILE (open files), RLIMIT_FSIZE (bytes of a file: a full disk, EFBIG in place of ENOSPC)."""
     resource.setrlimit(getattr(resource, name), (value, value))
 
 

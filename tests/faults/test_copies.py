@@ -5,12 +5,12 @@ References: the run in one process, and the undisturbed run (bitwise).
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.faults.test_ranks import ledgers_agree
+from tests.helpers import is_running, wait_until
 
 # Four rows in a micro-batch, so that each of two processes has two of them. 60 documents leave a ragged last update.
 ROWS = {"batch_size": 4, "accumulation_steps": 2}
@@ -21,24 +21,6 @@ def copies_of(process):
     """The processes that a run has started and that are still there."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(pid) for pid in children.read_text().split()]
-
-
-def is_there(pid):
-    """Whether the process lives; one that has ended and waits to be noticed does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pids, within):
-    """Whether all of them end within so many seconds."""
-    deadline = time.monotonic() + within
-    while any(map(is_there, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_a_resume_may_have_another_number_of_processes(lab):
@@ -74,7 +56,7 @@ def test_a_killed_copy_ends_the_command_with_one_line(lab):
     assert process.wait(20) == 1
     (line,) = process.err.splitlines()
     assert line.startswith(f"error: process 2 of 2 (pid {copy}) was killed by signal 9")
-    assert not is_there(copy)
+    assert not is_running(copy)
 
 
 def test_copies_end_with_a_killed_command(lab):
@@ -84,7 +66,7 @@ def test_copies_end_with_a_killed_command(lab):
     assert len(copies) == 2
     process.kill()
     assert process.wait() == -9
-    assert gone(copies, within=5)
+    wait_until(lambda: not any(map(is_running, copies)), seconds=5)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -98,7 +80,7 @@ def test_a_stop_signal_saves_and_ends_all(lab, name):
         os.kill(copy, signal.SIGINT)
     assert process.wait(20) == 128 + getattr(signal, name), process.err
     assert lab.checkpoints("run") and not process.err
-    assert not is_there(copy)
+    assert not is_running(copy)
 
 
 @pytest.mark.parametrize(

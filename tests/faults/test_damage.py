@@ -117,7 +117,7 @@ def test_disk_full_in_the_middle_of_a_save(lab, whole):
 
 def test_disk_full_for_everything(lab):
     """Metrics and log lines do not fit either: still one line, not a traceback."""
-    process = lab.run("run", expect=2, hooks={"file_limit": {"n_bytes": 3000}})
+    process = lab.run("run", expect=2, hooks={"limit": {"name": "RLIMIT_FSIZE", "value": 3000}})
     assert process.err.count("\n") == 1 and "pretrain_32_resume" in process.err
     assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
 

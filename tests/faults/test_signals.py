@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests.faults.harness import seeded_random, start_torchrun
+from tests.helpers import wait_until
 from trainer.saving.checkpoint import verified
 
 OUT_WITHIN_S = 10
@@ -109,9 +110,7 @@ def test_a_stop_signal_to_torchrun(lab):
     """As a scheduler does: both ranks save before torchrun is out."""
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}, "slow_save": {"seconds": 1}})
-    while logged(lab, "run") < 3:
-        assert launcher.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: logged(lab, "run") >= 3, seconds=240)
     start = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
     output, _ = launcher.communicate(timeout=60)

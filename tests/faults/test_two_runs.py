@@ -3,12 +3,12 @@
 import os
 import signal
 import socket
-import time
 
 import pytest
 
 from tests.faults.harness import start_torchrun
 from tests.faults.test_ranks import left_running
+from tests.helpers import wait_until
 
 
 @pytest.mark.slow
@@ -37,14 +37,9 @@ def test_the_lock_of_a_killed_run_is_free_at_once(lab, whole):
 def test_ranks_end_with_a_killed_launcher_and_the_next_one_goes_on(lab):
     lab.run_ranks("whole")
     launcher = start_torchrun(lab, "run", {"slow_updates": {"seconds": 0.2}}, from_resume=1)
-    while not lab.checkpoints("run"):
-        assert launcher.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: lab.checkpoints("run"), seconds=240)
     os.kill(launcher.pid, signal.SIGKILL)
     lab.run_ranks("run", from_resume=1)
     # The system takes a moment to remove a loader process whose trainer has just ended.
-    give_up = time.monotonic() + 5
-    while left_running(lab) and time.monotonic() < give_up:
-        time.sleep(0.1)
-    assert left_running(lab) == []
+    wait_until(lambda: not left_running(lab), seconds=5)
     assert lab.result("run") == lab.result("whole")

@@ -6,10 +6,9 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3ForCausalLM
 
-from model.hf_format import hf_config, load_folder, read_config, to_hf
-from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
+from model.hf_format import load_folder, read_config
+from model.model_minimind import MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
 
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -222,17 +221,3 @@ def test_a_config_that_names_programs_runs_none(folders):
 
 
 # -------------------------------------------------------------------------------------------------- to a folder
-
-
-def test_yarn_is_that_of_qwen3():
-    """Hugging Face's yarn with attention_factor 1, at positions beyond the original length."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = MiniMindConfig(generation="minimind3", head_dim=64, inference_rope_scaling=True, **sizes)
-    model = MiniMindForCausalLM(config).eval()
-    twin = Qwen3ForCausalLM(hf_config(config)).eval()
-    twin.load_state_dict({**to_hf(model.state_dict(), config), "lm_head.weight": model.lm_head.weight})
-    input_ids, position_ids = torch.randint(3, 97, (1, 40)), torch.arange(0, 20000, 500).unsqueeze(0)
-    with torch.no_grad():
-        both = [m(input_ids, position_ids=position_ids).logits for m in (model, twin)]
-    torch.testing.assert_close(*both, atol=1e-5, rtol=0)

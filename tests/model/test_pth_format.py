@@ -27,6 +27,7 @@ KINDS = {
     "minimind3_moe": {"generation": "minimind3", "use_moe": True, "num_experts": 3},
 }
 KEY = "model.layers.0.mlp.up_proj.weight"
+NO_BLOCK = f"{KEY} is no plain block of floating-point numbers"
 
 
 @pytest.fixture
@@ -110,13 +111,9 @@ def test_overrides_fill_what_the_keys_leave_open(path):
     for overrides in ({"num_attention_heads": 16}, {"head_dim": 4}):
         loaded = MiniMindForCausalLM.from_pth(path, **overrides)
         assert loaded.config.num_key_value_heads == 2 and loaded.config.num_attention_heads == 16
-    ids = torch.arange(8).unsqueeze(0)
-    with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
+        assert are_equal(loaded, model)
     refuse(path, "num_attention_heads=3 does not fit q_proj with 64 rows", num_attention_heads=3)
     refuse(path, "num_head is not a field", num_head=3)
-    write(path, generation="minimind2", use_moe=True, num_experts=1, num_experts_per_tok=1)
-    refuse(path, "num_experts_per_tok=2 exceeds num_experts=1")
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
@@ -143,8 +140,8 @@ def test_weights_of_wrapped_models_and_with_position_tables_are_read(prefix, pat
     "content, match",
     [
         (b"", "torch.save did not write it"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-LFS pointer.*git lfs pull"),
-        (b"<!DOCTYPE html><html>404</html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "a web page"),
         (b"PK\x03\x04" + b"\0" * 100, "the archive is damaged"),
         (b"\x80\x02]q\x00.", "not a "),
     ],
@@ -162,18 +159,12 @@ def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
         ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
         ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
         ({"lm_head.weight": lambda t: t + 1}, "tie_word_embeddings=False"),
-        ({KEY: lambda t: t.float().to_sparse()}, f"{KEY} is no plain block of floating-point numbers"),
-        ({KEY: lambda t: t.to(torch.int32)}, f"{KEY} is no plain block of floating-point numbers"),
+        ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK),
+        ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
         ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has numbers that are NaN"),
         # 40 GB in a few bytes
-        (
-            {KEY: lambda t: torch.zeros(1).expand(100_000, 100_000)},
-            f"{KEY} is no plain block of floating-point numbers",
-        ),
-        (
-            {"model.embed_tokens.weight": lambda t: torch.tensor(1.0)},
-            "model.embed_tokens.weight is missing, or of another",
-        ),
+        ({KEY: lambda t: torch.zeros(1).expand(100_000, 100_000)}, NO_BLOCK),
+        ({"model.embed_tokens.weight": lambda t: torch.tensor(1.0)}, "embed_tokens.weight is missing, or of another"),
         ({7: lambda t: torch.ones(1)}, "not a flat state dict"),
     ],
 )

@@ -106,21 +106,6 @@ def test_a_batch_of_padding_only_is_harmless(kind):
     assert model(ids, labels=nothing).loss.item() == 0
 
 
-@every_kind
-def test_training_losses_are_the_forward_pass_and_plain_cross_entropy(kind):
-    model = tiny(kind)
-    ids = torch.randint(3, 61, (3, 10))
-    loss, aux_loss = model.training_losses(ids[:, :-1], ids[:, 1:])
-    assert loss.dtype == aux_loss.dtype == torch.float32 and loss.dim() == aux_loss.dim() == 0
-    out = model(ids[:, :-1])
-    reference = F.cross_entropy(out.logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-    torch.testing.assert_close((loss, aux_loss), (reference, out.aux_loss), atol=1e-5, rtol=1e-6)
-    (loss + aux_loss).backward()
-    got = gradients(model)
-    (reference + out.aux_loss).backward()
-    torch.testing.assert_close(got, gradients(model), atol=1e-5, rtol=1e-5)
-
-
 def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
     """Value and gradients against F.cross_entropy, with a ragged last chunk and ignored targets."""
     monkeypatch.setattr(loss_module, "CHUNK_ROWS", 7)

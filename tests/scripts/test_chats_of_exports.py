@@ -73,9 +73,8 @@ def test_thoughts_are_opened_where_some_were_trained(tmp_path):
     export_hf.bring_back(tmp_path / "hf", tmp_path / "back_32.pth")
     export_hf.export(tmp_path / "back_32.pth", tmp_path / "again")
     for folder in (tmp_path / "hf", tmp_path / "again"):
-        assert (
-            answer_of_transformers(folder, "Who are you?", {"enable_thinking": True}) == "Hm.\n\n\nI am a tiny model."
-        )
+        said = answer_of_transformers(folder, "Who are you?", {"enable_thinking": True})
+        assert said == "Hm.\n\n\nI am a tiny model."
 
 
 @pytest.mark.slow
@@ -85,15 +84,6 @@ def test_llama_cpp_answers_as_generate_does(tmp_path, weight):
     llama_cpp_reader.want_llama_cpp()
     export_gguf.export(weight, tmp_path / "model.gguf", dtype="float32")
     asked = [[turn("user", question)] for question, _ in PAIRS]
-    (answer,) = llama_cpp_reader.read_with(
-        [
-            {
-                "path": str(tmp_path / "model.gguf"),
-                "asked": asked,
-                "words": WORDS,
-                "ids": [1],
-                "logits": str(tmp_path / "logits.npy"),
-            }
-        ]
-    )
+    request = {"path": str(tmp_path / "model.gguf"), "asked": asked, "words": WORDS}
+    (answer,) = llama_cpp_reader.read_with([{**request, "ids": [1], "logits": str(tmp_path / "logits.npy")}])
     assert answer["said"] == [[said] * len(WORDS) for _, said in PAIRS]

@@ -131,9 +131,6 @@ def test_how_a_text_is_sampled_the_flags_say_alone(folder, capsys):
         assert answer(folder, capsys).out == expected
 
 
-# ------------------------------------------------------------------------------ sizes where others write them
-
-
 def test_several_ends_of_a_pth_end_a_text(tmp_path):
     """As `--to_pth` writes them for a Llama with several. A single one is the tokenizer's to say."""
     for eos, expected in (([2, 7], [2, 7]), (7, [2])):

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -16,7 +15,7 @@ from common.errors import UserError
 from scripts import play
 from scripts.generate import Sampling, TextStream, generate
 from tests.chats import turn
-from tests.helpers import ROOT
+from tests.helpers import ROOT, wait_until
 from tests.scripts.playground.pages import HOSTILE, ask, asked, connect, own_headers, played_model, records_of, serving
 from tests.scripts.playground.pages import written as written_by
 from tests.trainer.reporting.test_html_report import metrics_file
@@ -80,10 +79,7 @@ def test_a_text_ends_when_the_browser_leaves(server):
     connection.request("POST", "/api/generate", body, own_headers(server))
     connection.getresponse().readline()
     connection.close()
-    give_up = time.monotonic() + 60
-    while server.model.computing.locked():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    wait_until(lambda: not server.model.computing.locked())
 
 
 STRANGERS = [

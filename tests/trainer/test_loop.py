@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from dataset.loader import Loader, LoaderError
-from tests.helpers import flags, records, train, write_corpus
+from tests.helpers import flags, records, stopped_after, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
-from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.saving.checkpoint import load_checkpoint
 
@@ -129,19 +128,10 @@ def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
     assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
 
 
-def test_a_run_that_is_stopped_with_its_last_update_is_ended_by_its_resume(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_with_its_last_update_is_ended_by_its_resume(tmp_path):
     """By its report, which a run that is stopped does not write."""
     options = flags(data_path=write_corpus(tmp_path / "data.jsonl", 20), out_dir=tmp_path, max_updates=3, report=1)
-    after_update = Trainer.after_update
-
-    def stopping(trainer, *args):
-        stop_signal = after_update(trainer, *args)
-        if trainer.progress.update == 2:
-            trainer.signals.signum = 15
-        return stop_signal
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "after_update", stopping)
+    with stopped_after(3):
         assert train_pretrain.main(options) == 128 + 15
     assert saved_updates(tmp_path) == [3] and not list(tmp_path.glob("*.report.html"))
     assert train_pretrain.main([*options, "--from_resume", "1"]) == 0

@@ -1,9 +1,7 @@
 """Texts that the model in training writes. References: torch's random state, runs in float32 and without ranks."""
 
-import random
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,15 +18,11 @@ def tokenizer():
     return load_tokenizer(ROOT / "model")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_samples_have_no_dropout_and_leave_the_random_state_of_training_alone(tokenizer, dtype):
-    """Reference: a model of the same weights that is trained without dropout."""
+def test_samples_have_no_dropout(tokenizer):
+    """Reference: a model of the same weights that is trained without it. That training goes on as without samples: test_evaluation.py."""
     models = [tiny_model(vocab_size=len(tokenizer), dropout=dropout) for dropout in (0.0, 0.5)]
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     sampler = Sampler(tokenizer, DocumentEncoder(tokenizer), [], 7)
-    texts = [sampler.sample(make_engine(model, dtype), "The cat", max_new_tokens=5) for model in models]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+    texts = [sampler.sample(make_engine(model), "The cat", max_new_tokens=5) for model in models]
     assert texts[0] == texts[1] and texts[0].startswith("The cat") and models[1].training
 
 

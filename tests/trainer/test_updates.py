@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import losses, records, steps_of, train, write_corpus
 from trainer.machine.ranks import Ranks
-from trainer.updates import micro_batches_of_update, rows_of_update, schedule_of
+from trainer.updates import schedule_of
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
@@ -37,24 +36,6 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
     if start == 0:
         assert schedule.n_updates == len(in_order)
         assert schedule.n_steps == len(steps.pop())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "steps"),
-    [
-        (Ranks(), 6),
-        (Ranks(world_size=2), 3),
-        (Ranks(world_size=3), 2),
-        (Ranks(world_size=4), 2),
-        (Ranks(world_size=6), 1),
-        # They share each micro-batch.
-        (Ranks(world_size=2, sharing=2), 6),
-    ],
-)
-def test_micro_batches_follow_from_the_ranks(ranks, steps):
-    asked = flags(4, rows_per_update=24)
-    assert micro_batches_of_update(asked, ranks) == steps
-    assert rows_of_update(asked, ranks) == 24
 
 
 def test_a_run_has_the_updates_of_accumulation_steps(tmp_path, capsys):

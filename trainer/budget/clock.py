@@ -45,7 +45,7 @@ NEAREST_END = 3
 EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
 # An evaluation, a forward pass that is not compiled, as a share of a compiled training step on as many positions
 EVALUATION_SHARE = 0.75
-# Seconds behind the last update, for the files and for the report; of a sample, for each layer.
+# Seconds behind the last update and its evaluation, for files, and for a report; of a sample, for each layer.
 FILES_S = 2.0
 REPORT_S = 2.0
 SAMPLE_S_OF_LAYER = 0.25
@@ -187,20 +187,7 @@ class Clock:
             self.moved = Course(int(fall_from), int(end), fall_rate)
 
 
-# ------------------------------------------------------------------------------- seconds of a run that are no updates
-
-
-def sample_seconds(layers: int, prompts: int) -> float:
-    """Seconds of one sample for each prompt."""
-    return SAMPLE_S_OF_LAYER * layers * prompts
-
-
 def evaluation_share(compiled: bool) -> float:
     """An evaluation as a share of a training step on as many positions. compiled: whether the training is; the evaluation
     never is."""
     return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES
-
-
-def seconds_at_end(report: bool) -> float:
-    """Seconds of what comes behind the last update and its evaluation. report: whether the run writes one."""
-    return FILES_S + (REPORT_S if report else 0.0)

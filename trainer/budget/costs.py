@@ -22,7 +22,7 @@ from model.config import MiniMindConfig, parameter_count
 from model.induction import can_copy
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
-from trainer.budget.clock import EAGER_TIMES, evaluation_share, sample_seconds, seconds_at_end
+from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_share
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
@@ -277,7 +277,7 @@ class RunCosts:
 
     def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
         """Seconds of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
-        seconds = seconds_at_end(self.settings.report)
+        seconds = FILES_S + REPORT_S * self.settings.report
         if self.compiled:
             measured = self.measured_cuts.get(config.hidden_size)
             is_known = measured is not None and measured.batch_size == cut.batch_size
@@ -288,7 +288,7 @@ class RunCosts:
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run whose updates have so many rows."""
         of_position = self.update_seconds(config, rows) / (rows * self.data.T)
-        samples = sample_seconds(config.num_hidden_layers, self.prompts)
+        samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
         return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:

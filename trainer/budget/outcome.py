@@ -254,13 +254,14 @@ def plan_to_keep(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[P
     return {plan_path(stem): write}
 
 
-def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple[Path, PretrainSettings]]:
-    """(file, settings) of the planned runs with this --save_weight that a resume may go on with, the newest first.
+def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
+    """(file, settings) of the plan that a resume goes on with, the newest; None: there is none.
 
-    Those with a checkpoint, and with the model that the flags name. given: names of the settings that the user has said.
+    Of the planned runs with this --save_weight, those with a checkpoint and with the model that the flags name. given: names of the
+    settings that the user has said. Errors: UserError where all have other budgets.
     """
     prefix = Path(settings.out_dir) / settings.save_weight
-    found = []
+    plans = []
     for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
         stem = folder.with_name(folder.name.removesuffix("_resume"))
         is_of_this_name = re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII)
@@ -269,13 +270,8 @@ def kept_plans(settings: PretrainSettings, given: Collection[str]) -> list[tuple
             continue
         before = type(settings).parse(["--config", str(path)])
         if all(getattr(before, name) == getattr(settings, name) for name in given if name in MODEL_FLAGS):
-            found.append((path, before))
-    return sorted(found, key=lambda plan: plan[0].stat().st_mtime, reverse=True)
-
-
-def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
-    """(file, settings) of the plan that a resume goes on with; None: there is none. Errors: UserError where all have other budgets."""
-    plans = kept_plans(settings, given)
+            plans.append((path, before))
+    plans.sort(key=lambda plan: plan[0].stat().st_mtime, reverse=True)
     for path, before in plans:
         if budget_flag(before) == budget_flag(settings):
             return path, before

@@ -1,8 +1,7 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
     plan_run             the settings that the run is started with
-      with_faster_dtype  in which precision a CPU multiplies faster
-      product_rate       what the machine multiplies
+      look_at_machine    in which precision it multiplies faster, and how fast
       look_at_data       how much text there is, and how hard it is (costs.py)
       RunCosts           what each size takes, estimated and measured (costs.py)
       choose             the best of all plans (plan.py), of a size that was measured here
@@ -16,6 +15,8 @@ import math
 from collections.abc import Collection, Sequence
 from functools import partial
 
+import torch
+
 from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
 from common.wording import announce
@@ -27,7 +28,7 @@ from trainer.budget.plan import Plan, best_plan, cuts, plan_for, sizes
 from trainer.budget.settings import said_ends
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
-from trainer.machine.devices import pick_dtype, worthwhile_gain_of_float32
+from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pretrain.data import DOCUMENTS, TextKind
@@ -41,6 +42,9 @@ MEMORY_SHARE = 0.8
 # that need not be compiled.
 MEASURING_PART = 0.05
 PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
+# How many times as fast as those of bfloat16 the products of float32 must be to be worth it: they are on Intel Xeons whose virtual
+# machine hides AMX. A guess: 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
+WORTH_FLOAT32 = 1.25
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
 
@@ -75,14 +79,7 @@ def plan_run(
         if folder is not None:
             config = read_config(folder)
             settings = settings_of_folder(settings, folder, config)
-        settings = with_faster_dtype(settings, given, surroundings)
-        dtype, _ = pick_dtype(settings.dtype, device)
-        own_rate = product_rate(device, dtype, sizes=[2048] if device.type == "cpu" else None)
-        # All ranks must plan with the same number.
-        rate = on_main(ranks, lambda: own_rate)
-        # Another program may take the memory of one of several GPUs.
-        free = free_memory(device, ranks)
-        machine = Machine(device, dtype, ranks, rate * ranks.world_size, None if free is None else MEMORY_SHARE * free)
+        settings, machine = look_at_machine(settings, given, surroundings)
         data = look_at_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
             # The shape of a model that is gone on from is not free.
@@ -129,26 +126,29 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
         )
 
 
-def with_faster_dtype(
+def look_at_machine(
     settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
-) -> PretrainSettings:
-    """The settings with float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective.
-
-    With a budget of time alone: a number of tokens or FLOP shall give the same run at each start, whatever a clock says.
-    """
-    if settings.budget is None or "dtype" in given:
-        return settings
-    dtype, _ = pick_dtype(settings.dtype, surroundings.device)
-    own_gain = worthwhile_gain_of_float32(surroundings.device, dtype)
-    # All ranks must compute in one precision.
-    gain = on_main(surroundings.ranks, lambda: own_gain)
-    if gain is None:
-        return settings
-    line = (
-        f"planning: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
-    )
-    on_main(surroundings.ranks, partial(announce, line))
-    return dataclasses.replace(settings, dtype="float32")
+) -> tuple[PretrainSettings, Machine]:
+    """Time matrix products. The settings get float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective."""
+    ranks, device = surroundings.ranks, surroundings.device
+    dtype, _ = pick_dtype(settings.dtype, device)
+    types = [dtype]
+    # With a budget of time alone: a number of tokens or FLOP shall give the same run at each start, whatever a clock says.
+    if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
+        types.append(torch.float32)
+    own_rates = [product_rate(device, kind, sizes=[2048] if device.type == "cpu" else None) for kind in types]
+    # All ranks must plan with the same numbers, and compute in one precision.
+    rate, *in_float32 = on_main(ranks, lambda: own_rates)
+    if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
+        gain = in_float32[0] / rate
+        line = f"this CPU multiplies float32 {gain:.2g} times as fast as bfloat16, so the plan takes --dtype float32"
+        on_main(ranks, partial(announce, f"planning: {line}"))
+        settings = dataclasses.replace(settings, dtype="float32")
+        dtype, rate = torch.float32, in_float32[0]
+    # Another program may take the memory of one of several GPUs.
+    free = free_memory(device, ranks)
+    memory = None if free is None else MEMORY_SHARE * free
+    return settings, Machine(device, dtype, ranks, rate * ranks.world_size, memory)
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:

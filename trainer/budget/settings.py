@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from common.flags import positive
 from common.settings import Settings, default_of, setting, switch
 
 # The flags that say how much a run may cost
@@ -13,8 +14,8 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\
 # Below this a run is over before anything is learned; above it is a slip of the keyboard.
 SHORTEST_S = 20
 LONGEST_S = 366 * 24 * 3600
-# More than the largest run that was ever published
-LARGEST_AMOUNT = 1e27
+# Tokens or floating-point operations: more than the largest run that was ever published
+LARGEST_AMOUNT = 10**27
 
 
 def seconds_of(text: str) -> float:
@@ -33,14 +34,6 @@ def duration(text: str) -> str:
     """The text itself, once it is known to be a time: so it stands in a settings file as it was typed."""
     seconds_of(text)
     return text.strip()
-
-
-def amount(text: str) -> float:
-    """A number of tokens or of floating-point operations, as 5e7."""
-    value = float(text)
-    if not 1 <= value <= LARGEST_AMOUNT:
-        raise argparse.ArgumentTypeError(f"{text} must be a number from 1 to {LARGEST_AMOUNT:g}")
-    return value
 
 
 def said_ends(settings: Settings, given: Collection[str]) -> list[str]:
@@ -62,9 +55,11 @@ class BudgetSettings(Settings):
         help="how long the command may take, as 90s, 10m or 1h30m: size, batch, rates and updates are planned for it",
         first=True,
     )
-    budget_tokens: float | None = setting(None, check=amount, help="plan for so many tokens instead, as 5e7")
+    budget_tokens: float | None = setting(
+        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many tokens instead, as 5e7"
+    )
     budget_flops: float | None = setting(
-        None, check=amount, help="plan for so many floating-point operations instead, as 1e16"
+        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many floating-point operations instead, as 1e16"
     )
     dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
 

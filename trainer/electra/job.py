@@ -27,7 +27,7 @@ from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.tokenizer_files import check_known, check_size
+from dataset.tokenizing.tokenizer_files import check_known
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
 from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
 from model.loss import IGNORE
@@ -39,7 +39,7 @@ from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, Ru
 from trainer.launch import claim
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
@@ -134,9 +134,9 @@ class ElectraJob(Job):
         }
         mended_by = {
             "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
-            "tokenizer": "--vocab_path or --model_path",
+            "tokenizer": "--vocab_path",
         }
-        self.identity = Identity(entries, mended_by, only_at_start=("model_path", "init_std"))
+        self.identity = Identity(entries, mended_by, only_at_start=("init_std",))
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -357,7 +357,7 @@ class ElectraJob(Job):
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         # Networks from files have sizes of their own.
-        of_files = bool(settings.model_path or settings.discriminator_config)
+        of_files = settings.discriminator_config is not None
         lines = [
             *corpus.notices,
             *(line for bad_lines in corpus.bad_lines for line in bad_lines.report()),
@@ -377,7 +377,7 @@ class ElectraJob(Job):
             notices += warnings_of(
                 settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
             )
-        notices += common_warnings(settings, self.ranks) + notes_on_precision(self.device, self.dtype, flops)
+        notices += common_warnings(settings, self.ranks)
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
@@ -418,17 +418,14 @@ class ElectraJob(Job):
 def open_vocabulary(
     settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of --vocab_path, or --model_path's, or a WordPiece one that is trained on the data; a resume finds
-    that of its start. stem: the path of the run's files without their endings. Errors: ValueError."""
+    """The tokenizer of --vocab_path, or a WordPiece one that is trained on the data; a resume finds that of its start.
+    stem: the path of the run's files without their endings. Errors: ValueError."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     # The same data would give the same one again.
     kept = kept_of_run(stem, f"{OWN}/vocab.txt") if settings.from_resume else None
     if kept is not None:
         return load_wordpiece(kept.parent)
-    if settings.model_path:
-        # The embeddings belong to its own vocabulary.
-        return load_wordpiece(expanded(settings.model_path) / "discriminator")
 
     def train_it() -> list[str]:
         announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
@@ -439,21 +436,7 @@ def open_vocabulary(
 
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
-    """Fresh networks, or those of --model_path. Errors: ValueError where flags, files and tokenizer do not fit."""
-    options: dict[str, Any] = {
-        "sampling": settings.sampling,
-        "gen_smooth": settings.gen_smooth,
-        "disc_smooth": settings.disc_smooth,
-    }
-    if settings.model_path:
-        # Of transformers: it would be drawn over our own lines.
-        disable_progress_bar()
-        what = f"--model_path {settings.model_path}"
-        folder = expanded(settings.model_path)
-        model = ElectraPretrainer.from_pretrained(what, folder, settings.dropout, **options)
-        check_size(len(tokenizer), model.discriminator.config.vocab_size, what)
-        check_room(what, model.discriminator.config, settings, tokenizer)
-        return model
+    """Fresh networks. Errors: ValueError where flags, files and tokenizer do not fit."""
     if settings.generator_config and settings.discriminator_config:
         pair = (
             config_of_file("--generator_config", settings.generator_config, settings, tokenizer),
@@ -469,7 +452,7 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
             settings.position_init,
             settings.dropout,
         )
-    return ElectraPretrainer.from_configs(*pair, **options)
+    return ElectraPretrainer(*pair, settings.sampling, settings.gen_smooth, settings.disc_smooth)
 
 
 def config_of_file(
@@ -488,16 +471,12 @@ def config_of_file(
         ) from error
     # Only the row of the table that stays 0 depends on it.
     config.pad_token_id = tokenizer.pad_token_id
-    check_room(what, config, settings, tokenizer)
-    return config
-
-
-def check_room(what: str, config: Any, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Errors: UserError where the embeddings are too few for the run. An example has two segments."""
+    # An example has two segments.
     least = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
     for name, number in least.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
+    return config
 
 
 # ------------------------------------------------------------------------------------------- losses and figures

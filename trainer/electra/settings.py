@@ -95,7 +95,6 @@ class NetworkSettings(Settings):
         None, metavar="FILE", help="JSON of an ElectraConfig, in place of the flags above"
     )
     discriminator_config: str | None = setting(None, metavar="FILE", help="the same of the discriminator")
-    model_path: str | None = setting(None, help="start from generator/ and discriminator/ in this folder")
     init_std: float = setting(
         0.02,
         check=positive(float, most=10),
@@ -181,10 +180,9 @@ class ElectraSettings(
         files = [name for name in ("generator_config", "discriminator_config") if getattr(self, name) is not None]
         if len(files) == 1:
             raise ValueError(f"--{files[0]} needs the other one too: --generator_config and --discriminator_config")
-        deciding = ["model_path"] if self.model_path else files
-        others = [name for name in (*NETWORK_SIZES, *files) if getattr(self, name) is not None and name not in deciding]
-        if deciding and others:
-            raise ValueError(f"--{deciding[0]} decides the networks: drop --{others[0]}")
+        sizes = [name for name in NETWORK_SIZES if getattr(self, name) is not None]
+        if files and sizes:
+            raise ValueError(f"--{files[0]} decides the networks: drop --{sizes[0]}")
 
     def fill_in(self) -> None:
         """What is not given has the value of the published run of this size."""

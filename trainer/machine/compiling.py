@@ -27,11 +27,11 @@ COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
 
 def compile_blocks(
-    compile_training: Callable[[tuple[int, int] | None, torch.dtype], str],
+    compile_training: Callable[[tuple[int, int], torch.dtype], str],
     choice: str,
     device: torch.device,
     say: Callable[[str], object],
-    shape: tuple[int, int] | None = None,
+    shape: tuple[int, int],
     flops: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
@@ -40,7 +40,7 @@ def compile_blocks(
 
     compile_training: the model's, which returns a line to say, or "".
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
-    shape: (rows, positions) of a full micro-batch, None: of the first one that comes; other shapes stay eager.
+    shape: (rows, positions) of a full micro-batch; other shapes stay eager.
     flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
     dtype: of the matrix products. width: of the network's layers, which "auto" must know.
     """

@@ -10,13 +10,6 @@ import numpy as np
 import torch
 
 from common.errors import UserError
-from trainer.machine.measure import product_rate
-
-# How many times as fast as those of bfloat16 the products of float32 must be to be worth it. A guess: on the one machine that was measured
-# (docs/budget.md) 1.8 times in products were 1.5 times in a run, since everything between the products moves twice the bytes in float32.
-WORTH_FLOAT32 = 1.25
-# Of a run, in each process: some minutes of a CPU, so that the half second of measuring does not matter.
-FLOPS_WORTH_MEASURING = 1e14
 
 
 def pick_device(name: str | None = None) -> torch.device:
@@ -53,27 +46,6 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     ):
         return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
     return dtype, None
-
-
-def notes_on_precision(device: torch.device, dtype: torch.dtype, flops: float) -> list[str]:
-    """A line where a run of so many FLOP on this rank would take less time in float32."""
-    gain = worthwhile_gain_of_float32(device, dtype) if flops >= FLOPS_WORTH_MEASURING else None
-    if gain is None:
-        return []
-    return [f"note: this CPU multiplies float32 {gain:.2g} times as fast as bfloat16: --dtype float32 trains faster"]
-
-
-def worthwhile_gain_of_float32(device: torch.device, dtype: torch.dtype) -> float | None:
-    """How many times as fast the matrix products of a run would be in float32; None: less than WORTH_FLOAT32, or no bfloat16 on a CPU.
-
-    Seen on Intel Xeons whose virtual machine hides AMX, which leaves AVX512-BF16.
-    """
-    if device.type != "cpu" or dtype is not torch.bfloat16:
-        return None
-    # One size and few times take half a second, and tell a factor well enough.
-    in_float32, in_bfloat16 = (product_rate(device, kind, sizes=[2048], times=2) for kind in (torch.float32, dtype))
-    gain = in_float32 / in_bfloat16
-    return gain if gain >= WORTH_FLOAT32 else None
 
 
 def autocast(

@@ -40,7 +40,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def product_rate(
-    device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None, times: int = 4
+    device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None
 ) -> float:
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
     # A generator of its own: a draw from the run's would change its results.
@@ -54,7 +54,7 @@ def product_rate(
         c = torch.empty(n, n, device=device, dtype=dtype)
         multiply = partial(torch.mm, a, b, out=c)
         # The best of some: whatever else the machine does makes a product slower, and nothing makes it faster.
-        for _ in range(times):
+        for _ in range(4):
             best = max(best, 2 * n**3 / seconds(multiply, device))
     return best
 
@@ -115,7 +115,7 @@ def total_memory(device: torch.device) -> int | None:
 def available_memory(device: torch.device) -> int | None:
     """Bytes that this process can still get on the device; None where the system does not tell.
 
-    Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
+    Linux: what can be had without swapping, within the limits of the process's cgroups.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -124,16 +124,7 @@ def available_memory(device: torch.device) -> int | None:
     in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
-    # Windows has no such module.
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            used = KIB * (_entry(SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
-            bounds.append(max(limit - used, 0))
-    return min(bounds)
+    return min([KIB * in_machine, *(left for _, left in _memory_of_groups())])
 
 
 # -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2

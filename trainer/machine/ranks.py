@@ -366,15 +366,6 @@ def least_of_ranks(ranks: Ranks, number: float, device: torch.device) -> float:
     return least.item()
 
 
-def first_said(ranks: Ranks, text: str) -> str:
-    """The first of the ranks' texts that is not empty, on all of them; "": all are empty. A collective."""
-    if ranks.world_size == 1:
-        return text
-    texts = [""] * ranks.world_size
-    dist.all_gather_object(texts, text)
-    return next(filter(None, texts), "")
-
-
 def end_all(ranks: Ranks, said: str) -> None:
     """End all ranks with a line, unless it is "". said: the same on all of them. Errors: UserError on rank 0, which prints it."""
     if said:
@@ -417,4 +408,6 @@ def compare_with_main(
     if differing:
         told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
         said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: all ranks need {needed}"
-    end_all(ranks, first_said(ranks, said))
+    said_by_ranks = [""] * ranks.world_size
+    dist.all_gather_object(said_by_ranks, said)
+    end_all(ranks, next(filter(None, said_by_ranks), ""))

@@ -79,13 +79,11 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
         return None
     whole = why_whole(config)
     is_planned = settings.has_budget and "batch_size" not in given
-    plan = kept_plan(settings, given) if is_planned and settings.from_resume else None
-    if plan is not None:
-        _, before = plan
+    if is_planned and settings.from_resume and (plan := kept_plan(settings, given)):
         # A run that goes on: its first start has chosen the batch, and the processes that share it.
+        _, before = plan
         shape = (before.batch_size, before.max_seq_len)
-        processes = int(before.cpu_processes) if before.cpu_processes.isdecimal() else None
-        return Divisible(*shape, parameter_count(config), whole, processes=processes)
+        return Divisible(*shape, parameter_count(config), whole, processes=int(before.cpu_processes))
     # The plan, or the job, will take a batch that the processes can share.
     is_free = is_planned or settings.batch_size == AUTO_ROWS
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size

@@ -15,7 +15,7 @@ from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_known
 from trainer.budget import laws
-from trainer.budget.clock import Clock, Course, evaluation_share, sample_seconds, seconds_at_end
+from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_share
 from trainer.budget.settings import seconds_of
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
@@ -175,8 +175,8 @@ def length_of_run(
         seconds_since_start(),
         Course(fall_from=updates - round(settings.decay_share * updates), end=updates),
         ranks,
-        seconds_at_end=seconds_at_end(settings.report),
-        samples=sample_seconds(layers, prompts),
+        seconds_at_end=FILES_S + REPORT_S * settings.report,
+        samples=SAMPLE_S_OF_LAYER * layers * prompts,
         evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / update_rows,
         # Without validation there are samples at the end alone.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,

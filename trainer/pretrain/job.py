@@ -17,19 +17,10 @@ from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import evaluate
-from trainer.job import (
-    Evaluation,
-    Identity,
-    Job,
-    Outlook,
-    Progress,
-    RunFiles,
-    Surroundings,
-    Update,
-)
+from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings, Update
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
-from trainer.machine.devices import notes_on_precision, pick_dtype, seed_everything
+from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
 from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
@@ -39,9 +30,6 @@ from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
-
-# They decide the first weights. A resume takes those of its checkpoint.
-ONLY_AT_START = ("from_weight", "init_scheme")
 
 
 class PretrainJob(Job):
@@ -128,7 +116,8 @@ class PretrainJob(Job):
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",
             },
-            only_at_start=ONLY_AT_START,
+            # They decide the first weights. A resume takes those of its checkpoint.
+            only_at_start=("from_weight", "init_scheme"),
         )
         self.engine = make_engine(
             self.model,
@@ -177,7 +166,6 @@ class PretrainJob(Job):
             # Of a run that is one plan all is said, wherever it stands.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
-            device_type=self.device.type,
             ranks=self.ranks,
             answers=self.kind.answers,
         )
@@ -188,8 +176,7 @@ class PretrainJob(Job):
         """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to say."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        # A plan has looked at the precision already.
-        said = [] if settings.has_budget else notes_on_precision(self.device, dtype, outlook.flops)
+        said: list[str] = []
         rows = self.ranks.rows_of(settings.batch_size)
         if is_gpu:
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank

@@ -29,7 +29,6 @@ def pretraining_outlook(
     *,
     epoch: int,
     epochs: int,
-    device_type: str,
     ranks: Ranks,
     answers: bool,
 ) -> Outlook:
@@ -75,11 +74,9 @@ def pretraining_outlook(
     said += pretraining_notices(
         asked,
         ranks,
-        device_type,
         parameters=parameters,
         tokens=tokens,
         update_tokens=rows_of_update(settings, ranks) * first.T * first.fill,
-        T=first.T,
         micro_batches=math.ceil(n_rows / of_all_ranks),
         has_validation=corpus.val_store is not None,
     )

@@ -90,7 +90,7 @@ class PretrainOutput(OutputSettings):
         [],
         several=True,
         may_be_empty=True,
-        help="continue these at every evaluation and at the end; or a file",
+        help="continue these, in fine-tuning answer them, at every evaluation and at the end; or a file",
     )
 
 
@@ -170,7 +170,7 @@ class TrainingSettings(OptimizerSettings):
     batch_size: int = setting(
         32,
         check=rows_or_auto,
-        help="rows per micro-batch and rank; auto: as many as fit the device, with the updates, warm-up and intervals of 32",
+        help="rows per micro-batch and rank; auto: as many as fit the device, with the updates, warm-up and intervals of the default",
         first=True,
     )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)

@@ -15,13 +15,10 @@ from trainer.pretrain.settings import (
     PretrainSettings,
     TrainingSettings,
     ValidationSettings,
-    rows_or_auto,
 )
 
 # In dataset/, trained where no data is named
 USUAL_FILE = "sft_mini_512.jsonl"
-# Those of MiniMind's train_full_sft.py
-USUAL_ROWS = 16
 
 
 @dataclass(kw_only=True)
@@ -30,12 +27,6 @@ class SftOutput(PretrainOutput):
 
     save_weight: str = with_default(PretrainOutput, "save_weight", "full_sft")
     wandb_project: str = with_default(PretrainOutput, "wandb_project", "MiniMind-Full-SFT")
-    sample_prompts: list[str] = setting(
-        [],
-        several=True,
-        may_be_empty=True,
-        help="questions to answer at every evaluation and at the end; or a file of them",
-    )
 
 
 @dataclass(kw_only=True)
@@ -69,12 +60,8 @@ class ConversationSettings(Settings):
 class SftTraining(TrainingSettings):
     """training"""
 
-    batch_size: int = setting(
-        USUAL_ROWS,
-        check=rows_or_auto,
-        help=f"rows per micro-batch and rank; auto: as many as fit the device, with the updates, warm-up and intervals of {USUAL_ROWS}",
-        first=True,
-    )
+    # MiniMind's train_full_sft.py has these.
+    batch_size: int = with_default(TrainingSettings, "batch_size", 16)
     accumulation_steps: int = with_default(TrainingSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(TrainingSettings, "learning_rate", 1e-5)
     epochs: int = with_default(TrainingSettings, "epochs", 2)

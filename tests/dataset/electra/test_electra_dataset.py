@@ -13,7 +13,7 @@ from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.wordpiece import load_wordpiece, save_wordpiece
 from model.loss import IGNORE
-from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of
+from tests.helpers import ROOT, SHARED, batches_of, command_line, needs_shared, steps_of, write_texts
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", "far", "hills", "and", "rain", "fell"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -31,18 +31,15 @@ def write_lines(path, n_documents=30, seed=0):
         [generator.choices(WORDS, k=generator.randint(1, 30)) for _ in range(generator.randint(1, 12))]
         for _ in range(n_documents)
     ]
-    with open(path, "w", encoding="utf-8") as file:
-        for document in documents:
-            file.write(json.dumps({"text": "\n".join(" ".join(line) for line in document)}) + "\n")
+    write_texts(path, ["\n".join(map(" ".join, document)) for document in documents])
     return path, documents
 
 
 def store_of(folder, texts):
     """(tokenizer, encoder, store) of some documents."""
     tokenizer = load_wordpiece(write_vocab(folder / "vocab.txt"))
-    (folder / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     encoder = LineEncoder(tokenizer)
-    return tokenizer, encoder, open_or_build(str(folder / "data.jsonl"), encoder, progress=False)
+    return tokenizer, encoder, open_or_build(write_texts(folder / "data.jsonl", texts), encoder, progress=False)
 
 
 @pytest.fixture
@@ -202,8 +199,8 @@ def test_the_standard_vocabulary(tmp_path):
 def test_a_trained_vocabulary_is_never_too_large_and_always_the_same(tmp_path):
     """Many characters of equal frequency, trained in processes of their own; the commonest characters come first."""
     texts = ["".join(chr(0x4E00 + (7 * i + j) % 3000) for j in range(40)) + " the cat" for i in range(2000)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    command = ["--type", "wordpiece", "--vocab_size", 300, "--data_path", tmp_path / "data.jsonl", "--out_dir"]
+    data = write_texts(tmp_path / "data.jsonl", texts)
+    command = ["--type", "wordpiece", "--vocab_size", 300, "--data_path", data, "--out_dir"]
     script = ROOT / "trainer" / "train_tokenizer.py"
     for name in "01":
         ended = command_line([*command, tmp_path / name], script=script, PYTHONHASHSEED=name)
@@ -224,7 +221,6 @@ def test_faults_of_a_vocabulary_are_told_with_its_path(tmp_path):
     (tmp_path / "latin.txt").write_text("\n".join([*SPECIALS, "é"]), encoding="latin-1")
     for place, message in {
         tmp_path / "gaps": "ids of this tokenizer have gaps",
-        tmp_path / "none.txt": "no such vocab.txt",
         path: r"no \[PAD\] in it",
         write_vocab(tmp_path / "twice.txt", [*SPECIALS, "the", "cat", "the"]): "a line that stands there twice",
         tmp_path / "latin.txt": "is in UTF-8, and this file is not",

@@ -141,14 +141,8 @@ def test_a_line_over_the_limit_is_a_fault_of_its_own_wherever_blocks_are_cut(
     for block in split_into_blocks(file, "text", block_bytes):
         for line, text in block.documents("text"):
             found.append((line, text if isinstance(text, str) else text.args[0]))
-    assert [(line, text[:8]) for line, text in found] == [
-        (1, "one"),
-        (2, "xxxxxxxx"),
-        (3, "too long"),
-        (5, "two"),
-        (6, "too long"),
-        (7, "three"),
-    ]
+    wanted = {1: "one", 2: "xxxxxxxx", 3: "too long", 5: "two", 6: "too long", 7: "three"}
+    assert [(line, text[:8]) for line, text in found] == [*wanted.items()]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".txt", ".txt.gz"])
@@ -195,5 +189,5 @@ def test_xz_that_claims_much_memory_is_refused(tmp_path, code, is_read):
     if is_read:
         assert list(read_documents(file)) == [(1, "a")]
         return
-    with pytest.raises(DataError, match="a.jsonl.xz: to decompress it takes more than 2 GB of memory"):
+    with pytest.raises(DataError, match="a.jsonl.xz: the compressed file is .*takes more than 2 GB of memory"):
         list(read_documents(file))

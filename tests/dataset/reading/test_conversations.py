@@ -15,6 +15,7 @@ ASKED = turn("user", "Hi")
 SAID = turn("assistant", "Yes")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"name": "f", "arguments": {"x": 1}}
+CALL_AS_TEXT = {"name": "f", "arguments": '{"x": 1}'}
 
 
 def read(record):
@@ -43,19 +44,13 @@ def test_what_is_said_is_told_without_the_form():
         (turn("assistant", " \n", reasoning_content="\n"), turn("assistant", " \n", reasoning_content="\n", weight=0)),
         (turn("assistant", "No", weight=0), turn("assistant", "No", weight=0)),
         (turn("assistant", "Yes", weight=1), SAID),
-        (turn("assistant", "Yes", weight=None), SAID),
-        (
-            turn("assistant", "", tool_calls=[{**CALL, "arguments": '{"x": 1}'}]),
-            turn("assistant", "", tool_calls=[{**CALL, "arguments": '{"x": 1}'}]),
-        ),
+        (turn("assistant", "", tool_calls=[CALL_AS_TEXT]), turn("assistant", "", tool_calls=[CALL_AS_TEXT])),
         (turn("assistant", [{"type": "text", "text": "Y"}, {"type": "text", "text": "es"}]), SAID),
-        (turn("assistant", "Yes", reasoning_content="hm"), turn("assistant", "Yes", reasoning_content="hm")),
         (turn("assistant", "<think>\nhm\n</think>\n\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
         (turn("assistant", "<think>hm</think>\nYes"), turn("assistant", "Yes", reasoning_content="hm")),
         (turn("assistant", "<think>\n\n</think>\n\nYes"), SAID),
         (turn("assistant", "No <think>hm</think>"), turn("assistant", "No <think>hm</think>")),
         (turn("assistant", "<think> and no end"), turn("assistant", "<think> and no end")),
-        (turn("assistant", "", tool_calls=[CALL]), turn("assistant", "", tool_calls=[CALL])),
         (turn("assistant", "", tool_calls=json.dumps([CALL])), turn("assistant", "", tool_calls=[CALL])),
         (turn("assistant", "", tool_calls=[{"id": 1, "function": CALL}]), turn("assistant", "", tool_calls=[CALL])),
     ],
@@ -95,15 +90,12 @@ def nested(levels):
     "record, kind, words",
     [
         ({"text": "a"}, "no conversation", "the keys: 'text'"),
-        ({"messages": "a"}, "no conversation", "no list"),
         ({"conversations": []}, "no conversation", "no list of messages"),
-        ({"messages": [ASKED]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "")]}, "no answer", "nothing to learn"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0)]}, "no answer", "has not the weight 0"),
         ({"messages": [ASKED, turn("assistant", "Yes", weight=0.5)]}, "bad message", "weight is 0.5 where 0 or 1"),
         ({"conversations": [ASKED, SAID], "messages": [SAID]}, "two conversations", "'messages' differ"),
         ({"messages": ["a", SAID]}, "bad message", "message 1"),
-        ({"messages": [turn("human", "Hi"), SAID]}, "unknown role", "'human'"),
         ({"messages": [{"from": "human", "value": "Hi"}]}, "unknown role", "from and value"),
         ({"messages": [{"content": "Hi"}, SAID]}, "unknown role", "message 1 has the role None where one of"),
         ({"messages": [ASKED, turn("assistant", 7)]}, "content is no text", "message 2"),
@@ -115,7 +107,6 @@ def nested(levels):
         (calling("[" * 100_000), "bad tool call", "the arguments of a call of 'f' are no JSON"),
         ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "bad tools", "no list"),
         ({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS)]}, "bad tools", "levels"),
-        ({"messages": [ASKED, SAID], "tools": "[" * 100_000}, "bad tools", "JSON"),
     ],
 )
 def test_faults_are_named(record, kind, words):

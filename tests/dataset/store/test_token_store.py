@@ -21,14 +21,9 @@ from dataset.store.encode_worker import BlockEncoder
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT
+from tests.helpers import ROOT, wait_until, write_texts
 
 TEXTS = [f"the cat {i} sat on " + "a mat, " * (i % 7) + "二三" * (i % 3) for i in range(300)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
 
 
 @pytest.fixture
@@ -37,8 +32,7 @@ def small_blocks(monkeypatch):
 
 
 def write(path, texts=TEXTS):
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
-    return str(path)
+    return write_texts(path, texts)
 
 
 def content(store):
@@ -262,10 +256,7 @@ def test_interrupted_build_leaves_no_store_and_no_process(tmp_path, encoder, sig
     path = write(tmp_path / "a.jsonl", TEXTS * 40)
     run = start(path, encoder, procs=2, before=HANGS)
     store = tmp_path / ".token_store"
-    deadline = time.time() + 60
-    while not (list(store.glob(".a.*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2):
-        assert time.time() < deadline and run.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: list(store.glob(".a.*/tokens.bin")) and len(psutil.Process(run.pid).children()) == 2)
     children = psutil.Process(run.pid).children()
     run.send_signal(sig)
     run.communicate(timeout=20)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder
 
 TEXTS = ["the cat sat", "a 二 <b> </s>", "", "   two\n\nlines  "]
 
@@ -86,17 +86,6 @@ def test_pickled_encoder_is_the_same():
         copy = pickle.loads(pickle.dumps(encoder))
         assert copy.encode([*TEXTS, "a<s>b"]) == encoder.encode([*TEXTS, "a<s>b"])
         assert (copy.fingerprint, copy.vocab_size) == (encoder.fingerprint, encoder.vocab_size)
-
-
-def test_load_tokenizer(tmp_path):
-    small_tokenizer().save_pretrained(tmp_path / "good")
-    loaded = DocumentEncoder(load_tokenizer(tmp_path / "good"))
-    assert loaded.encode(TEXTS) == DocumentEncoder(small_tokenizer()).encode(TEXTS)
-    (tmp_path / "empty").mkdir()
-    for folder in ("empty", "missing"):
-        with pytest.raises(ValueError) as caught:
-            load_tokenizer(tmp_path / folder)
-        assert str(tmp_path / folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 # By which Ollama's converter knows a rule: SHA-256 of the expression's text.

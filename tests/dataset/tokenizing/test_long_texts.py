@@ -1,6 +1,5 @@
 """Texts in parts. Reference: the tokenizers library on the whole text."""
 
-import json
 from functools import cache
 
 import pytest
@@ -16,6 +15,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.long_texts import parts_of
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, tokenizer_of
+from tests.helpers import write_texts
 
 # What pieces, normalizers and added tokens could join, and anything else.
 SNIPPETS = [
@@ -68,16 +68,15 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
     monkeypatch.setattr(encoder_module, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(long_texts, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(encoder_module, "PART_CHARACTERS", 100)
-    path = tmp_path / "data.jsonl"
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = write_texts(tmp_path / "data.jsonl", texts)
     known = DocumentEncoder(small_tokenizer())
     unknown = encoder_of("llama2")
     for encoder, bad in ((known, [2]), (unknown, [2, 4])):
         options = {"cache_dir": str(tmp_path / encoder.fingerprint), "num_procs": 1, "progress": False}
         with pytest.raises(DataError, match=r"data\.jsonl:2: .*allows no cut"):
-            open_or_build(str(path), encoder, **options)
-        store = open_or_build(str(path), encoder, skip_bad_lines=True, **options)
+            open_or_build(path, encoder, **options)
+        store = open_or_build(path, encoder, skip_bad_lines=True, **options)
         assert [fault.line for fault in store.bad_lines.places["too long"]] == bad
         assert len(store) == len(texts) - len(bad)
     with pytest.raises(ValueError, match="allows no cut"):

@@ -104,27 +104,27 @@ def test_the_card_tells_of_the_run_and_nothing_in_an_export_of_places_or_people(
     settings = {
         "data_path": [str(home / "texts" / "wiki.jsonl") + ":0.7", "C:\\Users\\alice\\code.jsonl", "~/more.jsonl", str(home), "/mnt/Alice:0.1"],
         "val_path": str(home / "valid.jsonl"),
-        "out_dir": str(home / "out"),
-        "cache_dir": str(home / "cache"),
         "tokenizer_path": str(ROOT / "model"),
         "from_weight": str(home / "earlier.pth"),
         "wandb_project": "alice-secret",
         "a_flag_to_come": str(home / "x" / "thing"),
         "learning_rate": 0.0005,
     }  # fmt: skip
-    command = f"python {home}/trainer/train_pretrain.py"
-    start = {"started": "2026-01-01 00:00:00", "model": {}, "data": {}, "machine": {}, "versions": {}}
+    start = {
+        "settings": settings,
+        "command": f"python {home}/trainer/train_pretrain.py",
+        "started": "2026-01-01 00:00:00",
+    }
     lines = [
-        {"update": 1, "tokens": 9, "settings": settings, "command": command, **start},
+        {"update": 1, "tokens": 9, **start, "model": {}, "data": {}, "machine": {}, "versions": {}},
         {"update": 10, "tokens": 1234567, "loss": 3.25},
         {"update": 20, "tokens": 1234567, "val_loss": 3.5, "bits_per_byte": 1.5},
     ]
     weight = write(home)
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"update": 30, "lo'
     weight.with_name("pretrain_32.metrics.jsonl").write_text(text)
-    own_tokenizer = home / "tokenizer"
-    load_tokenizer(MODEL).save_pretrained(own_tokenizer)
-    export_hf.export(weight, home / "hf", tokenizer_path=own_tokenizer)
+    load_tokenizer(MODEL).save_pretrained(home / "tokenizer")
+    export_hf.export(weight, home / "hf", tokenizer_path=home / "tokenizer")
     for file in (home / "hf").iterdir():
         content = file.read_bytes()
         for private in ("alice", "Alice", str(tmp_path), str(ROOT), "Users", "/home", "is_local"):

@@ -5,8 +5,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import ElectraConfig, ElectraForSequenceClassification
+from transformers import ElectraConfig
 
 from dataset.electra.electra_dataset import ElectraAssembler
 from model.electra import model_electra
@@ -24,7 +23,7 @@ def tiny(seed=0, vocab_size=60, position_init="normal", **options):
     """An ElectraPretrainer without dropout."""
     torch.manual_seed(seed)
     pair = configs(TINY, vocab_size, position_init=position_init, dropout=0.0)
-    return ElectraPretrainer.from_configs(*pair, **options).train()
+    return ElectraPretrainer(*pair, **options).train()
 
 
 def drawn(tokens):
@@ -71,7 +70,7 @@ def batch(ids, lengths, masked):
 def test_one_step_of_the_public_implementation():
     """golden/electra.pt: losses to 1e-5, the discriminator's labels, the gradient norm of every parameter to 1e-4."""
     golden = torch.load(SHARED / "golden" / "electra.pt", weights_only=True)
-    model = ElectraPretrainer.from_configs(
+    model = ElectraPretrainer(
         ElectraConfig(**golden["generator_config"]), ElectraConfig(**golden["discriminator_config"])
     ).train()
     model.generator.load_state_dict(golden["generator"])
@@ -100,62 +99,24 @@ def test_one_step_of_the_public_implementation():
 
 def test_small_has_the_published_number_of_parameters():
     with torch.device("meta"):
-        model = ElectraPretrainer.from_configs(*configs(vars(SIZES["small"]), 30_522))
+        model = ElectraPretrainer(*configs(vars(SIZES["small"]), 30_522))
     assert sum(p.numel() for p in model.parameters()) == 14_196_219
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Both networks of an ELECTRA."""
-    for name, network in zip(("generator", "discriminator"), tiny().networks(), strict=True):
-        network.save_pretrained(tmp_path / name)
-    return tmp_path
-
-
-def test_embeddings_are_one_set_after_save_and_reload(folder):
+def test_embeddings_are_one_set():
     """Words, positions, types, their norm and the generator's head: the same tensors in both networks, trained as one."""
-    model, again = tiny(), ElectraPretrainer.from_pretrained("--model_path", folder)
-    for one in (model, again):
-        generator, discriminator = (
-            dict(n.named_parameters(remove_duplicate=False)) for n in (one.generator, one.discriminator)
-        )
-        shared = [name for name in discriminator if name.startswith("electra.embeddings.")]
-        assert len(shared) == 5 and all(generator[name] is discriminator[name] for name in shared)
-        assert generator["generator_lm_head.weight"] is discriminator["electra.embeddings.word_embeddings.weight"]
-    pairs = zip(model.named_parameters(), again.named_parameters(), strict=True)
-    assert all(a == b and torch.equal(p, q) for (a, p), (b, q) in pairs)
+    model = tiny()
+    generator, discriminator = (
+        dict(n.named_parameters(remove_duplicate=False)) for n in (model.generator, model.discriminator)
+    )
+    shared = [name for name in discriminator if name.startswith("electra.embeddings.")]
+    assert len(shared) == 5 and all(generator[name] is discriminator[name] for name in shared)
+    assert generator["generator_lm_head.weight"] is discriminator["electra.embeddings.word_embeddings.weight"]
 
 
-def fine_tuned(folder):
-    ElectraForSequenceClassification.from_pretrained(folder / "discriminator").save_pretrained(folder / "discriminator")
-
-
-def without_a_weight(folder):
-    path = folder / "generator" / "model.safetensors"
-    weights = load_file(path)
-    del weights["electra.encoder.layer.0.output.dense.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
-
-
-def of_another_width(folder):
-    pair = configs({**TINY, "embedding_size": 8}, 60)
-    ElectraPretrainer.from_configs(*pair).generator.save_pretrained(folder / "generator")
-
-
-@pytest.mark.parametrize(
-    "spoil, message",
-    [
-        (fine_tuned, "discriminator: 4 weights of an ElectraForPreTraining are not in there"),
-        (without_a_weight, "generator: 1 weights of an ElectraForMaskedLM"),
-        (of_another_width, "embedding_size is 8 in the generator and 16 in the discriminator"),
-    ],
-)
-def test_a_folder_without_all_of_both_networks_is_refused_in_a_line(folder, spoil, message):
-    """transformers fills what is missing with random numbers."""
-    spoil(folder)
-    with pytest.raises(ValueError, match=message) as caught:
-        ElectraPretrainer.from_pretrained("--model_path", folder)
-    assert "\n" not in str(caught.value)
+def test_networks_that_cannot_share_their_embeddings_are_refused():
+    with pytest.raises(ValueError, match="embedding_size is 8 in the generator and 16 in the discriminator"):
+        ElectraPretrainer(configs({**TINY, "embedding_size": 8}, 60)[0], configs(TINY, 60)[1])
 
 
 def test_the_losses_are_those_of_transformers_heads():

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import threading
-import time
 
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts.play import PlayedModel, RunFolder, Server
@@ -14,22 +13,18 @@ from tests.helpers import ROOT, tiny_model
 HOSTILE = (
     "<script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
-    "<svg><script>document.title='owned'</script></svg>",
     "<iframe srcdoc=\"<script>parent.document.title='owned'</script>\"></iframe>",
     "<a href=\"javascript:document.title='owned'\">x</a>",
-    "<math><mtext><style><img src=x onerror=alert(1)></style></mtext></math>",
     '"><script>alert(1)</script>',
     "</pre></span></div></body></html><h1>gone</h1>",
     "</script><script>alert(1)</script>",
     "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#60;b&#62;",
     "{{ 7 * 7 }} {% raise %} ${7 * 7} `${alert(1)}`",
     "<base href='http://example.invalid/'><link rel=stylesheet href='//example.invalid/a.css'>",
-    "<form action='http://example.invalid/'><button>x</button></form>",
     "\u202egnp.exe\u202c \u2066x\u2069",
     "\x1b[31mred\x1b[0m \x07 \x08 \x9b2J",
     "\x00\ufeff\ufffe\u2028\u2029",
     '\\"}\n{"reason": "end"}\n',
-    "\\u003cscript\\u003ealert(1)\\u003c/script\\u003e %3Cscript%3E",
     "<x" + " a" * 500 + ">" + "Z\u0351\u036b" * 50,
 )
 
@@ -100,12 +95,3 @@ def written(server, **fields):
     status, _, content = ask(server, "POST", "/api/generate", asked(**fields))
     assert status == 200, content
     return records_of(content)
-
-
-def wait_until(condition, seconds=60):
-    """What `condition()` gives as soon as it is true."""
-    give_up = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < give_up, "it has not happened"
-        time.sleep(0.01)
-    return found

@@ -37,12 +37,9 @@ M26 = 26_000_000
         (6, 32, 512, 24, 2),
         # Many cores: eight processes at most, of several threads.
         (128, 32, 512, 512, 8),
-        # One thread (OMP_NUM_THREADS=1).
-        (1, 32, 512, 24, 1),
         # Half of the memory holds the processes' weights, moments and code: 2 x (0.6 + 0.4) GB + 0.3 GB shared.
         (2, 32, 512, 4, 1),
         (2, 32, 512, 6, 2),
-        (2, 32, 512, None, 2),
     ],
 )  # fmt: skip
 def test_choice_on_simulated_machines(threads, rows, positions, memory_gb, chosen):

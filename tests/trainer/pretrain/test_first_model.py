@@ -5,7 +5,7 @@ import os
 import pytest
 
 from common.errors import UserError
-from scripts import export_hf, generate, play
+from scripts import generate
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
@@ -43,20 +43,5 @@ def test_the_newest_weights_are_named(tmp_path, monkeypatch):
     weight(tmp_path, "pretrain_512.json", 99)
     (tmp_path / "folder.pth").mkdir()
     assert weights_instead(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
-
-
-@pytest.mark.parametrize("script, arguments", [(generate, []), (export_hf, ["--out_dir", "out"])])
-def test_a_script_names_the_weights_that_are_there(script, arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    weight(tmp_path, "pretrain_256.pth")
-    with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is pretrain_256.pth$"):
-        script.main([*arguments, "--weight", "pretrain_512.pth"])
-
-
-def test_the_page_without_its_default_weight_names_those_that_are_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(play, "DEFAULT_WEIGHT", tmp_path / "pretrain_512.pth")
-    weight(tmp_path, "pretrain_256.pth")
-    monkeypatch.setattr(play.Server, "serve_forever", lambda server: None)
-    assert play.main(["--port", "0", "--out_dir", str(tmp_path)]) == 0
-    assert "is not there: only runs are shown; there is pretrain_256.pth" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
+        generate.main(["--weight", "pretrain_512.pth"])

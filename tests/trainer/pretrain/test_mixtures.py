@@ -7,14 +7,12 @@ import json
 from unittest import mock
 
 import pytest
-import torch
 
 from common.errors import UserError
-from tests.helpers import flags, train, trainers_that_fit, write_corpus
+from tests.helpers import assert_same_weights, flags, stopped_after, train, trainers_that_fit, write_corpus
 from trainer import train_pretrain
 from trainer.budget.clock import Clock, Course
 from trainer.engine import Engine
-from trainer.loop import Trainer
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.job import PretrainJob
 
@@ -41,21 +39,6 @@ def trained_rows():
 
     with mock.patch.object(Engine, "micro_batch", recorded):
         yield rows
-
-
-@contextlib.contextmanager
-def stopped_after(update):
-    """Runs stop for a signal once they have done so many updates: the ranks learn of one with the next update."""
-    after_update = Trainer.after_update
-
-    def stopping(trainer, *args):
-        stop_signal = after_update(trainer, *args)
-        if trainer.progress.update == update - 1:
-            trainer.signals.signum = 15
-        return stop_signal
-
-    with mock.patch.object(Trainer, "after_update", stopping):
-        yield
 
 
 class Moves(Clock):
@@ -91,15 +74,6 @@ def run(**changes):
     return trainers[0]
 
 
-def weights(trainer):
-    return trainer.engine.model.state_dict()
-
-
-def assert_same(one, other):
-    ours, theirs = weights(one), weights(other)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def planned_rows(trainer, epoch=0):
     """The rows of a plan as the engine gets them."""
     plan = trainer.job.plan(epoch)
@@ -123,7 +97,7 @@ def test_a_stopped_run_goes_on_to_the_last_bit_and_trains_each_row_once(sources,
                 assert run(out_dir=tmp_path / "cut", from_resume=1, **options).progress.update == stop
         resumed = run(out_dir=tmp_path / "cut", from_resume=1, num_workers=1, **options)
     assert parts == whole
-    assert_same(undisturbed, resumed)
+    assert_same_weights(undisturbed, resumed)
 
 
 @pytest.mark.slow
@@ -181,7 +155,7 @@ def test_a_clock_may_end_a_run_elsewhere(sources, tmp_path, num_workers):
             run(out_dir=tmp_path / "cut", from_resume=1, **options)
     with clock(later):
         resumed = run(out_dir=tmp_path / "cut", from_resume=1, **options)
-    assert_same(whole, resumed)
+    assert_same_weights(whole, resumed)
     assert resumed.job.trained(resumed.progress) == whole.job.trained(whole.progress)
     assert sum(tokens for _, tokens, _ in resumed.job.trained(resumed.progress)) == whole.progress.tokens
 
@@ -203,9 +177,9 @@ def test_a_mixture_file_is_the_same_run(sources, tmp_path):
     entries = [{"path": path, "share": points} for path, points in zip(sources, POINTS, strict=True)]
     file.write_text(json.dumps({"sources": entries}))
     by_file = train(mixture=file, out_dir=tmp_path / "file")
-    assert_same(by_flags, by_file)
+    assert_same_weights(by_flags, by_file)
     # The settings of a run are read again.
     again = tmp_path / "file" / "pretrain_16.settings.yaml"
     with trainers_that_fit() as trainers:
         assert train_pretrain.main(["--config", str(again), "--out_dir", str(tmp_path / "again")]) == 0
-    assert_same(trainers[0], by_file)
+    assert_same_weights(trainers[0], by_file)

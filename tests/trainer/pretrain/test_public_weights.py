@@ -4,10 +4,8 @@ References: transformers' own classes on the same documents, and runs that were 
 """
 
 import dataclasses
-import os
 import shutil
 import signal
-from unittest import mock
 
 import pytest
 import torch
@@ -23,10 +21,9 @@ from model.weight_record import VOCABULARY_FIELD, record_of
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
-from tests.helpers import ROOT, SMALL, flags, losses, train, write_corpus
+from tests.helpers import ROOT, SMALL, flags, losses, stopped_after, train, write_corpus
 from tests.model.public import KINDS, change_config, write_public
 from trainer import train_pretrain
-from trainer.pretrain.job import PretrainJob
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 ENTRIES = 300
@@ -174,19 +171,6 @@ def test_the_flags_of_the_model_are_the_settings_that_its_config_has():
     assert both == {*MODEL_FLAGS, "dropout"}
 
 
-def stopped_after(updates, arguments):
-    """Run the trainer and end it by a signal after so many updates."""
-    learning_rate = PretrainJob.learning_rate
-
-    def stopping(job, update, progress):
-        if progress.update == updates - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return learning_rate(job, update, progress)
-
-    with mock.patch.object(PretrainJob, "learning_rate", stopping):
-        assert train_pretrain.main(arguments) == 128 + signal.SIGTERM
-
-
 @pytest.mark.parametrize("kind", ["qwen3", pytest.param("qwen2_moe", marks=pytest.mark.slow)])
 def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_path, kind, capsys):
     """Reference: a run that was not stopped. Without the folder, the run's own .pth tells the shape."""
@@ -194,7 +178,8 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
     of_run = {"data_path": data, "epochs": 2, **UNSAID}
     whole = train(**of_run, out_dir=tmp_path / "whole", from_weight=folder)
     stopped = flags(**of_run, out_dir=tmp_path / "run", from_weight=folder)
-    stopped_after(2, stopped)
+    with stopped_after(2):
+        assert train_pretrain.main(stopped) == 128 + signal.SIGTERM
     shutil.copytree(tmp_path / "run", tmp_path / "without")
     assert train_pretrain.main([*stopped, "--from_resume", "1"]) == 0
     assert same_weights(tmp_path / "whole", tmp_path / "run")

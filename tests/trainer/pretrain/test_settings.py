@@ -2,7 +2,6 @@
 
 import json
 
-from tests.helpers import complaint
 from trainer.pretrain.settings import PretrainSettings
 from trainer.sft.settings import SftSettings
 
@@ -39,10 +38,3 @@ def test_the_shape_is_that_of_the_json_beside_the_weight(tmp_path):
 def test_a_flag_wins_over_the_json(tmp_path):
     settings = PretrainSettings.parse(["--from_weight", str(weight(tmp_path)), "--num_hidden_layers", "5"])
     assert settings.num_hidden_layers == 5 and settings.hidden_size == 96
-
-
-def test_a_json_that_is_none_gets_a_line(tmp_path, capsys):
-    path = weight(tmp_path)
-    path.with_suffix(".json").write_text("{")
-    line = complaint(capsys, PretrainSettings.parse, ["--from_weight", str(path)])
-    assert "pretrain_96.json: not JSON" in line

@@ -60,7 +60,6 @@ def test_spelt_tokens_are_told_where_nobody_chose_to_read_them_as_text(marked, t
     for folder, changes, is_told in (
         ("not asked", {"data_path": data}, True),
         ("chosen", {"data_path": data, "parse_special_tokens": 0}, False),
-        ("parsed", {"data_path": data, "parse_special_tokens": 1}, False),
         ("few", {"data_path": few}, False),
         # A weight that was read without them cannot be given the flag.
         ("by a weight", {"data_path": data, "from_weight": tmp_path / "few" / "pretrain_16.pth"}, True),

@@ -17,10 +17,10 @@ from common.paths import ROOT
 from dataset.glue.glue_tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
-from trainer.advice import next_command, train_on
-from trainer.reporting.html_report import draw, write_report
+from trainer.advice import next_command
+from trainer.reporting.html_report import write_report
 from trainer.reporting.records import METRICS as METRICS_CHART
-from trainer.reporting.records import MOST_LINE_BYTES, Curve, RunRecords, thin
+from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, thin
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
@@ -77,22 +77,6 @@ def test_thinned_curves_keep_their_extremes(values, buckets):
             assert (part.min(), part.max()) == (y[lo:hi].min(), y[lo:hi].max())
 
 
-def test_a_curve_of_many_points_ends_where_it_ends():
-    """Means are drawn of what is noisy, and of nothing else: `lr` fell to 0."""
-    x = np.arange(500.0)
-    drawn = {
-        field: draw([[Curve(field, x, 500 - x)]], ["a"], False).axes[0].lines for field in ("loss", "lr", "val_loss")
-    }
-    assert [len(lines) for lines in drawn.values()] == [2, 1, 1]
-    assert drawn["lr"][-1].get_ydata()[-1] == 1 and drawn["val_loss"][-1].get_ydata()[-1] == 1
-
-
-def test_experts_are_drawn_of_one_run_alone(tmp_path):
-    paths = [metrics_file(tmp_path / f"{name}.metrics.jsonl") for name in "ab"]
-    caption = "Expert load: mean over the layers"
-    assert caption in page_of(paths[0]) and caption not in page_of(*paths)
-
-
 def test_the_page_of_a_run(data, tmp_path):
     """Written at the end of a run, with its own charts, figures, samples and commands; it fetches nothing."""
     run = train(data_path=data, out_dir=tmp_path, report=1, val_fraction=0.2, sample_prompts="the cat", use_moe=1)
@@ -145,12 +129,6 @@ def test_runs_side_by_side(tmp_path, capsys):
     assert re.search(r'<tr class="differs"><th>learning_rate</th><td>1</td><td>2</td></tr>', page)
     assert "<tr><th>hidden_size</th><td>16</td><td>16</td></tr>" in page
     assert str(tmp_path / "both.loss.png") in capsys.readouterr().out and (tmp_path / "both.loss.png").exists()
-
-
-@pytest.mark.parametrize("given", ["", " --from_resume 0", " --from_resume", " --from_resume 1"])
-def test_the_command_that_goes_on(given):
-    _, again = train_on(f"python trainer/train_pretrain.py --epochs 2{given} --seed 1")
-    assert again == "python trainer/train_pretrain.py --epochs 2 --seed 1 --from_resume 1"
 
 
 def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):

@@ -1,27 +1,12 @@
-"""The settings that a run leaves beside its weights. Reference: the run itself, trained again from them bit for bit."""
+"""The settings that fine-tuning leaves beside its weights; those of pretraining: pretrain/test_public_weights.py, test_mixtures.py."""
 
 import json
 
 import pytest
-import torch
 
-from tests.helpers import train
 from tests.trainer.glue.glue_helpers import arguments, fine_tune, make_place
-from trainer import train_glue, train_pretrain
+from trainer import train_glue
 from trainer.glue.settings import GlueSettings
-from trainer.pretrain.settings import PretrainSettings
-
-
-def test_pretraining_starts_again_from_its_settings(data, tmp_path):
-    changes = {"out_dir": tmp_path / "first", "epochs": 2, "lr_schedule": "wsd", "seed": 3, "val_fraction": 0.2}
-    first = train(data_path=data, sample_prompts="- The cat", **changes)
-    kept = tmp_path / "first" / "pretrain_16.settings.yaml"
-    assert PretrainSettings.parse(["--config", str(kept)]) == first.settings
-
-    assert train_pretrain.main(["--config", str(kept), "--out_dir", str(tmp_path / "second")]) == 0
-    before, after = [torch.load(tmp_path / name / "pretrain_16.pth") for name in ("first", "second")]
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.slow

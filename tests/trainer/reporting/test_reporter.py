@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from tests.helpers import losses, train
-from trainer.reporting.reporter import Reporter, Stopwatch, finite, flat_numbers
+from trainer.reporting.reporter import Reporter, Stopwatch
 
 
 class Terminal(io.StringIO):
@@ -50,19 +50,6 @@ def test_samples_of_any_language_end_no_run(data, tmp_path):
     lines = (tmp_path / "猫" / "pretrain_16.metrics.jsonl").read_text(encoding="utf-8").splitlines()
     (sample,) = (record for record in map(json.loads, lines) if "text" in record)
     assert sample["prompt"] == "猫" and "sample from '\\u732b'" in terminal.shown()
-
-
-def test_metrics_are_json_that_every_reader_takes():
-    values = {"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": -float("inf")}, "e": "text", "f": 3}
-    kept = finite(values)
-    assert json.loads(json.dumps(kept, allow_nan=False)) == {
-        "a": None,
-        "b": [1.0, None],
-        "c": {"d": None},
-        "e": "text",
-        "f": 3,
-    }
-    assert flat_numbers(kept) == {"b/0": 1.0, "f": 3}
 
 
 def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):

@@ -27,17 +27,6 @@ def test_one_interface(data, tmp_path, kind):
     assert module.finish.call_count == 1
 
 
-@pytest.mark.slow
-def test_a_resume_continues_the_same_run(data, tmp_path):
-    module = mock.MagicMock(**{"init.return_value.id": "abc"})
-    options = {"data_path": data, "out_dir": tmp_path, "tracker": "wandb"}
-    with mock.patch.dict(sys.modules, wandb=module):
-        runs = train(**options), train(**options, epochs=2, from_resume=1)
-    first, second = (call.kwargs for call in module.init.call_args_list)
-    assert runs[0].progress.tracker_ids == runs[1].progress.tracker_ids and second["resume"] == "allow"
-    assert (first["id"], second["id"]) == (None, "abc")
-
-
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
 def test_a_package_that_is_missing_or_refuses(kind):
     settings = PretrainSettings.parse(["--tracker", kind])

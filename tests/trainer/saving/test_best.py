@@ -23,11 +23,14 @@ def data(tmp_path):
     return write_corpus(tmp_path / "a.jsonl", 6)
 
 
-def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path, data):
+def test_the_weights_of_the_lowest_validation_loss_are_kept_and_named(tmp_path, data, capsys):
     """Reference: the run that ends there. A fresh run moves them away with the run that they are of."""
-    run = train(data_path=data, out_dir=tmp_path / "run", epochs=20, **RISES)
+    run = train(data_path=data, out_dir=tmp_path / "run", epochs=20, report=1, **RISES)
     lowest = min(records(run, "val_loss"), key=lambda record: record["val_loss"])["update"]
     assert lowest < run.progress.update
+    said = f"lowest after update {lowest}: "
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "run" / "pretrain_16.report.html").read_text()
     train(data_path=data, out_dir=tmp_path / "short", max_updates=lowest, **RISES)
     best, last = (
         torch.load(tmp_path / "run" / f"pretrain_16.{name}", weights_only=True) for name in ("best.pth", "pth")

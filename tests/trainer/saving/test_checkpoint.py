@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from trainer.saving import checkpoint
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, verified
-from trainer.saving.weights import save_weights
 
 
 def state(update):
@@ -77,34 +76,18 @@ def test_digest_is_what_sha256sum_checks(tmp_path):
         subprocess.run(["sha256sum", "-c", "update_00000001.pt.sha256"], cwd=tmp_path, check=True, capture_output=True)
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_are_kept_and_one_that_reads_back_differently_is_none_of_them(tmp_path, monkeypatch):
+    """Nothing is pruned before the newer one is verified."""
     checkpoints = Checkpoints(tmp_path, keep=2)
-    for update in range(1, 6):
+    for update in (1, 2, 3, 4):
         save(checkpoints, update)
-    assert names(checkpoints) == ["update_00000005.pt", "update_00000004.pt"]
-    assert len(os.listdir(tmp_path)) == 4
-    assert checkpoints.newest().name == "update_00000005.pt"
-
-
-def test_nothing_is_pruned_before_the_newer_one_is_verified(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    save(checkpoints, 1)
-    monkeypatch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
-    checkpoints.save(state(2), 2)
-    with pytest.raises(OSError, match="update_00000002.pt"):
-        checkpoints.wait()
-    assert "update_00000001.pt" in names(checkpoints)
-
-
-def test_one_that_reads_back_differently_is_none_of_those_that_are_kept(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for update in (3, 4):
-        save(checkpoints, update)
+    assert names(checkpoints) == ["update_00000004.pt", "update_00000003.pt"] and len(os.listdir(tmp_path)) == 4
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
         checkpoints.save(state(5), 5)
         with pytest.raises(OSError, match="update_00000005.pt"):
             checkpoints.wait()
+    assert names(checkpoints)[-2:] == ["update_00000004.pt", "update_00000003.pt"]
     save(checkpoints, 6)
     assert names(checkpoints) == ["update_00000006.pt", "update_00000004.pt"]
 
@@ -259,12 +242,3 @@ def test_an_old_run_that_somebody_has_renamed_back_loses_nothing(tmp_path):
         os.rename(old, folder)
     assert (folder / metrics.name).read_text() == "second"
     assert (folder / f"{metrics.name}.before").read_text() == "first"
-
-
-def test_weights_are_half_precision_tied_and_atomic(tmp_path):
-    weight = torch.randn(4, 4)
-    save_weights({"model.embed_tokens.weight": weight, "lm_head.weight": weight}, {"hidden_size": 4}, tmp_path / "w")
-    loaded = torch.load(tmp_path / "w.pth", weights_only=True)
-    assert loaded["lm_head.weight"].dtype is torch.float16 and torch.equal(loaded["lm_head.weight"], weight.half())
-    assert loaded["lm_head.weight"].data_ptr() == loaded["model.embed_tokens.weight"].data_ptr()
-    assert sorted(os.listdir(tmp_path)) == ["w.json", "w.pth"]

@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from tests.helpers import flags, write_corpus
+from tests.helpers import flags
 from trainer import train_pretrain
 from trainer.loop import Trainer
 from trainer.pretrain import job
 from trainer.saving.checkpoint import Checkpoints
 
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture
-def data(tmp_path):
-    return write_corpus(tmp_path / "corpus.jsonl", 20)
 
 
 def complaint(monkeypatch, **changes):
@@ -75,16 +70,6 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, data, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(10**9, 10**9 - 5000, 5000))
     with pytest.raises(UserError, match=r"a checkpoint takes [\d.]+ MB, and 0.0 MB are free there: free some space"):
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path))
-
-
-def test_a_failed_last_save_ends_with_its_cause(tmp_path, data, monkeypatch):
-    def fail(self, state, update):
-        raise OSError(28, os.strerror(28), "update_1.pt")
-
-    monkeypatch.setattr(Checkpoints, "_write", fail)
-    with pytest.raises(UserError) as error:
-        train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
-    assert f"(update_1.pt: {os.strerror(28)}); no checkpoint was saved yet" in str(error.value)
 
 
 # ------------------------------------------------------------------------------ killed before the first save

@@ -1,10 +1,10 @@
 """Saves by time. References: a clock that the test moves, and a run that is not saved by time."""
 
 import pytest
-import torch
 
-from tests.helpers import losses, train, write_corpus
+from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
+from tests.trainer.test_loop import saved_updates
 from trainer.electra.settings import ElectraSettings
 from trainer.engine import Engine
 from trainer.glue.settings import GlueSettings
@@ -47,33 +47,22 @@ def data(tmp_path):
     return write_corpus(tmp_path / "data.jsonl", 60)
 
 
-def saved(folder) -> list[int]:
-    return sorted(int(path.stem.removeprefix("update_")) for path in folder.rglob("update_*.pt"))
-
-
 COUNT_ALL = {"keep_checkpoints": 100, "accumulation_steps": 1}
 
 
-@pytest.mark.slow
-def test_a_run_is_saved_by_time(tmp_path, data, clock):
-    """Update 4 begins 30 s after the start or the last save, and asks for a save."""
-    run = train(data_path=data, out_dir=tmp_path, save_minutes=0.5, **COUNT_ALL)
-    last = run.progress.update
-    assert saved(tmp_path) == sorted({*range(4, last, 4), last})
-    assert last > 8
-
-
 def test_saves_by_time_change_nothing_and_a_resume_goes_on_bitwise(tmp_path, data, clock):
+    """Update 4 begins 30 s after the start or the last save, and asks for a save."""
     whole = train(data_path=data, out_dir=tmp_path / "whole", save_interval=10**6, epochs=2)
     clocked = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, keep_checkpoints=100)
     assert losses(clocked) == losses(whole)
+    last = whole.progress.update
+    assert saved_updates(tmp_path / "clocked") == sorted({*range(4, last, 4), last}) and last > 8
     # As after a kill: of all checkpoints only one that the clock asked for is left.
     first, *later = sorted((tmp_path / "clocked").rglob("update_*.pt"))
     for path in later:
         path.unlink()
     resumed = train(data_path=data, out_dir=tmp_path / "clocked", save_minutes=0.5, epochs=2, from_resume=1)
-    for ours, reference in zip(resumed.engine.parameters, whole.engine.parameters, strict=True):
-        assert torch.equal(ours, reference)
+    assert_same_weights(resumed, whole)
 
 
 @pytest.mark.slow
@@ -83,9 +72,9 @@ def test_on_cuda_a_run_is_saved_one_update_later(tmp_path, data, clock):
         run = train(data_path=data, out_dir=tmp_path / "half", device="cuda", save_minutes=0.5, **COUNT_ALL)
         train(data_path=data, out_dir=tmp_path / "usual", device="cuda", **COUNT_ALL)
     last = run.progress.update
-    assert saved(tmp_path / "half") == sorted({*range(5, last, 5), last})
+    assert saved_updates(tmp_path / "half") == sorted({*range(5, last, 5), last})
     first = round(60 * GPU_MINUTES / EACH_UPDATE_S) + 2
-    assert saved(tmp_path / "usual")[0] == first < last
+    assert saved_updates(tmp_path / "usual")[0] == first < last
 
 
 @pytest.mark.parametrize("kind, usual", [(PretrainSettings, 100), (ElectraSettings, 1000), (GlueSettings, 500)])
