@@ -108,7 +108,6 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in groups]
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
-        self.max_token_id = max(store.max_token_id for store in stores)
         self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len = max_seq_len
         self.seed = seed
@@ -126,7 +125,6 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.max_token_id = max(self.max_token_id, val_store.max_token_id)
             self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:

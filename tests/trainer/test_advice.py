@@ -26,8 +26,6 @@ def notices(words, tokens):
         ([], ["runs"]),
         (["--learning_rate", "1e-5"], ["--learning_rate"]),
         (["--learning_rate", "1e-1"], ["--learning_rate"]),
-        (["--learning_rate", "5e-4"], []),
-        (["--optimizer", "muon", "--learning_rate", "8e-3"], []),
         (["--optimizer", "muon", "--learning_rate", "8e-3", "--muon_lr", "0.5"], ["--muon_lr"]),
         (["--optimizer", "muon", "--learning_rate", "8e-3", "--embed_lr", "1e-3"], ["--embed_lr"]),
         (["--optimizer", "muon", "--learning_rate", "1e-4", "--muon_lr", "1e-4"], ["--learning_rate", "--muon_lr"]),

@@ -98,8 +98,6 @@ def test_special_tokens_in_the_training_text_make_no_entry(corpus):
         (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "100"], "--vocab_size is 100"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--vocab_size", "90000"], "give more text"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "1", "2"], "--weights has 2 values for 1 sources"),
-        (["--data_path", "CORPUS", "--out_dir", "o", "--weights", "0"], "--weights"),
-        (["--data_path", "CORPUS", "--out_dir", "o", "--text_field", "body"], "made_up.jsonl:1"),
         (["--data_path", "CORPUS", "--out_dir", "o", "--lower_case", "0"], "--lower_case has no effect: --type is bpe"),
         (["--data_path", "BROKEN", "--out_dir", "o"], "broken.jsonl:2"),
     ],

@@ -12,7 +12,7 @@ from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command, job
+from trainer.pretrain import command
 from trainer.pretrain.memory import recorded_rows, settle, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
@@ -131,16 +131,6 @@ def test_a_run_takes_as_many_rows_at_once_as_fit(tmp_path, data, monkeypatch, ca
     assert (auto.settings.batch_size, auto.settings.accumulation_steps) == (32, 4)
     assert losses(auto) == losses(explicit)
     assert_same_weights(auto, explicit)
-
-
-def test_micro_batches_that_may_not_fit_are_told_with_smaller_ones(tmp_path, data, monkeypatch, capsys):
-    monkeypatch.setattr(job, "free_memory", lambda *_: 1e6)
-    train(data_path=data, out_dir=tmp_path, batch_size=2, accumulation_steps=3, max_updates=1)
-    said = capsys.readouterr().out
-    assert "warning: such micro-batches need about 0.2" in said
-    assert (
-        "0.001 GB are free on cpu: if memory runs out, try --batch_size 1 --accumulation_steps 6, which leaves" in said
-    )
 
 
 @pytest.mark.slow
