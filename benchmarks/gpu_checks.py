@@ -49,14 +49,11 @@ T = 511
 LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
 GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
 GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
-# Of the runs that are killed, by the kind of the device. On a GPU they last for some seconds after the first save, and save
-# seldom, since a save may take as long as a hundred updates. An epoch is no whole number of micro-batches.
-UPDATES_OF_RUN = {"cuda": 600, "cpu": 8}
-SAVES_OF_RUN = {
-    "cuda": ("--batch_size", "8", "--save_interval", "150"),
-    "cpu": ("--batch_size", "8", "--save_interval", "3"),
-}
-DOCUMENTS_OF_RUN = {"cuda": 600, "cpu": 150}
+# The pretraining that is killed. It lasts for some seconds after its first save, and saves seldom, since a save may take as long as a
+# hundred updates. An epoch is no whole number of micro-batches.
+PRETRAINED = """--hidden_size 128 --num_hidden_layers 2 --max_seq_len 512 --batch_size 8 --accumulation_steps 1 --max_updates 600
+    --save_interval 150 --log_interval 10"""
+PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_processes 1"
 # With it some gradient is beyond 65,504, the largest float16.
 TOO_LARGE_SCALE = 2.0**26
 
@@ -139,28 +136,25 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     return f"tokens of the experts: {[round(n) for n in slots]}"
 
 
-def documents_for(folder: Path, count: int) -> Path:
-    """A corpus of so many short documents."""
+def documents_in(folder: Path) -> Path:
+    """A corpus of short documents."""
     path = folder / "text.jsonl"
     with open(path, "w", encoding="utf-8") as file:
-        for number in range(count):
+        for number in range(600):
             text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
             file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
     return path
 
 
-def trainer_command(folder: Path, out_dir: Path, device: torch.device, *flags: str) -> list[str]:
-    """Without --device where that is the machine's own choice, as nearly everybody starts it."""
-    command = [sys.executable, str(ROOT / "trainer" / "train_pretrain.py")]
-    command += ["--data_path", str(folder / "text.jsonl"), "--out_dir", str(out_dir)]
-    # Each run has its own tokens, since two of them begin at once.
-    command += ["--cache_dir", str(out_dir / "tokens"), "--max_updates", str(UPDATES_OF_RUN[device.type])]
-    command += ["--hidden_size", "128", "--num_hidden_layers", "2", "--max_seq_len", "512", "--accumulation_steps", "1"]
-    command += ["--log_interval", "10"]
-    if device.type == "cpu":
-        # The machine may have a GPU all the same.
-        command += ["--device", "cpu", "--cpu_processes", "1"]
-    return [*command, *flags]
+def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_dir: Path, **files: Path) -> list[str]:
+    """What starts a trainer with a cache of its own, since two begin at once; on a GPU without --device, as nearly everybody does.
+
+    on_cpu: flags behind the others on a CPU.
+    """
+    command = [sys.executable, str(ROOT / "trainer" / script), *flags.split()]
+    for name, path in {"out_dir": out_dir, "cache_dir": out_dir / "cache", **files}.items():
+        command += [f"--{name}", str(path)]
+    return command if device.type == "cuda" else [*command, "--device", "cpu", *on_cpu.split()]
 
 
 def end_of(process: "subprocess.Popen[str]") -> str:
@@ -215,12 +209,12 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     return f"{how}: the same weights to the last bit"
 
 
-def resumes_bitwise(device: torch.device, *flags: str) -> str:
-    """By the flags of a small run."""
+def resumes_bitwise(script: str, flags: str, on_cpu: str, device: torch.device) -> str:
+    """By the flags of a small run, see `command_of`."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        documents_for(folder, DOCUMENTS_OF_RUN[device.type])
-        return killed_and_resumed(lambda out_dir: trainer_command(folder, out_dir, device, *flags), folder, device)
+        data = documents_in(Path(name))
+        command_for = functools.partial(command_of, script, flags, on_cpu, device, data_path=data)
+        return killed_and_resumed(command_for, Path(name), device)
 
 
 def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer: str) -> str:
@@ -326,15 +320,13 @@ NUMBERS: dict[str, Check] = {
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {
-    "resume, AdamW, compiled": lambda device: resumes_bitwise(
-        device, "--use_compile", str(int(device.type == "cuda")), *SAVES_OF_RUN[device.type]
-    ),
-    "resume, AdamW, plain code without graphs": lambda device: resumes_bitwise(
-        device, "--use_compile", "0", "--cuda_graphs", "0", *SAVES_OF_RUN[device.type]
-    ),
-    "resume, Muon, MoE, --batch_size auto, --save_minutes": lambda device: resumes_bitwise(
-        device, "--optimizer", "muon", "--use_moe", "1", "--batch_size", "auto", "--save_minutes", "0.01"
-    ),
+    name: functools.partial(resumes_bitwise, "train_pretrain.py", f"{PRETRAINED} {flags}", PRETRAINED_ON_CPU)
+    for name, flags in {
+        "resume, AdamW, compiled": "--use_compile 1",
+        "resume, AdamW, plain code without graphs": "--use_compile 0 --cuda_graphs 0",
+        "resume, Muon, MoE, --batch_size auto, --save_minutes": "--optimizer muon --use_moe 1 --batch_size auto "
+        "--save_interval 0 --save_minutes 0.01",
+    }.items()
 }
 WAITING: dict[str, Check] = {
     "no wait, AdamW": lambda device: does_not_wait(device, {}, "adamw"),

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import random
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_checks import Check, documents_for, end_of, killed_and_resumed, start
+from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
 from common.paths import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
@@ -43,32 +42,13 @@ LEAST_ACCURACY = 0.75
 DEV_TEXTS = 300
 
 
-def command_of(script: str, flags: str, device: torch.device, out_dir: Path, **files: Path) -> list[str]:
-    """What starts a trainer with a cache of its own; without --device where that is the machine's own choice."""
-    command = [sys.executable, str(ROOT / "trainer" / script), *flags.split()]
-    for name, path in {"out_dir": out_dir, "cache_dir": out_dir / "cache", **files}.items():
-        command += [f"--{name}", str(path)]
-    return command if device.type == "cuda" else [*command, "--device", "cpu", *ON_CPU[flags].split()]
-
-
-def resumes_bitwise(device: torch.device) -> str:
-    """A deterministic pretraining that is killed and resumed ends with the bytes of one that went through.
-
-    Without --deterministic 1 that is promised on a CPU alone.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        data = documents_for(Path(name), count=600)
-        command_for = partial(command_of, "train_electra.py", RESUMED, device, data_path=data)
-        return killed_and_resumed(command_for, Path(name), device)
-
-
 def learns_and_is_fine_tuned(device: torch.device) -> str:
     """A pretraining finds replaced tokens of held-out text, and its discriminator tells NumPy's documentation."""
     documents = embedded_documents()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_lines(folder / "text.jsonl", [{"text": text} for text in documents])
-        end_of(start(command_of("train_electra.py", LEARNS, device, folder, data_path=data)))
+        end_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
         run = folder / "electra_small"
         lines = (run / "electra_small.metrics.jsonl").read_text(encoding="utf-8").splitlines()
         auc = [record["val_disc_auc"] for record in map(json.loads, lines) if "val_disc_auc" in record][-1]
@@ -83,7 +63,7 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
             "train_file": write_lines(folder / "train.jsonl", examples[DEV_TEXTS:]),
             "dev_file": write_lines(folder / "dev.jsonl", examples[:DEV_TEXTS]),
         }
-        end_of(start(command_of("train_glue.py", TUNED, device, folder / "glue", **files)))
+        end_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
         results = json.loads((folder / "glue" / TASK / "seed_42" / "eval_results.json").read_text(encoding="utf-8"))
         accuracy = results["results"]["accuracy"]
         found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
@@ -113,6 +93,7 @@ def labelled(document: str) -> dict[str, str]:
 
 
 ELECTRA: dict[str, Check] = {
-    "resume, ELECTRA, --deterministic 1": resumes_bitwise,
+    # Without --deterministic 1 that is promised on a CPU alone.
+    "resume, ELECTRA, --deterministic 1": partial(resumes_bitwise, "train_electra.py", RESUMED, ON_CPU[RESUMED]),
     "ELECTRA learns, and is fine-tuned": learns_and_is_fine_tuned,
 }

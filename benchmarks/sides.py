@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.training import LEARNING_RATE, WARM_UP
+from benchmarks.training import LEARNING_RATE, WARM_UP, Training
 from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
@@ -29,14 +28,9 @@ from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.engine import Engine
-from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
-from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizer
 from trainer.optim.schedules import get_lr
-from trainer.pretrain.loss import n_sums, pretrain_loss
 
 # What bench.py calls them
 SIDES = ("plain", "hf", "hf-compiled", "ours")
@@ -98,18 +92,13 @@ class Turns:
         self.start = time.perf_counter()
 
 
-def new_model(config: MiniMindConfig, device: torch.device) -> MiniMindForCausalLM:
-    model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device)  # type: ignore[arg-type]  # wrapped without types
-    return model.train()
-
-
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
     """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
     on a GPU, fp32 elsewhere.
 
     Errors: UserError where the documents are less than a batch.
     """
-    model = new_model(config, device)
+    model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
     dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
     if len(dataset) < args.rows:
         raise UserError(f"{len(dataset)} documents are less than a batch of {args.rows}: give more, or fewer rows")
@@ -171,32 +160,22 @@ def train_hf(
         trainer.train()
 
 
-def train_ours(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
+def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.device, turns: Turns) -> None:
+    """As train_pretrain.py does, without CUDA graphs."""
     T = args.max_seq_len
-    encoder = DocumentEncoder(load_tokenizer(TOKENIZER))
-    model = new_model(config, device)
-    dtype, _ = pick_dtype("bfloat16", device)
-    engine = Engine(
-        model,
-        build_optimizer(model, LEARNING_RATE),
-        partial(pretrain_loss, model),
-        device=device,
-        dtype=dtype,
-        ranks=Ranks(),
-        n_sums=n_sums(config),
-    )
+    training = Training(fields, device, args.rows, T, compiled=args.use_compile == "1", cuda_graphs=False)
+    engine = training.engine
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
             [args.documents_file],
-            encoder,
+            DocumentEncoder(load_tokenizer(TOKENIZER)),
             max_seq_len=T,
             seed=42,
             cache_dir=folder,
             num_procs=args.threads,
             progress=False,
         )
-        compile_blocks(model.compile_training, args.use_compile, device, print, (args.rows, T), dtype=dtype)
-        turns.begin(model)
+        turns.begin(training.model)
         # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment. On a CPU each
         # process would take time from the training.
         on_gpu = device.type == "cuda"
@@ -226,6 +205,6 @@ def train_side(
     if name == "plain":
         train_plain(args, config, device, turns)
     elif name == "ours":
-        train_ours(args, config, device, turns)
+        train_ours(args, fields, device, turns)
     else:
         train_hf(args, config, device, turns, compiled=name == "hf-compiled")

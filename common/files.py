@@ -68,15 +68,10 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, SafetensorError):
-            raise disk_error(error, folder) from error
+            # The system's number stands in its text alone.
+            number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
+            raise OSError(number, " ".join(str(error).split()), str(folder)) from error
         raise
-
-
-def disk_error(error: SafetensorError, path: Path) -> OSError:
-    """What safetensors could not write, as the OSError that it was."""
-    reason = " ".join(str(error).split())
-    number = errno.ENOSPC if "os error 28" in reason else errno.EIO
-    return OSError(number, os.strerror(number) if number == errno.ENOSPC else reason, str(path))
 
 
 def forget_cached(path: Path) -> None:

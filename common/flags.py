@@ -134,6 +134,3 @@ class Parser(argparse.ArgumentParser):
             message = f"{message[:LONGEST_MESSAGE]} ..."
         print(f"error: {message} (--help lists the flags)", file=sys.stderr)
         sys.exit(2)
-
-    def switch(self, group: argparse._ActionsContainer, name: str, default: bool | None, help: str) -> None:
-        group.add_argument(name, default=default, help=help, **SWITCH)

@@ -108,7 +108,6 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in groups]
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
-        self.max_token_id = max(store.max_token_id for store in stores)
         self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len = max_seq_len
         self.seed = seed
@@ -118,15 +117,14 @@ class Corpus:
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         self.notices += [line for line in map(notice_of, stores) if line]
-        # the documents to train; None: all of the store
-        self.documents: Ints | None = None
+        # the documents to train
+        self.documents = all_documents(self.store)
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self.max_token_id = max(self.max_token_id, val_store.max_token_id)
             self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
@@ -140,11 +138,10 @@ class Corpus:
         # Whether a share changes over the run, so that another end would be another order of its rows.
         self.shares_change = False
         if groups[0].shares is not None:
-            documents = all_documents(self.store) if self.documents is None else self.documents
             # One source with a share is not a ConcatStore yet.
             bounds = ConcatStore(stores).bounds.tolist()
             self.mixture = Mixture(
-                self.store, groups, documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
+                self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
         # (epoch, its plan): what was asked for last, and is asked for several times. Mixture keeps its own.
@@ -181,7 +178,7 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
-    def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
+    def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
         """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
         return EpochPlan(
             self.store.offsets,
@@ -244,7 +241,7 @@ class Corpus:
             documents, of_pass, given = self.mixture.documents, self.mixture.targets, mixed.source_targets(mixed.n_rows)
         else:
             plan = self.plan(epoch)
-            documents = [all_documents(self.store) if self.documents is None else self.documents]
+            documents = [self.documents]
             of_pass = given = [plan.row_targets(0, plan.n_rows)]
         sources = []
         for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
@@ -296,8 +293,7 @@ class Corpus:
         if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
-        documents = all_documents(self.store) if self.documents is None else self.documents
-        there = int(target_counts(self.store)[documents].sum(dtype=np.int64))
+        there = int(target_counts(self.store)[self.documents].sum(dtype=np.int64))
         if trained >= there:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"

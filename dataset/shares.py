@@ -124,11 +124,6 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
     """
     if not any(source.changes for source in sources):
         return
-    if len(sources) == 1:
-        raise DataError(
-            f"{where}: {name_of(sources[0].paths)} is the only source and gives all that is trained, so its share cannot "
-            "change: leave the share out, or name another source beside it"
-        )
     curves = [Curve(source.shares or ()) for source in sources]
     first = sum(curve.points[0].share for curve in curves)
     for progress in sorted({point.progress for curve in curves for point in curve.points}):

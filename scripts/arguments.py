@@ -1,6 +1,6 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
-from common.flags import Parser, not_negative, number, positive, seed, share
+from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
 from common.paths import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
@@ -92,7 +92,7 @@ def evaluate_parser() -> Parser:
         "--out",
         help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data}-{digest of the paths})",
     )
-    p.switch(p, "--skip_bad_lines", False, "skip and count faulty lines")
+    p.add_argument("--skip_bad_lines", default=False, help="skip and count faulty lines", **SWITCH)
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(
@@ -117,7 +117,7 @@ def export_flags(p: Parser) -> None:
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     numbers = "of the weights, in a GGUF of the matrices; auto: the smallest that is exact"
     p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
-    p.switch(p, "--overwrite", False, "replace what is there")
+    p.add_argument("--overwrite", default=False, help="replace what is there", **SWITCH)
 
 
 def export_parser() -> Parser:

@@ -58,14 +58,16 @@ def load(
 
 
 def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a weight.
+    """The tokenizer that belongs to a weight. Our chat template opens and closes thoughts only where its .json says that some were
+    trained.
 
     Errors: UserError where the user named none and the .json beside the weight speaks of another. One that the user named
     may have been extended: a line says so, as it does where the .json speaks of none.
     """
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    recorded = record_of(path).get(VOCABULARY_FIELD)
+    record = record_of(path)
+    recorded = record.get(VOCABULARY_FIELD)
     is_other = recorded not in (None, vocabulary_digest(tokenizer))
     if tokenizer_path:
         if is_other:
@@ -81,17 +83,10 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
         )
     elif recorded is None and path.suffix == ".pth":
         announce(unnamed_vocabulary(path), to_stderr=True)
-    return tokenizer
-
-
-def drop_untrained_thoughts(tokenizer: PreTrainedTokenizerBase, weight: str | Path) -> None:
-    """In place: the chat template opens and closes thoughts only where the weight's .json says that some were trained.
-
-    The template of a folder is as whoever wrote it wants it.
-    """
-    is_ours = tokenizer.chat_template == CHAT_TEMPLATE and not Path(weight).is_dir()
-    if is_ours and not record_of(Path(weight)).get(THOUGHTS_FIELD):
+    # The template of a folder is as whoever wrote it wants it.
+    if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not record.get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS
+    return tokenizer
 
 
 def load_model(weight: str | Path) -> PreTrainedModel:

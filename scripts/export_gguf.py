@@ -30,7 +30,7 @@ from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_ids_fit, check_size, starts_with_bos
 from scripts.arguments import export_gguf_parser
-from scripts.common import as_minimind, drop_untrained_thoughts, load_model, tokenizer_folder, tokenizer_of
+from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact
 from trainer.machine.command_line import run_cli
 
@@ -65,7 +65,6 @@ def export(
     model = as_minimind(load_model(weight), Path(weight))
     config = model.config
     tokenizer = tokenizer_of(weight, tokenizer_path)
-    drop_untrained_thoughts(tokenizer, weight)
     folder = str(tokenizer_folder(weight, tokenizer_path))
     ids = DocumentEncoder(tokenizer).vocab_size
     check_size(ids, config.vocab_size, folder)

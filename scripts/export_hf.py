@@ -44,16 +44,9 @@ from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
 from scripts.arguments import export_parser
-from scripts.common import (
-    as_minimind,
-    drop_untrained_thoughts,
-    load_model,
-    tokenizer_folder,
-    tokenizer_of,
-    vocabulary_size,
-)
+from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of, vocabulary_size
 from trainer.machine.command_line import run_cli
-from trainer.reporting.records import RunRecords, trains_answers
+from trainer.reporting.records import RunRecords
 from trainer.saving.weights import save_weights
 
 TEXTS = (
@@ -94,7 +87,6 @@ def export(
     if not isinstance(model, MiniMindForCausalLM):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
     tokenizer = tokenizer_of(weight, tokenizer_path)
-    drop_untrained_thoughts(tokenizer, weight)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
@@ -320,7 +312,7 @@ def write_model_card(
         if "loss" in records.columns:
             (folder / "loss.png").write_bytes(loss_picture([records], [""]))
             training = f"![loss over the tokens trained](loss.png)\n\n{training}"
-    chats = records is not None and trains_answers(records)
+    chats = records is not None and records.trains_answers
     card = CARD.format(
         name=name,
         kind=f"{'mixture of experts' if config.use_moe else 'dense'} {config.generation}",

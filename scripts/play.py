@@ -50,8 +50,7 @@ from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, room, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
-from trainer.reporting.charts import CHARTS, smooth, thin
-from trainer.reporting.records import METRICS_SUFFIX, RunRecords
+from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, smooth, thin
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 MOST_NEW_TOKENS = 1024

@@ -144,8 +144,8 @@ def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, updat
     return lines
 
 
-def plain_advice(settings: RunSettings, shorter: str) -> str:
-    """What helps where nothing can be worked out. shorter: flags that make rows or the model smaller."""
+def plain_advice(settings: RunSettings) -> str:
+    """What helps where memory runs out."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps
     for rows in range(settings.batch_size // 2, 0, -1):
@@ -156,7 +156,7 @@ def plain_advice(settings: RunSettings, shorter: str) -> str:
             break
     if not settings.gradient_checkpointing:
         ways.append("--gradient_checkpointing 1")
-    ways.append(shorter)
+    ways.append("a smaller --max_seq_len or model")
     return f"try {', or '.join(ways)}"
 
 

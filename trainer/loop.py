@@ -98,8 +98,7 @@ class Trainer:
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            shorter = plain_advice(self.job.settings, "a smaller --max_seq_len or model")
-            return f"{shorter}; {self.saver.how_to_go_on()}"
+            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_go_on()}"
 
         with out_of_memory_in_a_line(self.device, advice_on_memory):
             # A run that was killed in the middle of a save has left them.
@@ -383,8 +382,7 @@ class Trainer:
         n_steps = int(min(epoch.schedule.n_steps, updates * self.accumulation_steps))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
-        step_seconds = self.stopwatch.seconds_per_step(progress.step, with_pauses=True)
-        training_seconds = self.stopwatch.seconds_per_step(progress.step, with_pauses=False)
+        step_seconds = self.stopwatch.seconds_per_step(progress.step)
         steps_left = (self.all_updates - progress.update) * self.accumulation_steps
         record: dict[str, Any] = {
             **position(progress),
@@ -394,7 +392,7 @@ class Trainer:
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (training_seconds * self.accumulation_steps),
+            "updates_per_second": 1 / (step_seconds * self.accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,

@@ -18,6 +18,7 @@ A sharded tensor is a DTensor of torch. Its rows are cut among the ranks; a rank
 state dict in a file has whole tensors.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -190,16 +191,11 @@ class Shards:
         """
         from torch.distributed.tensor import _redistribute, debug
 
-        # There is no other way to make it forget. Other versions of torch may remember in other places.
-        infos = getattr(_redistribute, "_gen_transform_infos", None)
-        for place, name in (
-            (debug, "_clear_sharding_prop_cache"),
-            (_redistribute, "clear_redistribute_planner_cache"),
-            (infos, "cache_clear"),
-        ):
-            forget = getattr(place, name, None)
-            if forget is not None:
-                forget()
+        # There is no other way to make it forget. Another version of torch may remember in other places.
+        with contextlib.suppress(AttributeError):
+            debug._clear_sharding_prop_cache()
+            _redistribute.clear_redistribute_planner_cache()
+            _redistribute._gen_transform_infos.cache_clear()
 
     def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.

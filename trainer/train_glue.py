@@ -317,7 +317,7 @@ def one_run(
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    with out_of_memory_in_a_line(job.device, partial(plain_advice, settings, "a smaller --max_seq_len or model")):
+    with out_of_memory_in_a_line(job.device, partial(plain_advice, settings)):
         stop_signal = look_back(job, surroundings.signals, result, say)
     # Computed with again after the run's own end.
     trainer.engine.close()

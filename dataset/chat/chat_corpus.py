@@ -10,7 +10,7 @@ import numpy as np
 from common.wording import counted
 from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
 from dataset.corpus import Corpus
-from dataset.packing import EpochPlan, RowPlan, all_documents
+from dataset.packing import EpochPlan, RowPlan
 from dataset.reading.conversations import FIELDS
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
@@ -61,10 +61,9 @@ class ChatCorpus(Corpus):
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
 
-    def _epoch_plan(self, documents: Ints | None, epoch: int) -> RowPlan:
+    def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
         """As the base class has it, without conversations of which nothing would be trained."""
-        chosen = all_documents(self.store) if documents is None else documents
-        chosen = chosen[self.answer_targets[chosen] > 0]
+        chosen = documents[self.answer_targets[documents] > 0]
         return EpochPlan(
             self.store.offsets,
             self.max_seq_len,

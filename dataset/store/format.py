@@ -57,7 +57,6 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
-        self.max_token_id: int = meta["max_token_id"]
         # of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]

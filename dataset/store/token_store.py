@@ -265,7 +265,6 @@ class StoreWriter:
         self.temp = temporary
         self.documents = 0
         self.tokens = 0
-        self.max_token_id = -1
         self.bad_lines = BadLines()
         if self.temp.is_dir():
             announce(f"{folder}: an earlier start was interrupted before its store was complete; it begins anew")
@@ -285,8 +284,6 @@ class StoreWriter:
         self._write("doc_hash.bin", block.hashes)
         self.documents += len(block.lengths)
         self.tokens += len(block.tokens)
-        if len(block.tokens):
-            self.max_token_id = max(self.max_token_id, int(np.max(block.tokens)))
 
     def _write(self, name: str, values: ArrayLike) -> None:
         """Append an array of numbers to a file and to its digest."""
@@ -302,7 +299,6 @@ class StoreWriter:
             **meta,
             "documents": self.documents,
             "tokens": self.tokens,
-            "max_token_id": self.max_token_id,
             "bad_lines": self.bad_lines.to_dict(),
             "sha256": {name: self.files[name].digest.hexdigest() for name in FILES},
         }

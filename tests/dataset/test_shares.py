@@ -34,7 +34,7 @@ def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, re
     "arguments, why",
     [
         (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
-        (["a:0.7..0.2"], "--data_path: a is the only source and gives all that is trained, so its share cannot change"),
+        (["a:0.7..0.2"], "--data_path: the shares sum to 0.7 at the beginning and to 0.2 at 1 of the run"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
         (["/tmp:x4"], "--data_path /tmp:x4: 'x4' is no share; as in /tmp:0.7"),
         (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000 times, not 0"),
@@ -92,7 +92,7 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
         (f"sources:\n{HALVES}epochs: 3", "a list `sources:` is wanted and nothing else"),
         ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: wanted are path"),
         ("sources: [{path: a, share: much}]", "source 1: wanted are path"),
-        ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "a is the only source"),
+        ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "the shares sum to 1 at the beginning and to"),
         ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
         ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from begin to end"),
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of points rises from 0 to 1; 0.2 does not"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import DataError, UserError
+from common.errors import DataError
 from common.paths import ROOT
 from common.processes import seconds_since_start
 from common.wording import announce, counted
@@ -103,20 +103,14 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = Tru
 
 
 def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
-    """The data of a run, which fits its tokenizer and model. Errors: DataError, UserError."""
+    """The data of a run, which its tokenizer knows. Errors: DataError, UserError."""
     # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
     corpus = open_corpus(settings, first.encoder, ranks, kind)
-    what = f"--tokenizer_path {settings.tokenizer_path}"
-    vocabulary = first.model.config.vocab_size
     with until_all_are_ready(ranks):
+        what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
         # Each document has them, so they do not count as known.
         added = (first.encoder.bos_id, first.encoder.eos_id)
-        check_known(corpus.store.tokens, first.tokenizer.unk_token_id, f"--data_path, {what}", added)
-        if corpus.max_token_id >= vocabulary:
-            raise UserError(
-                f"{what} gives token id {corpus.max_token_id}, beyond the model's vocabulary of {vocabulary}: use the "
-                "tokenizer that the weights were trained with"
-            )
+        check_known(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
         corpus.plan(0)
         # A clock that finds more time may ask for more than there is.
         may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget

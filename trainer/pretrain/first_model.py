@@ -71,7 +71,6 @@ def open_model(
         utf8_folder("--from_weight", folder)
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)
-        refuse_too_large(config, device, ranks, group_size)
 
     path = settings.tokenizer_path
     assert path is not None
@@ -88,22 +87,22 @@ def open_model(
         # The documents begin and end with the tokenizer's own.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
-        check_ids_fit(encoder.vocab_size, config.vocab_size, f"--tokenizer_path {path}")
         make = partial(load_folder, MiniMindForCausalLM, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
-        refuse_too_large(config, device, ranks, group_size)
         weight = settings.weight()
         if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
+    refuse_too_large(config, device, ranks, group_size)
     model = make()
     if group_size == 1:
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    check_ids_fit(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)

@@ -64,24 +64,23 @@ class PretrainJob(Job):
             # Tokenizer and model. A folder of --from_weight decides on some of the settings.
             self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
-            # Still with --batch_size auto
-            asked = self.first_model.settings
+            settings = self.first_model.settings
             self.model = self.first_model.model
             self.config = self.model.config
 
             # The names of the files. From here on no other run may write them.
-            stem = asked.stem(self.config.hidden_size, self.config.use_moe)
+            stem = settings.stem(self.config.hidden_size, self.config.use_moe)
             claim(ranks, stem)
 
             # The data, and the loss of a batch
-            self.corpus = open_data(asked, self.first_model, self.kind, ranks)
+            self.corpus = open_data(settings, self.first_model, self.kind, ranks)
             # Padding is not trained, so any id that the model has will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
             # From here on --batch_size is a number.
             settings, lines = settle_on_rows(
-                asked, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
+                settings, stem, self.model, self.corpus, self.pad_id, dtype, device, ranks, free
             )
             self.notices += lines
         self.settings = settings

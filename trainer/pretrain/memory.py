@@ -199,10 +199,9 @@ def settle_on_rows(
     # A plan has looked at the memory, and leaves compiled code and a heap in this process, for which its estimate had room.
     is_open = not settled.has_budget and settled.shard == NONE
     if is_open and free is not None and needed(settled.batch_size) > free:
-        shorter = plain_advice(settled, "a smaller --max_seq_len or model")
         lines.append(
             f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
-            f"{device.type}: if memory runs out, {shorter}"
+            f"{device.type}: if memory runs out, {plain_advice(settled)}"
         )
     return settled, lines
 

@@ -16,14 +16,13 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.charts import CHARTS, LOSS, Curve, smooth, thin
-from trainer.reporting.records import RunRecords, quality, risen_validation, trains_answers
+from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, quality, risen_validation, smooth, thin
 
 # Evaluations before the last one whose samples are shown
 EARLIER = 20
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
-# Stand for the page's own colours in a drawing.
-INK, GRID = "#010203", "#040506"
+# Of a picture; a page puts its own in their place.
+INK, GRID = "#222222", "#dddddd"
 STYLES: dict[str, dict[str, Any]] = {
     # Evaluations are few points, far from each other.
     "val_loss": {"linestyle": "--", "marker": "o", "markersize": 3},
@@ -81,12 +80,7 @@ def for_browser(value: object) -> object:
 
 
 def draw(
-    curves: Sequence[Sequence[Curve]],
-    names: Sequence[str],
-    logarithmic: bool,
-    ink: str = INK,
-    grid: str = GRID,
-    size: tuple[float, float] = (4.6, 2.9),
+    curves: Sequence[Sequence[Curve]], names: Sequence[str], logarithmic: bool, size: tuple[float, float] = (4.6, 2.9)
 ) -> Figure:
     """The curves of each run in a drawing; x: tokens trained. size: in inches."""
     # Not by pyplot, which keeps every figure until it is closed and looks for a screen.
@@ -120,21 +114,20 @@ def draw(
     axes.yaxis.set_major_formatter(EngFormatter(sep="") if highest >= 1000 else "{x:.4g}")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("tokens trained", color=ink)
-    axes.tick_params(colors=ink, length=0)
-    axes.grid(color=grid, linewidth=0.6)
+    axes.set_xlabel("tokens trained", color=INK)
+    axes.tick_params(colors=INK, length=0)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.spines[:].set_visible(False)
     if len(lines) > 1:
         # Above the axes, in as many columns as fit: about 11 characters to the inch.
         columns = max(1, int(11 * size[0] // max(len(str(line.get_label())) + 4 for line in lines)))
-        figure.legend(handles=lines, loc="outside upper left", ncols=columns, labelcolor=ink, frameon=False)
+        figure.legend(handles=lines, loc="outside upper left", ncols=columns, labelcolor=INK, frameon=False)
     return figure
 
 
 def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
     """The loss curves of the runs over the tokens trained, as a PNG."""
-    curves = [run.curves(LOSS) for run in runs]
-    figure = draw(curves, names, LOSS.logarithmic, ink="#222222", grid="#dddddd", size=(8, 4.5))
+    figure = draw([run.curves(LOSS) for run in runs], names, LOSS.logarithmic, size=(8, 4.5))
     # A title of the figure would be drawn over the legend of several runs.
     figure.axes[0].set_title(LOSS.title, loc="left")
     picture = io.BytesIO()
@@ -187,7 +180,7 @@ def summary(run: RunRecords) -> str:
         return f"from {run.path.name}"
     data = run.noted("data")
     resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
-    documents = counted(data["documents"], "conversation" if trains_answers(run) else "document")
+    documents = counted(data["documents"], "conversation" if run.trains_answers else "document")
     return (
         f"{run.noted('model')['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
         f"full; started {run.starts[0]['started']}{resumed}"

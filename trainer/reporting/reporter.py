@@ -142,8 +142,6 @@ class Stopwatch:
         self.step_before = step
         # (when the first update was done, its last micro-batch)
         self.warm: tuple[float, int] | None = None
-        # seconds of the pauses since then
-        self.seconds_paused = 0.0
 
     def elapsed(self) -> float:
         """Seconds since the last lap."""
@@ -164,23 +162,18 @@ class Stopwatch:
         self.lap_start += seconds
         if self.warm is None:
             self.start += seconds
-        else:
-            self.seconds_paused += seconds
 
     def after_update(self, step: int) -> None:
         """step: the update's last micro-batch."""
         if self.warm is None:
             self.warm = time.perf_counter(), step
 
-    def seconds_per_step(self, step: int, with_pauses: bool) -> float:
-        """Mean time of the micro-batches of this process up to `step`. with_pauses: what came between them counts too.
+    def seconds_per_step(self, step: int) -> float:
+        """Mean time of the micro-batches of this process up to `step`, with the pauses between them.
 
         The first update, in which code is compiled, is left out once there are others.
         """
         start, step_before = self.start, self.step_before
         if self.warm is not None and step > self.warm[1]:
             start, step_before = self.warm
-        seconds = time.perf_counter() - start
-        if not with_pauses:
-            seconds -= self.seconds_paused
-        return seconds / (step - step_before)
+        return (time.perf_counter() - start) / (step - step_before)

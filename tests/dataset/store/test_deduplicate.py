@@ -29,7 +29,6 @@ def is_store_of(store, texts, tmp_path, encoder):
     reference = open_or_build(write_texts(tmp_path / "reference.jsonl", texts), encoder, num_procs=1, progress=False)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(store, name), getattr(reference, name), err_msg=name)
-    assert store.max_token_id >= reference.max_token_id
     return True
 
 

@@ -18,10 +18,9 @@ from dataset.glue.glue_tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train
 from trainer.advice import next_command
-from trainer.reporting.charts import METRICS as METRICS_CHART
-from trainer.reporting.charts import thin
 from trainer.reporting.html_report import write_report
-from trainer.reporting.records import MOST_LINE_BYTES, RunRecords
+from trainer.reporting.records import METRICS as METRICS_CHART
+from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, thin
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
