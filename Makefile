@@ -46,11 +46,11 @@ $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
 	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(PIP) -r requirements-llama.txt && touch $@
 
 # For a corpus of a few megabytes: a small model that sees it several times
-SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon --init_scheme zero_out \
+SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --optimizer muon \
         --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
 
-# The rates of --budget's plans, with a decay for text that is read several times
-RATES = --muon_lr 0.01 --learning_rate 8e-3 --embed_lr 32e-3 --weight_decay 0.3
+# The rates and first weights of --budget's plans, with a decay for text that is read several times
+RATES = --init_scheme induction --muon_lr 0.01 --learning_rate 8e-3 --embed_lr 32e-3 --weight_decay 0.3
 
 # The text that is trained. It is named, so that no other file that lies in dataset/ is trained in its place.
 DOCUMENTATION = dataset/python_docs.jsonl
@@ -83,7 +83,7 @@ CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_r
 # --from_resume 1: a run that was interrupted goes on, and one that is finished is left as it is.
 # make chat ARGS="--from_resume 0" fine-tunes anew.
 chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
-	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
+	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --init_scheme zero_out --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
 	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/evaluate.py answers --weight out/full_sft_256.pth
 	$(ACTIVATE)

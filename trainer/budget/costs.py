@@ -152,7 +152,7 @@ def look_at_data(settings: PretrainSettings, given: Collection[str], ranks: Rank
         bytes_per_token=bytes_per_token,
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
-        text_scale=laws.text_scale(corpus.store, tokenizer, bytes_per_token),
+        text_scale=laws.text_scale(corpus.store, tokenizer),
         parts=tuple(
             part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
         ),

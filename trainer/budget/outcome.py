@@ -26,8 +26,6 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints, kept_of_run
 
-# A text_scale so near to 1 is that of the text which was measured.
-LIKE_THE_MEASURED_TEXT = 0.05
 # Log lines of a run, and the fewest seconds between two
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
@@ -201,7 +199,8 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     if chosen.init_scheme == "induction":
         fewest, most = laws.MEASURED_TOKENS_OF_INDUCTION
     is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
-    is_such_text = abs(costs.data.text_scale - 1) < LIKE_THE_MEASURED_TEXT
+    easiest, hardest = laws.MEASURED_SCALES
+    is_such_text = easiest <= costs.data.text_scale <= hardest
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
     is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(costs.given)
     if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:

@@ -99,9 +99,7 @@ def pretraining_outlook(
             parameters=parameters,
             layers=config.num_hidden_layers,
             parts=laws.parts_of(corpus, trained),
-            text_scale=laws.text_scale(
-                corpus.store, first_model.tokenizer, corpus.bytes_per_token(first_model.encoder.added_tokens)
-            ),
+            text_scale=laws.text_scale(corpus.store, first_model.tokenizer),
             muon=settings.optimizer == "muon",
             induction_heads=config.num_attention_heads
             if settings.init_scheme == "induction" and settings.optimizer == "muon"
