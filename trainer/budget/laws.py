@@ -65,7 +65,8 @@ def factor_of_depth(layers: int, tokens: float) -> float:
 
 def factor_of_induction(heads: int, tokens: float) -> float:
     """What the loss of a model with so many heads in a layer is of that of WIKI, where its first weights were those of
-    `model.induction`. It stands in the place of `factor_of_depth`: both are the discovery of heads that copy."""
+    `model.induction`, after so many different tokens. It stands in the place of `factor_of_depth`: both are the discovery of
+    heads that copy."""
     gain = GAIN_OF_INDUCTION if heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
     return 1 - gain * tokens / (tokens + TOKENS_OF_INDUCTION)
 
@@ -157,7 +158,8 @@ def expected_loss(
         effective /= TOKENS_OF_ADAMW
     loss = scale * WIKI.loss(parameters, effective)
     if induction_heads:
-        return loss * factor_of_induction(induction_heads, effective)
+        # Text that is read again teaches little of it: a megabyte that is read eight times ends where this expects it.
+        return loss * factor_of_induction(induction_heads, min(tokens, different_tokens(parts)))
     return loss * factor_of_depth(layers, effective)
 
 

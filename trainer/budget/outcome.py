@@ -198,14 +198,16 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     fewest, most = laws.MEASURED_TOKENS
     if chosen.init_scheme == "induction":
         fewest, most = laws.MEASURED_TOKENS_OF_INDUCTION
-    is_such_run = smallest <= plan.parameters <= largest and fewest <= plan.tokens <= most
+    # of different text
+    tokens = min(plan.tokens, costs.data.different)
+    is_such_run = smallest <= plan.parameters <= largest and fewest <= tokens <= most
     easiest, hardest = laws.MEASURED_SCALES
     is_such_text = easiest <= costs.data.text_scale <= hardest
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
     is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(costs.given)
     if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:
         return laws.LOSS_ERROR
-    is_small = min(plan.parameters, plan.tokens) < laws.SMALL
+    is_small = min(plan.parameters, tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
 
 
