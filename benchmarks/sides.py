@@ -81,7 +81,7 @@ class Turns:
         """Hold the side until its next turn; end the process when there is none."""
         try:
             limit = self.pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             # Whoever asked has gone.
             sys.exit(1)
         if limit is None:

@@ -81,4 +81,9 @@ def test_token_id_beyond_the_vocabulary_of_the_weights(capsys, data, weights, tm
     del config["weights_sha256"]
     (tmp_path / "small.json").write_text(json.dumps({**config, "vocab_size": 300}))
     line = complaint(capsys, data_path=data, out_dir=tmp_path, from_weight=tmp_path / "small.pth")
-    assert "vocabulary of 300" in line
+    assert "embeddings for 300" in line
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs a folder in which even root cannot write")
+def test_out_dir_that_is_not_writable(capsys, data):
+    assert "/proc/self/fd" in complaint(capsys, data_path=data, out_dir="/proc/self/fd")

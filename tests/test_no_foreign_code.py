@@ -11,10 +11,12 @@ from common.errors import UserError
 from dataset.tokenizing.encoder import load_tokenizer
 from scripts import chat_template, evaluate, export_hf, generate
 from tests.chats import with_template
+from tests.dataset.electra.test_electra_dataset import write_lines
 from tests.helpers import ROOT, complaint, write_corpus
 from tests.trainer.glue.glue_helpers import arguments as glue_arguments
 from tests.trainer.glue.glue_helpers import make_place
-from trainer import train_glue
+from tests.trainer.test_train_electra import flags as electra_flags
+from trainer import train_electra, train_glue
 from trainer.machine.command_line import run_cli
 
 # ------------------------------------------------------------------------------------------- hostile folders
@@ -60,6 +62,11 @@ def fine_tuning(folder, tmp_path):
     return train_glue.main, glue_arguments(place, tmp_path / "out", model_path=folder)
 
 
+def electra(folder, tmp_path):
+    data = write_lines(tmp_path / "lines.jsonl")[0]
+    return train_electra.main, electra_flags(data_path=data, out_dir=tmp_path / "out", vocab_path=folder)
+
+
 def generating(folder, tmp_path):
     return generate.main, ["--weight", str(folder), "--device", "cpu"]
 
@@ -70,11 +77,16 @@ def evaluating(folder, tmp_path):
     return evaluate.main, ["perplexity", "--data_path", str(data), *options]
 
 
+def exporting(folder, tmp_path):
+    options = ["--weight", str(write_weight(tmp_path)), "--tokenizer_path", str(folder)]
+    return export_hf.main, [*options, "--out_dir", str(tmp_path / "hf")]
+
+
 def bringing_back(folder, tmp_path):
     return export_hf.main, ["--weight", str(folder), "--to_pth", str(tmp_path / "back.pth")]
 
 
-COMMANDS = (fine_tuning, generating, evaluating, bringing_back)
+COMMANDS = (fine_tuning, electra, generating, evaluating, exporting, bringing_back)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

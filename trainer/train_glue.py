@@ -210,6 +210,8 @@ def read_tasks(
     """The Data of the tasks; the files that this command needs must be there, those of the test may be absent."""
     path = expanded(settings.vocab_path) if settings.vocab_path else model
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
     # XLM's is written in Python, and no encoder takes it.
     fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
     # What a run begins with: the config in a folder, and the weights beside it.

@@ -73,8 +73,13 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
     shown = ", ".join(name[:40] for name in names[:8])
     # Bytes that are not UTF-8 stand in the names of a .csv as halves of surrogate pairs, which no terminal prints.
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    advice = "--text_field names another one"
+    if "\0" in shown:
+        shown, advice = "not to be read", "it is binary, or in UTF-16; convert it to UTF-8"
+    elif len(names) == 1 and ";" in shown:
+        advice = "they are to be separated by commas, in a .tsv by tabs"
     what = "no column" if text_field not in names else "more than one column"
-    raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; --text_field names another one)")
+    raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
 
 def refuse_utf16(beginning: bytes, path: Path) -> None:

@@ -141,7 +141,8 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cac
                 _refuse_what_is_no_file(file)
     if is_file:
         if not kinds:
-            raise DataError(f"{data_path}: unknown kind of file; {READABLE}")
+            of_address = "a folder or a pattern is to be downloaded first; " if is_remote else ""
+            raise DataError(f"{data_path}: unknown kind of file; {of_address}{READABLE}")
         return Choice([_fetched(data_path, cache_dir) if is_remote else path], [])
     # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
     # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
@@ -204,7 +205,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
                 os.replace(part, copy)
         return copy
     except FileNotFoundError:
-        raise DataError(f"{address}: no such file; a folder or a pattern is to be downloaded first") from None
+        raise DataError(f"{address}: no such file or server; a folder or a pattern is to be downloaded first") from None
     except Exception as error:
         # botocore and aiohttp have errors of their own.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -282,14 +283,19 @@ def _matches_of(pattern: Path) -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced. That of nobody stays, and is the name of no file."""
-    return Path(os.path.expanduser(path))
+    """The path with its ~ replaced. Errors: DataError for the home of nobody."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def _refuse_what_is_no_file(path: Path) -> None:
     """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
     if not path.is_file():
-        raise DataError(f"{path}: a link to what is not there, or a pipe or a device, which can be read once only")
+        raise DataError(
+            f"{path}: a link to what is not there (is a disk not mounted?), or a pipe: write it to a file first"
+        )
 
 
 def is_own_output(below: Path, there: Collection[Path]) -> bool:

@@ -204,6 +204,8 @@ def full_disk(at_save, offset):
 
     def limited_write(self, data):
         if self.disk_is_full and (self.error or self.file.tell() + memoryview(data).nbytes > offset):
+            # A torn piece stays: as much as there was room for.
+            self.file.write(memoryview(data)[: max(offset - self.file.tell(), 0)])
             self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise self.error
         return write(self, data)

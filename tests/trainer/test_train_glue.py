@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from dataset.glue.glue_tasks import TASKS
 from tests.dataset.glue.test_glue_dataset import WORDS
-from tests.helpers import before_update
+from tests.helpers import ROOT, before_update
 from tests.trainer.glue.glue_helpers import arguments, complaint, fine_tune, make_place
 from trainer import train_glue
 from trainer.engine import Engine
@@ -178,6 +178,8 @@ def test_what_a_user_can_mend_is_one_line(place, tmp_path, capsys):
     assert "--task colla: not one of cola, sst2" in line(task="cola,colla")
     assert "neither a folder MRPC" in line(task="cola,mrpc")
     assert "--model_path" in line(model_path=tmp_path / "nowhere")
+    AutoTokenizer.from_pretrained(ROOT / "model", pad_token=None).save_pretrained(tmp_path / "no_padding")
+    assert "has no padding token" in line(vocab_path=tmp_path / "no_padding")
     assert "has no classification head for CoLA" in line(do_train=0)
     assert "random weights would be evaluated" in line(do_train=0, from_scratch=1)
     assert "32 positions can be used, so a lower --max_seq_len" in line(max_seq_len=64)

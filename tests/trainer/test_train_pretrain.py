@@ -114,6 +114,26 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys):
     assert all(f"warning: --{name} {value}" in out for name, value in ignored.items())
 
 
+def test_the_interval_mean_is_over_tokens(data, tmp_path):
+    """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
+    sums, loss = [], PretrainJob.loss
+
+    def recorded(job, *args):
+        result = loss(job, *args)
+        sums.append(result[1].tolist())
+        return result
+
+    with mock.patch.object(PretrainJob, "loss", recorded):
+        run = train(data_path=data, out_dir=tmp_path, use_moe=1, log_interval=4, pack=0)
+    last = -1
+    for record in records(run):
+        cross_entropy, aux, targets, documents, *_ = map(sum, zip(*sums[last + 1 : record["step"] + 1], strict=True))
+        assert record["loss"] == pytest.approx(cross_entropy / targets, rel=1e-6)
+        assert record["aux_loss"] == pytest.approx(aux / documents, rel=1e-6)
+        last = record["step"]
+    assert last == len(sums) - 1
+
+
 # ------------------------------------------------------------------------------------------------------- flags
 
 

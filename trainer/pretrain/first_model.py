@@ -98,11 +98,11 @@ def open_model(
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, group_size)
     model = make()
-    if group_size == 1:
-        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     check_ids_fit(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    if group_size == 1:
+        model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)

@@ -65,6 +65,7 @@ def test_without_an_interval_evaluations_take_little_and_0_means_none():
     ("words", "generation", "scheme"),
     [
         ((), "minimind2", "induction"),
+        ((), "minimind3", "zero_out"),
         # Other rates were not measured with it.
         (("--learning_rate", "1e-3"), "minimind2", "zero_out"),
         (("--init_scheme", "default"), "minimind2", "default"),

@@ -10,11 +10,13 @@ from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
 from trainer.machine.ranks import (
     Ranks,
+    compare_settings,
     first_rank_first,
     init_distributed_mode,
     on_main,
     until_all_are_ready,
 )
+from trainer.pretrain.settings import PretrainSettings
 
 
 def what_two_ranks_do(folder):
@@ -69,3 +71,12 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
     monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
     with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
         pass
+
+
+@pytest.mark.parametrize("flag, may_differ", [("--data_path", True), ("--from_weight", True), ("--seed", False)])
+def test_files_may_lie_elsewhere_on_each_machine(flag, may_differ, monkeypatch):
+    facts = []
+    monkeypatch.setattr(ranks_module, "compare_with_main", lambda ranks, of_rank: facts.append(of_rank))
+    for value in ("1", "2"):
+        compare_settings(Ranks(world_size=2), PretrainSettings.parse([flag, value]))
+    assert (facts[0] == facts[1]) == may_differ
