@@ -266,11 +266,11 @@ def kv_heads_for(heads: int) -> int:
 
 # ------------------------------------------------------------------------------------------ the text of a run
 
-# So many places of the text are looked at, and so many tokens at each: one block of bz2, where a token has up to 4.5 bytes.
+# So many places of the text are looked at, and so many tokens at each: one block of bz2, where tokens have up to 4.5 bytes.
 SAMPLES = 8
 SAMPLE_TOKENS = 25_000
-# What bz2 makes of a token of text with the scale 1 (of that of WIKI 8.63). With this one constant the law meets 18 runs with 11 texts, from Chinese
-# encyclopaedia to Python code, within 2.5 % (root mean square), 4.5 % at most; xz calls novels 9 % harder than they are.
+# What bz2 makes of a token of text with the scale 1 (of the text of WIKI 8.63). With this one constant the law meets 18 runs with 11
+# texts, from Chinese encyclopaedia to Python code, within 2.5 % (root mean square), 4.1 % at most; xz calls novels 9 % too hard.
 BITS_OF_WIKI = 8.8
 # scales of these texts
 MEASURED_SCALES = (0.5, 1.1)
