@@ -106,17 +106,17 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
     assert find_files(str(corpus)) == [corpus / "a.jsonl", corpus / "link" / "b.jsonl"]
     (corpus / "gone.jsonl").symlink_to(corpus / "not_mounted.jsonl")
     for pattern in ("", "/*.jsonl", "/gone.jsonl"):
-        with pytest.raises(DataError, match="gone.jsonl: a link to what is not there"):
+        with pytest.raises(DataError, match=r"gone.jsonl: a link to what is not there \(is a disk not mounted"):
             find_files(f"{corpus}{pattern}")
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(DataError, match="a pipe or a device"):
+    with pytest.raises(DataError, match="or a pipe: write it to a file first"):
         find_files(str(tmp_path / "a.jsonl"))
 
 
 def test_a_path_that_cannot_be_looked_at_is_told_with_the_reason(tmp_path, monkeypatch):
     """It may well be there. Reference: what the system says."""
     for name in ("hf://datasets/owner/name/train.parquet", "gs://bucket/corpus", "~nobody_of_this_name/a.jsonl"):
-        with pytest.raises(DataError, match="download it first|no such file"):
+        with pytest.raises(DataError, match="download it first|home directory"):
             find_files(name)
     with pytest.raises(DataError, match=r"xxx: cannot be read \(File name too long\)"):
         find_files(str(tmp_path / ("x" * 300)))
