@@ -82,11 +82,23 @@ def test_make_targets_of_the_readme_exist():
             assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
 
 
-def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
-    command = ["make", "-n", "pretrain", "BUDGET=10m", "ARGS=--seed 7"]
+def flags_of_make_pretrain(*variables):
+    command = ["make", "-n", "pretrain", *variables]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     (words,) = [shlex.split(line) for line in lines if "trainer/train_" in line]
-    assert PretrainSettings.read(words[2:])[1] == {"budget", "data_path", "sample_prompts", "seed"}
+    return words[2:]
+
+
+def test_the_command_of_make_pretrain():
+    settings = PretrainSettings.parse(flags_of_make_pretrain())
+    assert settings.optimizer == "muon" and settings.sample_prompts
+    # Named, so that no other file in dataset/ is trained in its place.
+    assert settings.data_path == ["dataset/python_docs.jsonl"]
+
+
+def test_a_budget_of_make_pretrain_has_everything_to_choose_but_the_text_and_the_prompts_of_the_samples():
+    flags = flags_of_make_pretrain("BUDGET=10m", "ARGS=--seed 7")
+    assert PretrainSettings.read(flags)[1] == {"budget", "data_path", "sample_prompts", "seed"}
 
 
 @pytest.mark.parametrize("target", ["pretrain", "chat"])

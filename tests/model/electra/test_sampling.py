@@ -22,6 +22,16 @@ def test_a_draw_is_the_place_in_the_cumulative_probabilities(V):
     assert (drawn - wanted).abs().max() <= 1
 
 
+def test_what_cannot_be_is_never_drawn():
+    """At the ends of the first, of a middle and of the last chunk, and a chunk in which nothing can be."""
+    logits = torch.full((20_000, 4 * CHUNK + 10), -torch.inf)
+    possible = torch.tensor([5, CHUNK - 1, CHUNK, 3 * CHUNK + 7, 4 * CHUNK + 8])
+    logits[:, possible] = 0.0
+    torch.manual_seed(0)
+    tokens, counts = sample(logits).unique(return_counts=True)
+    assert torch.equal(tokens, possible) and counts.min() > 3700
+
+
 def test_logits_that_are_no_numbers_give_some_token():
     """The loss of such an update is no number either: it is skipped, not ended."""
     logits = torch.zeros(4, 600)
