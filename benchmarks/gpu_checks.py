@@ -275,21 +275,27 @@ def a_bad_loss_changes_nothing(device: torch.device) -> str:
     """NaN and infinity in the loss: the weights stay, and the update is counted as skipped."""
     training = Training(SMALL, device, ROWS, T, compiled=False)
     engine = training.engine
-    training.step()
-    before = weights_of(training)
     good = engine.objective
+    # A tensor on the device, so that recorded updates read it anew.
+    factor = torch.ones((), device=device)
+
+    def multiplied(batch: Any, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, sums = good(batch, totals)
+        return loss * factor, sums
+
+    engine.objective = multiplied
+    # The second update is recorded where CUDA graphs are used.
+    for _ in range(3):
+        training.step()
+    engine.drain()
+    before = weights_of(training)
     for skipped, value in enumerate((math.nan, math.inf), start=1):
-
-        def bad(batch: Any, totals: Totals, value: float = value) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, sums = good(batch, totals)
-            return loss * value, sums
-
-        engine.objective = bad
+        factor.fill_(value)
         training.step()
         (outcome,) = [*engine.poll(), *engine.drain()]
         assert outcome.skipped == skipped, outcome
         assert torch.equal(weights_of(training), before), f"a loss of {value} changed the weights"
-    engine.objective = good
+    factor.fill_(1)
     training.step()
     assert not torch.equal(weights_of(training), before), "the update behind the bad ones changed nothing"
     return "NaN and infinity skipped, the next update applied"
