@@ -50,7 +50,7 @@ SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --opt
         --lr_schedule linear --val_fraction 0.02 --eval_interval 300 --log_interval 25
 
 # The rates and first weights of --budget's plans, with a decay for text that is read several times
-RATES = --init_scheme induction --muon_lr 0.01 --learning_rate 8e-3 --embed_lr 32e-3 --weight_decay 0.3
+RATES = --init_scheme induction --muon_lr 0.014 --learning_rate 8e-3 --embed_lr 16e-3 --weight_decay 0.3
 
 # The text that is trained. It is named, so that no other file that lies in dataset/ is trained in its place.
 DOCUMENTATION = dataset/python_docs.jsonl

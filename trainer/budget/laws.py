@@ -47,12 +47,10 @@ POWER_OF_DEPTH = 5
 # Three layers need more tokens for it, by two runs.
 TOKENS_OF_THREE_LAYERS = 22e6
 # With `--init_scheme induction` models have from the start what GAIN_OF_DEPTH stands for, and a little more: half of these parts after
-# so many tokens. Eighteen runs of 0.8 to 1.6 M parameters, see BITS_OF_WIKI.
-GAIN_OF_INDUCTION = 0.12
-GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.08
+# so many tokens. Runs of 0.8 to 7.3 M parameters and 2 to 69 M tokens; docs/experiments.md, "First weights that copy".
+GAIN_OF_INDUCTION = 0.135
+GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.09
 TOKENS_OF_INDUCTION = 8.6e5
-# Where that was measured, in one pass
-MEASURED_TOKENS_OF_INDUCTION = (2e6, 1.6e7)
 
 
 def factor_of_depth(layers: int, tokens: float) -> float:
@@ -83,8 +81,8 @@ LOSS_ERROR_OF_SMALL = 0.20
 TOKENS_OF_ADAMW = 2.0
 # Where the law was measured; beyond it is a guess.
 MEASURED_VOCABULARY = 6400
-MEASURED_PARAMETERS = (5e5, 9e6)
-MEASURED_TOKENS = (7.6e5, 7.2e7)
+MEASURED_PARAMETERS = (5e5, 1.5e7)
+MEASURED_TOKENS = (2e6, 7.2e7)
 
 # Passes over the text after which another one is worth 1/e of a first one: R* of the source.
 WORTH_OF_REPEATS = 15.4
@@ -168,11 +166,11 @@ def batch_tokens(tokens: float) -> float:
     return 0.58 * tokens**0.571
 
 
-# Rates of Muon, and of AdamW for the norms and the embeddings beside it: the best of sweeps with 1.2 and 1.6 M parameters and updates
-# of 2,000 tokens. Other widths and batches take the same ones.
-MUON_RATE = 0.01
+# Rates of Muon, and of AdamW for the norms and the embeddings beside it: the best of sweeps with 1.2 M parameters and 2 M tokens, and
+# with 2.5 M and 33 M, both with `--init_scheme induction`. Other widths and batches take the same ones.
+MUON_RATE = 0.014
 SIDE_RATE = 8e-3
-EMBED_RATE = 32e-3
+EMBED_RATE = 16e-3
 # for text that is read once; more decay changes little there
 WEIGHT_DECAY = 0.01
 # Decay times updates for text that is read two to four times, by a model with no more parameters than there are different tokens.

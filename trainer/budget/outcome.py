@@ -196,8 +196,6 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         return None
     smallest, largest = laws.MEASURED_PARAMETERS
     fewest, most = laws.MEASURED_TOKENS
-    if chosen.init_scheme == "induction":
-        fewest, most = laws.MEASURED_TOKENS_OF_INDUCTION
     # of different text
     tokens = min(plan.tokens, costs.data.different)
     is_such_run = smallest <= plan.parameters <= largest and fewest <= tokens <= most

@@ -46,8 +46,7 @@ def error_of(plan=None, data=None, **said):
     [
         (laws.LOSS_ERROR, {}),
         (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"parameters": 26_000_000}}),
-        # longer than runs whose first weights copy were measured
-        (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"tokens": 3e7}}),
+        (laws.LOSS_ERROR_ELSEWHERE, {"plan": {"tokens": 1e9}, "data": {"tokens_of_pass": 1e9}}),
         (laws.LOSS_ERROR_ELSEWHERE, {"data": {"vocab_size": 32_000}}),
         (laws.LOSS_ERROR_ELSEWHERE, {"optimizer": "adamw"}),
         (laws.LOSS_ERROR_ELSEWHERE, {"learning_rate": 1e-3}),

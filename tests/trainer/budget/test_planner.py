@@ -97,7 +97,7 @@ def test_what_the_user_says_is_kept(text, tmp_path):
     run = planned(tmp_path / "b", text, accumulation_steps=3, learning_rate=1e-3)
     settings = run.settings
     assert settings.accumulation_steps == 3 and run.progress.tokens == pytest.approx(3000, rel=0.15)
-    assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (0.01, 1e-3, 0.0)
+    assert (settings.muon_lr, settings.learning_rate, settings.embed_lr) == (laws.MUON_RATE, 1e-3, 0.0)
 
 
 @pytest.mark.parametrize(
