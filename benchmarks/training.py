@@ -16,6 +16,7 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
@@ -65,7 +66,7 @@ class Training:
         products = pick_dtype(dtype, device)[0]
         self.engine = Engine(
             self.model,
-            build_optimizer(self.model, LEARNING_RATE, kind=optimizer),
+            build_optimizer(self.model, OptimizerSettings(learning_rate=LEARNING_RATE, optimizer=optimizer)),
             partial(pretrain_loss, self.model),
             device=device,
             dtype=products,
@@ -76,7 +77,9 @@ class Training:
         )
         if self.engine.graphs is not None:
             self.engine.graphs.say = print
-        compile_blocks(self.model.compile_training, "1" if compiled else "0", device, print, (rows, T), dtype=products)
+        choice = "1" if compiled else "0"
+        if notice := compile_blocks(self.model.compile_training, choice, device, (rows, T), dtype=products):
+            print(notice)
 
     def step(self) -> None:
         """An update of one micro-batch. On a GPU it is only begun when this returns."""

@@ -1,7 +1,9 @@
 """The errors that a person can act on. UserError and DataError end a command with one line and exit code 2."""
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 
 
 class UserError(ValueError):
@@ -39,3 +41,12 @@ def user_errors() -> Iterator[None]:
         raise UserError(message) from error
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
+    """A module that only some users need, or a DataError that tells what to install. package: where pip has another name for it."""
+    package = package or module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(f"the package {package} is needed {purpose}: pip install {package}") from None

@@ -50,6 +50,14 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
 
 
+def loader_reason(error: Exception) -> str:
+    """Why a loader of transformers failed; a part of a line."""
+    # Its own words end in the advice to run that code.
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
 def nowhere() -> TextIO:
     """A stream in the place of one that nobody reads any more. It stays open for the rest of the process."""
     return open(os.devnull, "w", encoding="utf-8")

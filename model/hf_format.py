@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConf
 
 from common.errors import UserError
 from common.files import read_object
-from common.packages import loader_reason
+from common.wording import loader_reason
 from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 

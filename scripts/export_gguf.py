@@ -22,9 +22,8 @@ from collections.abc import Sequence
 
 import torch
 
-from common.errors import UserError, user_errors
+from common.errors import UserError, optional_package, user_errors
 from common.files import atomic_file
-from common.packages import optional_package
 from common.paths import utf8_folder
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder

@@ -48,10 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         page = Path(args.out)
     elif len(metrics) == 1:
         page = Path(str(metrics[0]).removesuffix(METRICS_SUFFIX) + ".report.html")
-    png = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
     with user_errors():
-        write_report(metrics, page, png)
-    announce(f"report: {page}, picture: {png}")
+        picture = write_report(metrics, page)
+    announce(f"report: {page}, picture: {picture}")
     return 0
 
 

@@ -11,7 +11,7 @@ from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.sharding import Shards, is_sharded, whole_of
+from trainer.sharding import Shards, is_sharded
 
 T = 16
 KINDS = {
@@ -39,7 +39,7 @@ class Recorder(torch.optim.SGD):
 
     def step(self, closure=None):
         gradients = [p.grad for p in self.param_groups[0]["params"]]
-        self.updates.append([whole_of(g) if is_sharded(g) else g.clone() for g in gradients])
+        self.updates.append([g.full_tensor() if is_sharded(g) else g.clone() for g in gradients])
 
 
 def plan_of(kind):

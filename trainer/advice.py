@@ -5,7 +5,7 @@ the first update (Job.outlook).
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,19 @@ FEWEST_TOKENS = 3e5
 
 @dataclass(frozen=True)
 class Forecast:
-    """The curve of a run that goes well. full_rate: the learning rate before its fall. parts: the sources of its
-    text. text_scale: see trainer/budget/laws.py."""
+    """The curve of a run that goes well. law: the loss of a run that ends after so many tokens. different_tokens: of its text; what
+    goes beyond them is read again. full_rate: the learning rate before its fall.
+    """
 
+    law: Callable[[float], float]
+    different_tokens: float
     full_rate: float
-    parameters: float
-    layers: int
-    parts: Sequence[laws.Part]
-    text_scale: float
-    muon: bool = True
-    induction_heads: int = 0
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """The training loss after so many tokens, at this learning rate; None: not known."""
-        passes = tokens / laws.different_tokens(self.parts)
-        if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(passes):
+        if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(tokens / self.different_tokens):
             return None
-        at_the_end = laws.expected_loss(
-            self.parameters, self.layers, tokens, self.parts, self.text_scale, self.muon, self.induction_heads
-        )
-        return at_the_end * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
+        return self.law(tokens) * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ before a run

@@ -31,6 +31,7 @@ from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
+from trainer.machine.settings import NONE
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import parts_of
 from trainer.optim.settings import OptimizerSettings
@@ -47,13 +48,21 @@ LOADER_FAILED = 1 << 16
 STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
 
 
-class UpdateId(NamedTuple):
-    """Which update it was, as the caller of `poll` counts: its number, its last micro-batch, its rows [first, end)."""
+class Update(NamedTuple):
+    """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows`, over all ranks."""
 
-    update: int
-    step: int
+    # of the run, from 1
+    number: int
+    # from 0
+    epoch: int
+    n_rows: int
     first_row: int
     end_row: int
+    # its micro-batches, counted from 0 within the epoch
+    first_step: int
+    last_step: int
+    # tokens that it trains
+    targets: int
 
 
 class Outcome(NamedTuple):
@@ -70,8 +79,8 @@ class Outcome(NamedTuple):
     save: float
     # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
     overflow: float
-    # What the caller of `poll` said of the update.
-    update_id: UpdateId | None = None
+    # The one that it is of, as the caller of `poll` said.
+    update: Update | None = None
 
     @property
     def asks_to_save(self) -> bool:
@@ -149,8 +158,8 @@ class Engine:
                 is_on=cuda_graphs,
             )
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
-        # An outcome on its way: (pinned copy of it, event that says it has arrived, what `poll` was told).
-        self._pending: tuple[torch.Tensor, torch.cuda.Event, UpdateId | None] | None = None
+        # An outcome on its way: (pinned copy of it, event that says it has arrived, its update).
+        self._pending: tuple[torch.Tensor, torch.cuda.Event, Update | None] | None = None
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
@@ -240,7 +249,8 @@ class Engine:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         if self.fused:
-            self.optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
+            for optimizer in parts_of(self.optimizer):
+                optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
             self.optimizer.step()
         elif not bad.item():
             self.optimizer.step()
@@ -274,30 +284,30 @@ class Engine:
 
     # --------------------------------------------------------------------------------------- what became of updates
 
-    def poll(self, update_id: UpdateId | None = None) -> list[Outcome]:
-        """The Outcomes that are known after an update, oldest first; `update_id` says what the update was.
+    def poll(self, update: Update | None = None) -> list[Outcome]:
+        """The Outcomes that are known after this update, oldest first.
 
         On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
-            return [Outcome._make([*self.outcome.tolist(), update_id])]
+            return [Outcome._make([*self.outcome.tolist(), update])]
         known = self.drain()
         # Only into pinned memory the device copies by itself, while the host goes on.
         host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        self._pending = (host, arrived, update_id)
+        self._pending = (host, arrived, update)
         return known
 
     def drain(self) -> list[Outcome]:
         """Wait for the Outcome that is under way, if any: a list of one or none."""
         if self._pending is None:
             return []
-        host, arrived, update_id = self._pending
+        host, arrived, update = self._pending
         self._pending = None
         arrived.synchronize()
-        return [Outcome._make([*host.tolist(), update_id])]
+        return [Outcome._make([*host.tolist(), update])]
 
     def collect(self) -> list[float]:
         """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
@@ -347,7 +357,10 @@ class Engine:
         own_options = []
         for group in self.optimizer.param_groups:
             own_options.append({name: value for name, value in group.items() if name not in not_options})
-        self.optimizer.load_state_dict(self._sharded(state["optimizer"]))
+        saved = state["optimizer"]
+        for optimizer, part in zip(parts_of(self.optimizer), saved.get("optimizers", [saved]), strict=True):
+            # Each rank has the whole, of which a sharded model takes this rank's rows.
+            optimizer.load_state_dict(sharded_state(part, optimizer))
         for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
             # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
             # where a flag asks for it: without that flag `update` would leave them there.
@@ -357,13 +370,6 @@ class Engine:
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])
-
-    def _sharded(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The optimiser's state dict with parts in the place of whole tensors, where parameters are sharded."""
-        if "optimizers" not in state:
-            return sharded_state(state, self.optimizer)
-        parts = zip(state["optimizers"], parts_of(self.optimizer), strict=True)
-        return {"optimizers": [sharded_state(of_part, optimizer) for of_part, optimizer in parts]}
 
 
 def make_engine(
@@ -376,33 +382,21 @@ def make_engine(
     ranks: Ranks,
     device: torch.device,
     dtype: torch.dtype = torch.float32,
-    group_size: int = 1,
+    shard: str = NONE,
     is_recordable: bool = False,
     cuda_graphs: bool = True,
     **adam: Any,
 ) -> Engine:
     """The engine of a model on its device, with the optimiser of the settings.
 
-    identity: of the job, compared among the ranks. group_size: ranks that share one model. is_recordable, cuda_graphs: see
-    Engine. adam: options of AdamW.
+    identity: of the job, compared among the ranks. shard: --shard. is_recordable, cuda_graphs: see Engine. adam: options of AdamW.
     """
     # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
-    shards = put_on_device(model, facts, group_size, ranks, device)
-    optimizer = build_optimizer(
-        model,
-        lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        kind=settings.optimizer,
-        muon_lr=settings.muon_lr,
-        embed_lr=settings.embed_lr,
-        ranks=ranks,
-        shards=shards,
-        **adam,
-    )
+    shards = put_on_device(model, facts, shard, ranks, device)
     return Engine(
         model,
-        optimizer,
+        build_optimizer(model, settings, ranks, shards, **adam),
         objective,
         device=device,
         dtype=dtype,

@@ -34,28 +34,26 @@ def rows_of_batches(
     no batch left computes the last one, and nothing comes of it.
     """
     ranks = engine.ranks
-    # Without dropout.
-    engine.model.eval()
     # Behind the rows the signal of each rank.
     table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
-    for first in range(0, len(places), ranks.world_size):
-        i = first + ranks.rank
-        has_batch = i < len(places)
-        signum = signals.signum
-        if engine.shards is not None:
-            # Ranks that compute together stop together.
-            largest = torch.tensor(signum, device=engine.device)
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-            signum = int(largest.item())
-        if signum:
-            table[shape[0] + ranks.rank, 0] = signals.signum
-            break
-        if not has_batch and engine.shards is None:
-            break
-        rows = compute(i if has_batch else len(places) - 1)
-        if has_batch:
-            table[places[i]] = torch.as_tensor(rows, dtype=torch.float64, device="cpu")
-    engine.model.train()
+    with undisturbed(engine):
+        for first in range(0, len(places), ranks.world_size):
+            i = first + ranks.rank
+            has_batch = i < len(places)
+            signum = signals.signum
+            if engine.shards is not None:
+                # Ranks that compute together stop together.
+                largest = torch.tensor(signum, device=engine.device)
+                dist.all_reduce(largest, dist.ReduceOp.MAX)
+                signum = int(largest.item())
+            if signum:
+                table[shape[0] + ranks.rank, 0] = signals.signum
+                break
+            if not has_batch and engine.shards is None:
+                break
+            rows = compute(i if has_batch else len(places) - 1)
+            if has_batch:
+                table[places[i]] = torch.as_tensor(rows, dtype=torch.float64, device="cpu")
     if ranks.world_size > 1:
         table = table.to(engine.device)
         dist.all_reduce(table)

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -31,7 +31,7 @@ from dataset.loader import MakesBatches
 from dataset.store.format import DigestCheck
 from trainer.advice import Command, Forecast
 from trainer.budget.clock import Clock
-from trainer.engine import Engine
+from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.updates import RunSettings
@@ -109,26 +109,6 @@ class Progress:
     log_seconds: float = 0.0
     # {tracker: id of the run in it}
     tracker_ids: dict[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows` over all ranks, and this rank's part."""
-
-    epoch: int
-    n_rows: int
-    first_row: int
-    end_row: int
-    # first micro-batch of this update, counted from 0 within the epoch
-    first_step: int
-    totals: HasTargets
-    # One for each micro-batch; None where this rank has no rows left.
-    batches: Sequence[Any]
-
-    @property
-    def last_step(self) -> int:
-        """Last micro-batch of this update, counted from 0 within the epoch."""
-        return self.first_step + len(self.batches) - 1
 
 
 @dataclass

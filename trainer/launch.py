@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals, launch_line
-from trainer.machine.cpu_ranks import ONE_PROCESS, Division, Join, side_by_side
+from trainer.machine.cpu_ranks import Join, available_threads, side_by_side
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.machine.settings import MachineSettings
@@ -27,19 +27,19 @@ def launch(
     settings: SettingsT,
     argv: Sequence[str],
     ddp: bool = False,
-    division: Division = ONE_PROCESS,
+    processes: int = 1,
+    notices: Sequence[str] = (),
 ) -> int:
     """train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
 
     script, argv: the command as it was typed, for the report. ddp: the user asked for a launcher, and it must be there.
-    division: the processes that this one is to divide itself into.
+    processes: how many this one is to divide itself into. notices: lines on them.
     """
     command = launch_line(script, argv)
 
     def work(join: Join) -> int:
         # Before the first operation: PyTorch does not know of a container's limit, and each copy would have the threads of all.
-        if division.threads is not None:
-            torch.set_num_threads(min(torch.get_num_threads(), division.threads))
+        torch.set_num_threads(max(1, available_threads() // processes))
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
             # Before a GPU is first used. On a CPU every run gives the same bits anyway.
@@ -47,7 +47,7 @@ def launch(
             at_end.enter_context(deterministic(settings.deterministic and on_gpu))
             ranks, device = join()
             compare_settings(ranks, settings)
-            exit_code = train(settings, Surroundings(ranks, device, signals, command, division.notices))
+            exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
             # After an error this is not reached, and the other ranks would not reach it either.
             if dist.is_initialized():
                 # A sharded model refers to the process group, and lies in circles of references.
@@ -58,9 +58,9 @@ def launch(
             return exit_code
 
     # --ddp without a launcher ends here, with a line.
-    if division.processes == 1 or ddp:
+    if processes == 1 or ddp:
         return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
-    return side_by_side(division.processes, work)
+    return side_by_side(processes, work)
 
 
 def claim(ranks: Ranks, *stems: Path) -> None:

@@ -13,24 +13,25 @@ import contextlib
 import gc
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import SaidByAnotherRank
+from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
-from trainer.advice import plain_advice
-from trainer.engine import LOADER_FAILED, Outcome, UpdateId
-from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings, Update
+from trainer.advice import Forecast, plain_advice
+from trainer.engine import LOADER_FAILED, Outcome, Update
+from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
 from trainer.machine.command_line import name_of
 from trainer.machine.measure import out_of_memory_in_a_line, peak_memory, product_rate
 from trainer.machine.ranks import end_all, on_main, until_all_are_ready
 from trainer.reporting import lines
-from trainer.reporting.lines import position
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
-from trainer.updates import micro_batches_of_update, schedule_of
+from trainer.updates import schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -53,8 +54,7 @@ class Epoch(NamedTuple):
 class Trainer:
     """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
 
-    # Set by `run`: what the job expects of the run, what makes its batches, and the time that they take.
-    outlook: Outlook
+    # Set by `run`: what makes the batches, and the time that they take.
     loader: Loader
     stopwatch: Stopwatch
 
@@ -63,7 +63,6 @@ class Trainer:
         self.surroundings = surroundings
         self.ranks = surroundings.ranks
         self.settings = job.settings
-        self.accumulation_steps = micro_batches_of_update(job.settings, self.ranks)
         self.device = surroundings.device
         self.signals = surroundings.signals
         self.engine = job.engine
@@ -77,11 +76,12 @@ class Trainer:
         # Where the run stands, and where it ends
         self.progress = Progress()
         self.length = job.length
-        # Updates of the whole run, for the time left: an estimate until the last epoch is planned
-        self.all_updates: float = 0
         self.current_epoch: Epoch | None = None
-        # operations per second of this rank's fastest matrix products; 0: not measured
-        self.product_rate = 0.0
+        # For the log lines: fields beside loss and rate, the loss that is expected, the share of the ranks' fastest matrix products that
+        # one token a second takes (0: not measured)
+        self.shown: Sequence[str] = ()
+        self.forecast: Forecast | None = None
+        self.utilisation_of_token = 0.0
 
     @property
     def finished(self) -> bool:
@@ -129,34 +129,44 @@ class Trainer:
 
     def open_files(self, is_resumed: bool) -> None:
         """On rank 0: begin or continue what the run writes. A fresh run first moves an earlier one out of its way."""
-        check_space(self.job.files.stem.parent, self.engine)
+        files = self.job.files
+        check_space(files.stem.parent, self.engine)
         # The tracker comes before the files: if it refuses, nothing has been moved.
         if self.settings.tracker != "none":
-            self.reporter.open_tracker(self.settings, self.job.files.stem.name, self.progress.tracker_ids)
+            self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)
         if not is_resumed:
             self.saver.set_aside_earlier_run()
-        lines.open_records(self.job, self.reporter, self.progress, is_resumed)
+        write_settings(files.settings, Path(f"{files.stem}.settings.yaml"))
+        for write in files.write_at_start.values():
+            write()
+        self.reporter.open(Path(f"{files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
 
     def prepare(self) -> None:
         """Say what the run will do, and make it fast."""
         # Rank 0 looks at the data for what it says and records.
         with until_all_are_ready(self.ranks):
-            self.outlook = outlook = self.job.outlook(self.progress)
+            outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
-        updates_of_epoch = schedule_of(self.settings, self.ranks, outlook.plan.n_rows).n_updates
-        updates = updates_of_epoch * self.length.epochs
+        if self.engine.shards is not None:
+            notices.append(f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together")
+        schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
+        updates = schedule.n_updates * self.length.epochs
         if self.length.last_update < UNLIMITED:
             updates = int(self.length.last_update)
-            self.length.epochs = math.ceil(updates / updates_of_epoch)
-        line, record = lines.describe(self.job, outlook, self.progress, self.surroundings, updates)
+            self.length.epochs = math.ceil(updates / schedule.n_updates)
+        line, start = lines.describe(self.job, outlook, self.surroundings, schedule, updates)
         for text in (*outlook.lines, line):
             self.reporter.say(text)
-        self.reporter.record(record)
+        self.reporter.record(self.progress, start)
         for notice in notices:
             self.reporter.say(notice)
+        # All but the outlook's plan, which may be large, and goes before that of the next epoch comes.
+        self.shown, self.forecast = outlook.shown, outlook.forecast
+        # Short runs do not wait for a measurement of the machine.
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
-            self.product_rate = product_rate(self.device, self.engine.dtype, sizes=sizes)
+            best_rate = product_rate(self.device, self.engine.dtype, sizes=sizes) * self.ranks.world_size
+            self.utilisation_of_token = outlook.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 
@@ -169,7 +179,6 @@ class Trainer:
         happened to another rank, which says it. DataError for data that is damaged.
         """
         stop_signal = 0
-        failure: LoaderError | None = None
         self.save_timer.restart()
         self.stopwatch = Stopwatch(self.progress.step, self.progress.log_seconds)
         try:
@@ -181,17 +190,13 @@ class Trainer:
                     self.save()
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
-            failure = self.loader.failure
-        except LoaderError as error:
+        except LoaderError:
             if self.ranks.world_size > 1:
                 # A save needs all ranks, and the others wait in an update for this one.
                 with contextlib.suppress(OSError):
                     self.saver.checkpoints.wait()
                 raise
-            failure = error
             stop_signal = LOADER_FAILED
-            if self.current_epoch is not None:
-                self.account_for(self.engine.drain(), self.current_epoch.plan)
             if self.progress.update:
                 # The loader may have failed because the data is damaged, which `save` looks at first.
                 self.save()
@@ -207,7 +212,7 @@ class Trainer:
             saved = self.saver.how_to_go_on()
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
-            raise failure or SaidByAnotherRank
+            raise self.loader.failure or SaidByAnotherRank
         # As a shell has it for a process that a signal has ended.
         return 128 + stop_signal
 
@@ -217,32 +222,44 @@ class Trainer:
         Returns the number of a stop signal that came, or 0.
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
-        epoch = self.begin_epoch()
-        for update_number, batches in self.loader.updates(epoch.plan.recipe, epoch.schedule):
-            first_row, end_row = epoch.schedule.rows(update_number)
+        progress = self.progress
+        # A plan may be large: the last one goes before the next one comes.
+        self.current_epoch = None
+        # A clock may move the end of a run beyond the epochs that were planned.
+        self.length.epochs = max(self.length.epochs, progress.epoch + 1)
+        with self.stopwatch.paused(), until_all_are_ready(self.ranks):
+            plan = self.job.plan(progress.epoch)
+            schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
+        epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
+        self.current_epoch = epoch
+        self.signals.arm()
+        for number_in_epoch, batches in self.loader.updates(plan.recipe, schedule):
+            first_row, end_row = schedule.rows(number_in_epoch)
+            first_step = number_in_epoch * schedule.accumulation_steps
+            totals = plan.totals(first_row, end_row)
             update = Update(
+                number=progress.update + 1,
                 epoch=epoch.number,
-                n_rows=epoch.plan.n_rows,
+                n_rows=plan.n_rows,
                 first_row=first_row,
                 end_row=end_row,
-                first_step=update_number * self.accumulation_steps,
-                totals=epoch.plan.totals(first_row, end_row),
-                batches=batches,
+                first_step=first_step,
+                last_step=first_step + len(batches) - 1,
+                targets=totals.targets,
             )
-            rate = self.job.learning_rate(update, self.progress)
+            rate = self.job.learning_rate(update, progress)
             for place, batch in enumerate(batches):
                 is_last = place == len(batches) - 1
                 if batch is not None:
-                    self.engine.micro_batch(to_device(batch, self.device), update.totals, last=is_last)
+                    self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
                 elif self.engine.shards is not None:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
-                    recipe = epoch.plan.recipe(range(first_row, first_row + 1))
-                    filler = to_device(self.job.assembler[recipe], self.device)
-                    self.engine.micro_batch(filler, update.totals, last=is_last, counts=False)
-                self.progress.step += 1
+                    filler = to_device(self.job.assembler[plan.recipe(range(first_row, first_row + 1))], self.device)
+                    self.engine.micro_batch(filler, totals, last=is_last, counts=False)
+                progress.step += 1
                 if not is_last:
-                    self.log(epoch, update.first_step + place, rate)
+                    self.log(epoch, first_step + place, rate)
             # What this rank asks all ranks for, with the update's one message. To stop: the number of the signal that it got, LOADER_FAILED
             # for want of batches, or 0. To save: for a signal or, on rank 0, by its timer. A disk may take longer than the timer's
             # minutes: training would wait for it if the timer asked while it writes.
@@ -257,25 +274,6 @@ class Trainer:
                 break
         return 0
 
-    def begin_epoch(self) -> Epoch:
-        """The epoch of `progress`, whose updates begin at row `progress.row`. It becomes `current_epoch`."""
-        progress, length = self.progress, self.length
-        # A plan may be large: the last one goes before the next one comes.
-        self.current_epoch = None
-        # A clock may move the end of a run beyond the epochs that were planned.
-        length.epochs = max(length.epochs, progress.epoch + 1)
-        with self.stopwatch.paused(), until_all_are_ready(self.ranks):
-            plan = self.job.plan(progress.epoch)
-            schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
-        self.all_updates = length.last_update
-        if self.all_updates == UNLIMITED:
-            # As if all epochs had as many rows as this one.
-            from_epoch_start = schedule.n_updates * (length.epochs - progress.epoch)
-            self.all_updates = progress.update - schedule.first_update + from_epoch_start
-        self.signals.arm()
-        self.current_epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
-        return self.current_epoch
-
     # ------------------------------------------------------------------------------------------ after an update
 
     def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
@@ -284,8 +282,8 @@ class Trainer:
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged()
         progress, evaluation = self.progress, self.job.evaluation
-        progress.update += 1
-        progress.tokens += update.totals.targets
+        progress.update = update.number
+        progress.tokens += update.targets
         progress.rows += update.end_row - update.first_row
         progress.row = update.end_row
         if update.end_row == update.n_rows:
@@ -293,14 +291,13 @@ class Trainer:
             progress.epoch = update.epoch + 1
             progress.row = 0
         self.stopwatch.after_update(progress.step)
-        clock = self.length.clock
-        if clock is not None and clock.after_update(progress.update):
-            # The end of the run has moved.
-            self.all_updates = self.length.last_update
+        if self.length.clock is not None:
+            # It may move the end of the run.
+            self.length.clock.after_update(progress.update)
 
-        # On CUDA an update's outcome comes with the next one. None may be under way at a save, which has to say how the update ended,
-        # nor when the epoch ends, since the documents of a skipped update are read from its plan.
-        outcomes = self.engine.poll(UpdateId(progress.update, update.last_step, update.first_row, update.end_row))
+        # On CUDA an update's outcome comes with the next one. It is waited for before a save, and at the end of an epoch, since the
+        # documents of a skipped update are read from the epoch's plan.
+        outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
         save_is_due = save_is_due or self.completes(self.save_timer.interval, update)
         if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
@@ -319,8 +316,6 @@ class Trainer:
                 self.save()
             stop_signal = self.run_evaluation()
         if save_is_due or stop_signal:
-            # A signal may have broken off an evaluation, before which nothing was to be saved.
-            self.account_for(self.engine.drain(), epoch.plan)
             self.save()
         self.updates_here += 1
         if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
@@ -336,7 +331,7 @@ class Trainer:
         An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches late:
         one of 100 ends within the update that does number 100.
         """
-        end, size = self.progress.step + 1, len(update.batches)
+        end, size = self.progress.step + 1, update.last_step + 1 - update.first_step
         if self.job.evaluation.counts_updates:
             end, size = self.progress.update, 1
         return interval > 0 and end // interval > (end - size) // interval
@@ -353,61 +348,61 @@ class Trainer:
             self.progress.skipped = int(outcome.skipped)
             self.reporter.say(lines.skipped_line(outcome, plan))
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
-                assert outcome.update_id is not None
+                assert outcome.update is not None
                 self.saver.finish()
                 end_all(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
-                    f"{outcome.update_id.step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
+                    f"{outcome.update.last_step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
                 )
 
     def log(self, epoch: Epoch, step: int, rate: float) -> None:
         """A log line after the first micro-batch (or update) of each interval, and after the last one: means over the tokens since the
         last line, over all ranks. step: of the epoch, from 0.
         """
-        settings, progress = self.settings, self.progress
-        is_due = step % settings.log_interval == 0
+        progress, interval = self.progress, self.settings.log_interval
+        accumulation_steps = epoch.schedule.accumulation_steps
+        is_due = step % interval == 0
         if self.job.evaluation.counts_updates:
-            update_number, place = divmod(step, self.accumulation_steps)
+            update_number, place = divmod(step, accumulation_steps)
             # A line is of whole updates.
-            is_due = update_number % settings.log_interval == 0 and place == self.accumulation_steps - 1
+            is_due = update_number % interval == 0 and place == accumulation_steps - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
         # All ranks take part, though one writes the line.
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        # The micro-batches of the epoch that are trained: where updates limit the run, it may end before the epoch.
-        updates = self.length.last_update - epoch.updates_before
-        n_steps = int(min(epoch.schedule.n_steps, updates * self.accumulation_steps))
+        # The updates of the run: where epochs alone limit it, as if all of them had as many rows as this one. And the micro-batches of
+        # this epoch, within which the run may end.
+        all_updates = self.length.last_update
+        if all_updates == UNLIMITED:
+            all_updates = epoch.updates_before + epoch.schedule.n_updates * (self.length.epochs - epoch.number)
+        n_steps = int(min(epoch.schedule.n_steps, (all_updates - epoch.updates_before) * accumulation_steps))
         metrics, tokens = self.job.metrics(sums)
         tokens_per_second = tokens / self.stopwatch.lap()
         step_seconds = self.stopwatch.seconds_per_step(progress.step)
-        steps_left = (self.all_updates - progress.update) * self.accumulation_steps
-        record: dict[str, Any] = {
-            **position(progress),
+        steps_left = (all_updates - progress.update) * accumulation_steps
+        values: dict[str, Any] = {
             "epoch": epoch.number + 1,
             **metrics,
             "lr": rate,
             "grad_norm": progress.grad_norm,
             "skipped_updates": progress.skipped,
             "tokens_per_second": tokens_per_second,
-            "updates_per_second": 1 / (step_seconds * self.accumulation_steps),
+            "updates_per_second": 1 / (step_seconds * accumulation_steps),
             "memory": peak_memory(self.device),
             # As in the public trainer, of this epoch alone.
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
             "eta": step_seconds * steps_left / 60,
         }
-        # Short runs do not wait for a measurement of the machine.
-        if self.product_rate:
-            best_rate = self.product_rate * self.ranks.world_size
-            record["flops_utilisation"] = tokens_per_second * self.outlook.flops_per_token / best_rate
-        forecast = self.outlook.forecast
-        expected = forecast.loss(progress.tokens, rate) if forecast else None
+        if self.utilisation_of_token:
+            values["flops_utilisation"] = tokens_per_second * self.utilisation_of_token
+        expected = self.forecast.loss(progress.tokens, rate) if self.forecast else None
         if expected is not None:
-            record["expected_loss"] = expected
+            values["expected_loss"] = expected
         head = f"Epoch:[{epoch.number + 1}/{self.length.epochs}]({step}/{n_steps})"
-        self.reporter.log(record, lines.log_line(record, head, self.outlook.shown))
+        self.reporter.log(progress, values, lines.log_line(values, head, self.shown))
 
     # ----------------------------------------------------------------------------------- evaluation and saving
 
@@ -439,12 +434,10 @@ class Trainer:
                     progress.best_val_loss = progress.val_loss
                     self.saver.keep_best()
                 text = " ".join(f"{name}:{value:.4f}" for name, value in values.items())
-                self.reporter.log(
-                    {**position(progress), **values}, f"Validation after update {progress.update}: {text}"
-                )
+                self.reporter.log(progress, values, f"Validation after update {progress.update}: {text}")
             for prompt, text in samples:
                 self.reporter.say(f"--- sample from {prompt!r}\n{text}\n---")
-                self.reporter.record({**position(progress), "prompt": prompt, "text": text})
+                self.reporter.record(progress, {"prompt": prompt, "text": text})
         return 0
 
     def save(self) -> None:
@@ -455,6 +448,9 @@ class Trainer:
         # By now the check has long ended, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
+        # A checkpoint says how its last update ended.
+        if self.current_epoch is not None:
+            self.account_for(self.engine.drain(), self.current_epoch.plan)
         self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
         self.saver.save(self.progress, is_last=self.finished)

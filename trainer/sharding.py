@@ -70,23 +70,6 @@ def sharded(whole: torch.Tensor, like: "DTensor") -> "DTensor":
     )
 
 
-@torch.no_grad()
-def whole_of(tensor: "DTensor") -> torch.Tensor:
-    """A sharded tensor in one piece. All ranks must call it.
-
-    `full_tensor` does the same, and torch then remembers the process group for ever: see `Shards.close`.
-    """
-    group = tensor.device_mesh.get_group()
-    own = tensor.to_local()
-    # All ranks send as many rows.
-    most = math.ceil(tensor.shape[0] / group.size())
-    sent = own.new_zeros(most, *tensor.shape[1:])
-    sent[: len(own)] = own
-    received = [torch.empty_like(sent) for _ in range(group.size())]
-    dist.all_gather(received, sent, group=group)
-    return torch.cat(received)[: tensor.shape[0]]
-
-
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """A state dict of whole tensors, which each rank has, sharded as the model is."""
     own = model.state_dict()
@@ -119,14 +102,14 @@ def group_size_of(shard: str, ranks: Ranks) -> int:
 
 
 def put_on_device(
-    model: nn.Module, identity: Mapping[str, object], group_size: int, ranks: Ranks, device: torch.device
+    model: nn.Module, identity: Mapping[str, object], shard: str, ranks: Ranks, device: torch.device
 ) -> "Shards | None":
-    """Put a model on the device of each rank, sharded among all of them; None where each has the whole. identity: of the job.
+    """Put a model on the device of each rank, sharded among all of them; None where each has the whole.
 
-    Errors: UserError where the ranks' differ: they give each other weights, whose shapes follow from it.
+    identity: of the job. shard: --shard. Errors: UserError where the ranks' differ: they give each other weights, whose shapes follow from it.
     """
     compare_with_main(ranks, identity)
-    if group_size > 1:
+    if group_size_of(shard, ranks) > 1:
         return Shards(model, ranks, device)
     model.to(device)
     return None
@@ -144,7 +127,6 @@ class Shards:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-        self.ranks = ranks
         assert dist.group.WORLD is not None
         # The ranks that have one model together.
         self.group: dist.ProcessGroup = dist.group.WORLD
@@ -177,11 +159,6 @@ class Shards:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    @property
-    def described(self) -> str:
-        """A line for the user."""
-        return f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together"
-
     @staticmethod
     def close() -> None:
         """To be called when nothing more is computed with the model, before the process group is left.
@@ -194,10 +171,8 @@ class Shards:
         # There is no other way to make it forget. Another version of torch may remember in other places.
         with contextlib.suppress(AttributeError):
             debug._clear_sharding_prop_cache()
-        with contextlib.suppress(AttributeError):
-            _redistribute.clear_redistribute_planner_cache()
-        with contextlib.suppress(AttributeError):
             _redistribute._gen_transform_infos.cache_clear()
+            _redistribute.clear_redistribute_planner_cache()
 
     def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.

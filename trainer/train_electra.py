@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
 def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:
     """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
-    division = divide(settings, partial(divisible_of, settings), by_itself=is_own_command)
-    return launch(train, "trainer/train_electra.py", settings, argv, division=division)
+    processes, notices = divide(settings, partial(divisible_of, settings), by_itself=is_own_command)
+    return launch(train, "trainer/train_electra.py", settings, argv, processes=processes, notices=notices)
 
 
 def divisible_of(settings: ElectraSettings) -> Divisible:

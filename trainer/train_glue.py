@@ -42,9 +42,8 @@ from safetensors.torch import load_file
 from transformers.utils import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from common.errors import DataError, UserError, user_errors
+from common.errors import DataError, UserError, optional_package, user_errors
 from common.files import atomic_file, file_digest, remove
-from common.packages import optional_package
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, examples_of
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
 from dataset.reading.file_kinds import expanded

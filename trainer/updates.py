@@ -33,15 +33,10 @@ def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
     return settings.rows_per_update or rows
 
 
-def micro_batches_of_update(settings: RunSettings, ranks: Ranks) -> int:
-    """Micro-batches that each rank computes for an update: --accumulation_steps, or what --rows_per_update takes on these ranks."""
-    if not settings.rows_per_update:
-        return settings.accumulation_steps
-    return math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
-
-
 def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
     """How the rows of an epoch, from start_row on, are dealt out."""
-    micro_batches = micro_batches_of_update(settings, ranks)
+    micro_batches = settings.accumulation_steps
+    if settings.rows_per_update:
+        micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
     rows_of_rank = ranks.rows_of(settings.batch_size)
     return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.packages import optional_package
+from common.errors import optional_package
 from dataset.store.format import Column, Ints
 
 SHINGLE = 5

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from common.errors import DataError
-from common.packages import optional_package
+from common.errors import DataError, optional_package
 from dataset.reading import faults
 from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import Stream

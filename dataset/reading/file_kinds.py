@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from common.errors import DataError
+from common.errors import DataError, optional_package
 from common.files import file_lock
-from common.packages import optional_package
 from common.paths import user_cache
 from common.wording import announce
 from dataset.reading.streams import COMPRESSIONS

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from common.errors import DataError
-from common.packages import optional_package
+from common.errors import DataError, optional_package
 from dataset.reading import faults
 
 # decompressed bytes, with a `peek`

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from common.packages import loader_reason
+from common.wording import loader_reason
 from dataset.tokenizing.byte_level_bpe import LLAMA_BPE, bytes_of_characters
 from dataset.tokenizing.long_texts import LONGEST_WHOLE, PART_CHARACTERS, TooLongToEncode, can_be_cut, parts_of
 from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller

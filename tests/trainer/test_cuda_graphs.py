@@ -14,6 +14,7 @@ from trainer import cuda_graphs
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 ROWS, T = 3, 40
@@ -72,7 +73,7 @@ def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fie
     device = torch.device("cpu")
     engine = Engine(
         model,
-        build_optimizer(model, 1e-3, kind=optimizer),
+        build_optimizer(model, OptimizerSettings(learning_rate=1e-3, optimizer=optimizer)),
         partial(objective, model),
         device=device,
         dtype=torch.float32,

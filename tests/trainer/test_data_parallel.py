@@ -23,6 +23,7 @@ from trainer.machine.cpu_ranks import SharedOrthogonalise, SharedReducer
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
+from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.resume import SaveTimer
@@ -71,7 +72,7 @@ def evaluation(folder, ranks):
     model = tiny_model(vocab_size=encoder.vocab_size)
     engine = Engine(
         model,
-        build_optimizer(model, 1e-3),
+        build_optimizer(model, OptimizerSettings()),
         None,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -92,7 +93,8 @@ def poisoned_rank(ranks):
 
     model, now = tiny_model(), {"now": ""}
     engine = Engine(
-        model, build_optimizer(model, 1e-3), poisoned(model, now), device=torch.device("cpu"), dtype=torch.float16, ranks=ranks, n_sums=4
+        model, build_optimizer(model, OptimizerSettings()), poisoned(model, now), device=torch.device("cpu"),
+        dtype=torch.float16, ranks=ranks, n_sums=4,
     )  # fmt: skip
     seen = []
     for what in ("", "gradient", "loss", ""):

@@ -13,6 +13,7 @@ from tests.updates import KINDS, gradients, plan_of, reference_gradients, relati
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ CUTS = [(1, 8), (2, 4), (8, 1)]
 def make_engine(model, lr=1e-3, dtype=torch.float32, losses=None, optimizer="adamw", **options):
     return Engine(
         model,
-        build_optimizer(model, lr, kind=optimizer),
+        build_optimizer(model, OptimizerSettings(learning_rate=lr, optimizer=optimizer)),
         losses or partial(pretrain_loss, model),
         device=CPU,
         dtype=dtype,

@@ -17,6 +17,7 @@ from trainer.evaluation import evaluate
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
+from trainer.optim.settings import OptimizerSettings
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,8 @@ def tokenizer():
 
 def make_engine(model, dtype=torch.float32):
     device = torch.device("cpu")
-    return Engine(model, build_optimizer(model, 1e-3), None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
+    optimizer = build_optimizer(model, OptimizerSettings())
+    return Engine(model, optimizer, None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])

@@ -1,10 +1,13 @@
 """The training loop: what is due when, and where outcomes come late, as on CUDA. Reference: what a run leaves."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from dataset.loader import Loader, LoaderError
+from dataset.packing import EpochPlan
 from tests.helpers import flags, records, stopped_after, train, write_corpus
 from trainer import train_pretrain
 from trainer.engine import Engine, Outcome
@@ -112,7 +115,8 @@ def failing_loader(monkeypatch):
     def failing(loader, recipe, schedule):
         for number, batches in updates(loader, recipe, schedule):
             if number == BAD_UPDATE:
-                raise LoaderError("the loader has failed")
+                loader.failure = LoaderError("the loader has failed")
+                raise loader.failure
             yield number, batches
 
     monkeypatch.setattr(Loader, "updates", failing)
@@ -126,6 +130,22 @@ def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
         train_pretrain.main(flags(data_path=data, out_dir=tmp_path, save_interval=10**6))
     assert counts_of_skipped(tmp_path) == (1.0, 1)
     assert f"update {BAD_UPDATE} is not applied (1 so far)" in capsys.readouterr().out
+
+
+def test_the_plan_of_an_epoch_is_gone_before_the_next_one_is_made(tmp_path, monkeypatch):
+    """That of 20 million documents has 320 MB."""
+    plans, alive = weakref.WeakSet(), []
+    init = EpochPlan.__init__
+
+    def noted(plan, *arguments, **named):
+        gc.collect()
+        alive.append(len(plans))
+        plans.add(plan)
+        init(plan, *arguments, **named)
+
+    monkeypatch.setattr(EpochPlan, "__init__", noted)
+    train(data_path=write_corpus(tmp_path / "data.jsonl", 20), out_dir=tmp_path, epochs=3)
+    assert alive == [0, 0, 0]
 
 
 def test_a_run_that_is_stopped_with_its_last_update_is_ended_by_its_resume(tmp_path):

@@ -24,7 +24,7 @@ from tests.helpers import (
     train,
     write_corpus,
 )
-from trainer.pretrain.job import PretrainJob
+from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import find_weight
 
 LOG_LINE = re.compile(
@@ -116,14 +116,14 @@ def test_settings_without_effect_are_named(data, tmp_path, capsys):
 
 def test_the_interval_mean_is_over_tokens(data, tmp_path):
     """Reference: the sums of every micro-batch, noted down by a wrapper; auxiliary loss apart."""
-    sums, loss = [], PretrainJob.loss
+    sums = []
 
-    def recorded(job, *args):
-        result = loss(job, *args)
+    def recorded(*args):
+        result = pretrain_loss(*args)
         sums.append(result[1].tolist())
         return result
 
-    with mock.patch.object(PretrainJob, "loss", recorded):
+    with mock.patch("trainer.pretrain.job.pretrain_loss", recorded):
         run = train(data_path=data, out_dir=tmp_path, use_moe=1, log_interval=4, pack=0)
     last = -1
     for record in records(run):
@@ -173,13 +173,13 @@ def test_public_tokenizers_train(data, tmp_path, name):
 
 def break_updates(which):
     """A patch of the loss: the micro-batches whose number is in `which` have NaN losses."""
-    plain, count = PretrainJob.loss, iter(range(10**6))
+    count = iter(range(10**6))
 
-    def broken(job, *args):
-        loss, sums = plain(job, *args)
+    def broken(*args):
+        loss, sums = pretrain_loss(*args)
         return (loss, sums) if next(count) not in which else (loss * float("nan"), sums * float("nan"))
 
-    return mock.patch.object(PretrainJob, "loss", broken)
+    return mock.patch("trainer.pretrain.job.pretrain_loss", broken)
 
 
 def test_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, capsys):

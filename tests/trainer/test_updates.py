@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import losses, records, steps_of, train, write_corpus
 from trainer.machine.ranks import Ranks
-from trainer.updates import micro_batches_of_update, schedule_of
+from trainer.updates import schedule_of
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):
@@ -41,7 +41,7 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
 def test_ranks_that_share_each_micro_batch_do_as_many_as_one():
     asked = flags(4, rows_per_update=24)
     assert [
-        micro_batches_of_update(asked, ranks)
+        schedule_of(asked, ranks, 100).accumulation_steps
         for ranks in (Ranks(), Ranks(world_size=2), Ranks(world_size=2, sharing=2))
     ] == [6, 3, 6]
 

@@ -373,7 +373,7 @@ class RunCosts:
         )
         # Also where nothing is compiled: it prepares the device for plain code as the run does.
         choice = "1" if self.compiled else "0"
-        compile_blocks(model.compile_training, choice, device, lambda _: None, (rows, T), dtype=dtype)
+        compile_blocks(model.compile_training, choice, device, (rows, T), dtype=dtype)
         totals = Totals(rows * T, rows)
 
         def micro_batch() -> None:

@@ -11,6 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from common.errors import UserError
 from common.processes import seconds_since_start
 from common.settings import default_of, write_settings
 from common.wording import counted
+from model.config import MiniMindConfig
 from trainer.budget import laws
-from trainer.budget.costs import FEWEST_DOCUMENTS, RunCosts
-from trainer.budget.plan import Plan
+from trainer.budget.costs import FEWEST_DOCUMENTS, Cut, RunCosts
 from trainer.budget.settings import BUDGETS, said_ends
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
@@ -46,6 +47,29 @@ PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "sav
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
 # They count micro-batches of one rank.
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is worked out."""
+
+    config: MiniMindConfig
+    parameters: int
+    cut: Cut
+    updates: int
+    tokens: float
+    passes: float
+    # seconds of all updates, and of everything else: compiling, evaluations, files
+    seconds: float
+    other_seconds: float
+    flops: float
+    memory: float
+    # expected on validation text, in nats per token
+    loss: float
+
+    @property
+    def update_seconds(self) -> float:
+        return self.seconds / self.updates
 
 
 def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
@@ -194,16 +218,16 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     """The relative range of the expected loss; None: nothing is known of it."""
     if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
-    smallest, largest = laws.MEASURED_PARAMETERS
-    fewest, most = laws.MEASURED_TOKENS
     # of different text
     tokens = min(plan.tokens, costs.data.different)
-    is_such_run = smallest <= plan.parameters <= largest and fewest <= tokens <= most
-    easiest, hardest = laws.MEASURED_SCALES
-    is_such_text = easiest <= costs.data.text_scale <= hardest
+    ranges = [
+        (plan.parameters, laws.MEASURED_PARAMETERS),
+        (tokens, laws.MEASURED_TOKENS),
+        (costs.data.text_scale, laws.MEASURED_SCALES),
+    ]
+    is_such_run = all(least <= value <= most for value, (least, most) in ranges)
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    is_as_planned = chosen.optimizer == "muon" and not UNMEASURED & set(costs.given)
-    if is_such_text and is_such_vocabulary and is_as_planned and is_such_run:
+    if is_such_run and is_such_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & set(costs.given):
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE

@@ -4,27 +4,36 @@
       look_at_machine    in which precision it multiplies faster, and how fast
       look_at_data       how much text there is, and how hard it is (costs.py)
       RunCosts           what each size takes, estimated and measured (costs.py)
-      choose             the best of all plans (plan.py), of a size that was measured here
+      sizes              the models to try
+      choose             the best of all plans, of a size that was measured here
+        best_plan        the plan with the lowest expected loss
+          plan_for       the plan of one size
       chosen_settings    the plan as settings (outcome.py)
+
+For each size of a list it is worked out how many tokens the budget buys, with the batch that suits so many tokens, and what loss
+is then to be expected. Little text is read only so often, and by models that are no larger than was measured for it; then the
+run ends before its budget does. Of each width those count whose number of layers suits their tokens; of all these, the one with
+the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
 
 All ranks plan together, since all of them measure at once, as they will train at once. Rank 0 decides and prints.
 """
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from common.errors import UserError, user_errors
 from common.processes import seconds_since_start
-from common.wording import announce
-from model.config import MiniMindConfig
+from common.wording import announce, counted
+from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
-from trainer.budget.costs import Machine, RunCosts, look_at_data
-from trainer.budget.outcome import PLANNED, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.plan import Plan, best_plan, cuts, plan_for, sizes
+from trainer.budget import laws
+from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
+from trainer.budget.outcome import PLANNED, Plan, chosen_settings, kept_plan, plan_lines, quantity, shape_text
 from trainer.budget.settings import said_ends
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
@@ -33,7 +42,7 @@ from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, until_all_are_ready
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
-from trainer.pretrain.memory import free_memory, refuse_too_large
+from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
 # Part of the free memory that a plan may take
@@ -47,6 +56,16 @@ PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 WORTH_FLOAT32 = 1.25
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
+# Rows of an update that are tried; even ones, so that two processes can share them.
+ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Micro-batches of an update that are tried where the user has said how many rows one has
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# A run of fewer updates learns nothing that is worth a plan.
+FEWEST_UPDATES = 20
+# The number of tokens decides the batch, and the batch decides a little how many tokens the time buys. Of 2,048 plans that were
+# tried 1,922 settled within two rounds, 124 within three and one within four. One swung between two neighbouring batches for
+# ever, and either of them will do.
+ROUNDS = 4
 
 
 def plan_run(
@@ -78,6 +97,7 @@ def plan_run(
         folder = settings.weight_folder()
         if folder is not None:
             config = read_config(folder)
+            config.dropout = settings.dropout
             settings = settings_of_folder(settings, folder, config)
         settings, machine = look_at_machine(settings, given, surroundings)
         data = look_at_data(settings, given, ranks, kind)
@@ -87,7 +107,8 @@ def plan_run(
         costs = RunCosts(settings, data, machine, given)
         said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
         shape = {name: value for name, value in said.items() if value is not None}
-        candidates = sizes({"vocab_size": data.vocab_size, **shape}) if config is None else [config]
+        fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
+        candidates = sizes(fields) if config is None else [config]
         # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
@@ -151,6 +172,35 @@ def look_at_machine(
     return settings, Machine(device, dtype, ranks, rate * ranks.world_size, memory)
 
 
+def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
+    """The models to try: widths, each with the numbers of layers that some number of tokens wants.
+
+    fields: of their configs, what is not free; the vocabulary is among them. Errors: ValueError where no model has such fields.
+    """
+    found = []
+    for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
+        heads = fields.get("num_attention_heads", laws.heads_for(width))
+        # From what the shortest runs want to what the longest ones do, in steps of a tenth or less
+        (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)
+        numbers_of_layers: Sequence[int] = range(fewest, most + 1, max(1, fewest // 10))
+        for layers in [fields["num_hidden_layers"]] if "num_hidden_layers" in fields else numbers_of_layers:
+            shape = {
+                "hidden_size": width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "num_key_value_heads": laws.kv_heads_for(heads),
+            }
+            try:
+                found.append(MiniMindConfig(**{**shape, **fields}))
+            except ValueError:
+                # The fields do not go with this width, as heads that do not divide it.
+                if "hidden_size" in fields:
+                    raise
+    if not found:
+        raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
+    return found
+
+
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     """The best plan. With a budget of time it is of a size that was measured here, as long as there is time for that.
 
@@ -191,3 +241,151 @@ def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     ):
         return plan_for(plan.config, costs, cut) or plan
     return plan
+
+
+def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
+    """The plan with the lowest expected loss, of those that are as deep as their tokens want.
+
+    Errors: UserError that says what is too little.
+    """
+    plans = [plan for config in sizes if (plan := plan_for(config, costs)) is not None]
+    if not plans:
+        raise UserError(what_is_too_little(sizes, costs))
+    # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
+    # heart. Nor does anything else limit a budget of tokens: by loss alone the largest model would win, and would train for weeks.
+    most = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
+    if costs.tokens is not None:
+        most = min(most, costs.tokens / laws.TOKENS_OF_A_PARAMETER)
+    small_enough = [plan for plan in plans if plan.parameters <= most]
+    suitable = [plan for plan in deep_as_their_tokens_want(plans) if plan.parameters <= most]
+    # A width that the user has said may leave only models with fewer layers, or none.
+    suitable = suitable or deep_as_their_tokens_want(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
+    return min(suitable, key=lambda plan: plan.loss)
+
+
+def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of each width whose numbers of layers go with their tokens. Where none does, those that come nearest.
+
+    More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
+    """
+
+    def off(plan: Plan) -> float:
+        return laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
+
+    least_of_width: dict[int, float] = {}
+    for plan in plans:
+        width = plan.config.hidden_size
+        least_of_width[width] = min(off(plan), least_of_width.get(width, math.inf))
+    return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
+
+
+def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
+    """The plan for one size; None where the budget buys too few updates, or the memory has no room for a row. cut: None: the one
+    that suits best."""
+    data = costs.data
+    choices = cuts(config, costs) if cut is None else [cut]
+    if not choices:
+        return None
+    cut = choices[0]
+    for _ in range(ROUNDS):
+        tokens = affordable_tokens(config, cut, costs)
+        wanted_rows = laws.batch_tokens(max(tokens, 1)) / (data.T * data.fill)
+        # The nearest one by ratio
+        cut = min(choices, key=lambda choice: abs(math.log(choice.rows / wanted_rows)))
+    tokens = affordable_tokens(config, cut, costs)
+    updates = int(tokens / data.tokens_of_update(cut.rows))
+    if updates < FEWEST_UPDATES:
+        return None
+    tokens = updates * data.tokens_of_update(cut.rows)
+    parameters = parameter_count(config)
+    layers = config.num_hidden_layers
+    seconds = updates * costs.update_seconds(config, cut.rows)
+    return Plan(
+        config=config,
+        parameters=parameters,
+        cut=cut,
+        updates=updates,
+        tokens=tokens,
+        passes=tokens / data.different,
+        seconds=seconds,
+        other_seconds=costs.other_seconds(config, cut, seconds),
+        flops=tokens * costs.token_flops(config),
+        memory=costs.memory(config, cut.batch_size),
+        loss=laws.expected_loss(
+            parameters,
+            layers,
+            tokens,
+            data.parts,
+            data.text_scale,
+            muon=costs.optimizer == "muon",
+            induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
+        ),
+    )
+
+
+def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
+    """The updates to choose from, as far as the user has left them open, in the largest micro-batches that fit the memory."""
+    ranks, steps = costs.machine.ranks, costs.accumulation_steps
+    sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
+    most = MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type]
+    if costs.batch_size is not None:
+        found = [Cut(costs.batch_size, n, at_once) for n in (STEPS if steps is None else (steps,))]
+    elif steps is not None:
+        found = [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
+    else:
+        # rows of the whole update where the ranks can share such a number, and else of each rank
+        of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
+        found = [
+            Cut(micro_rows * sharing, rows // micro_rows, at_once)
+            for rows in of_ranks
+            for micro_rows in range(min(rows, most), 0, -1)
+            if rows % micro_rows == 0
+        ]
+    largest: dict[int, Cut] = {}
+    for cut in found:
+        if costs.machine.memory is None or costs.memory(config, cut.batch_size) <= costs.machine.memory:
+            largest.setdefault(cut.rows, cut)
+    return list(largest.values())
+
+
+def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
+    """What the budget buys with such updates, as far as it helps to read the text again."""
+    if costs.tokens is not None:
+        # Somebody has counted them.
+        return costs.tokens
+    most = costs.data.most_passes * costs.data.different
+    if costs.flops is not None:
+        return min(costs.flops / costs.token_flops(config), most)
+    seconds = costs.seconds_left
+    assert seconds is not None
+    without_updates = costs.other_seconds(config, cut, 0.0)
+    if seconds <= without_updates:
+        return 0.0
+    # What is no training grows with the updates, in which the evaluations come: it is taken to grow in proportion.
+    growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
+    updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
+    return min(updates * costs.data.tokens_of_update(cut.rows), most)
+
+
+def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
+    """The line where no model can be trained."""
+    data = costs.data
+    rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
+    if rows is None:
+        return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
+    # A number of tokens is kept to, however often the text is read for it.
+    if costs.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
+        # As full rows: a text of one row tells nothing of how full the rows of more text would be.
+        needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
+        return (
+            f"the text is too small: it has {round(data.different):,} tokens to train, and a plan needs about {needed:,} "
+            f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {data.T} in {data.most_passes} passes): give more text by "
+            "--data_path, or train it without a budget, by --epochs"
+        )
+    passed = ""
+    if costs.seconds_left is not None:
+        passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
+    return (
+        f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
+        "the batch or how often is evaluated"
+    )

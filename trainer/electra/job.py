@@ -14,10 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
-from common.packages import loader_reason
 from common.paths import ROOT
 from common.settings import read_plain
-from common.wording import announce, counted
+from common.wording import announce, counted, loader_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
@@ -33,9 +32,9 @@ from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, con
 from model.loss import IGNORE
 from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
-from trainer.engine import Engine, make_engine
+from trainer.engine import Engine, Update, make_engine
 from trainer.evaluation import sums_over_batches, undisturbed
-from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import claim
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
@@ -43,7 +42,6 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
-from trainer.sharding import group_size_of
 from trainer.updates import rows_of_update
 
 # Folder of the vocabulary that is trained where none is given, and its entries.
@@ -76,7 +74,6 @@ class ElectraJob(Job):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        group_size = group_size_of(settings.shard, self.ranks)
         self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
@@ -146,7 +143,7 @@ class ElectraJob(Job):
             settings,
             n_sums=N_SUMS,
             identity=entries,
-            group_size=group_size,
+            shard=settings.shard,
             dtype=self.dtype,
             ranks=self.ranks,
             device=self.device,
@@ -275,9 +272,8 @@ class ElectraJob(Job):
                 sums: list[float] = sums_of(self.model(*batch), batch).tolist()
             return sums
 
-        with undisturbed(engine):
-            n_batches = math.ceil(plan.n_rows / size)
-            sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
+        n_batches = math.ceil(plan.n_rows / size)
+        sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
         values, _ = self.metrics(sums)
         return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
 
@@ -371,8 +367,6 @@ class ElectraJob(Job):
         if self.val_plan is not None:
             lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
         notices = [self.precision_notice] if self.precision_notice else []
-        if self.engine.shards is not None:
-            notices.append(self.engine.shards.described)
         if of_files:
             notices += warnings_of(
                 settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
@@ -401,15 +395,14 @@ class ElectraJob(Job):
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         settings = self.settings
-        said: list[str] = []
         # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
-        compile_blocks(
-            self.model.compile_training, choice, self.device, said.append, shape, outlook.flops, self.dtype, width=width
+        notice = compile_blocks(
+            self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width
         )
-        return said
+        return [notice] if notice else []
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

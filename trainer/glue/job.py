@@ -27,16 +27,16 @@ from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network
-from trainer.engine import Engine
+from trainer.engine import Engine, Update
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
-from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import set_up
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.sharding import group_size_of, put_on_device
+from trainer.sharding import put_on_device
 from trainer.updates import rows_of_update, schedule_of
 
 RESULTS = "eval_results.json"
@@ -112,8 +112,7 @@ class GlueJob(Job):
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
         self.identity = Identity(entries, mended_by)
-        group_size = group_size_of(settings.shard, self.ranks)
-        shards = put_on_device(self.model, entries, group_size, self.ranks, self.device)
+        shards = put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
         optimizer = build_adamw(
@@ -260,11 +259,10 @@ class GlueJob(Job):
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
             f"{plan.T} at most",
         ]
-        notices = [] if self.engine.shards is None else [self.engine.shards.described]
         return Outlook(
             plan=plan,
             lines=lines,
-            notices=notices,
+            notices=(),
             model_fields={**config.to_diff_dict(), "parameters": parameters},
             n_documents=plan.n_rows,
             shown=("train_acc", "grad_norm", "updates_per_second"),

@@ -30,14 +30,14 @@ def compile_blocks(
     compile_training: Callable[[tuple[int, int], torch.dtype], str],
     choice: str,
     device: torch.device,
-    say: Callable[[str], object],
     shape: tuple[int, int],
     flops: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
-) -> None:
+) -> str:
     """Make training fast: set the device up for it, and compile the model where that pays. Names of parameters stay as they are.
 
+    Returns a line for the user, or "".
     compile_training: the model's, which returns a line to say, or "".
     choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch; other shapes stay eager.
@@ -55,14 +55,13 @@ def compile_blocks(
         # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
         choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
     if choice == "0":
-        return
+        return ""
     if device.type == "cuda":
         choose_kernels_by_rule()
     failure = failure_to_compile(device.type)
     if failure:
-        say(f"{failure}: training without torch.compile, which takes longer")
-    elif notice := compile_training(shape, dtype):
-        say(notice)
+        return f"{failure}: training without torch.compile, which takes longer"
+    return compile_training(shape, dtype)
 
 
 def set_up(device: torch.device, dtype: torch.dtype) -> None:

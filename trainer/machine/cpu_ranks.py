@@ -66,20 +66,10 @@ class Divisible:
     processes: int | None = None
 
 
-@dataclass(frozen=True)
-class Division:
-    """The processes of a command, and lines for the user on them. threads: of each process; None: those that PyTorch takes."""
-
-    processes: int = 1
-    threads: int | None = None
-    notices: Sequence[str] = ()
-
-
-ONE_PROCESS = Division()
-
-
-def divide(settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], by_itself: bool) -> Division:
-    """What --cpu_processes asks for, or what suits the machine.
+def divide(
+    settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], by_itself: bool
+) -> tuple[int, list[str]]:
+    """(processes, lines for the user on them): what --cpu_processes asks for, or what suits the machine.
 
     divisible_of: the run's, None where its flags do not fit each other. by_itself: whether "auto" may start processes.
     Errors: UserError where the flag's number does not fit the run, for a device that is not there, and for a broken launch.
@@ -94,11 +84,11 @@ def divide(settings: DividedMachineSettings, divisible_of: Callable[[], Divisibl
     elif sys.platform != "linux":
         obstacle = "it works on Linux alone"
     if obstacle and asked not in ("auto", "1"):
-        return Division(1, n_threads, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"])
+        return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
     is_one = obstacle or asked == "1" or (asked == "auto" and (n_threads == 1 or not by_itself))
     micro_batch = None if is_one else divisible_of()
     if micro_batch is None:
-        return Division(1, n_threads)
+        return 1, []
     if asked != "auto":
         n = int(asked)
         if micro_batch.whole:
@@ -113,15 +103,15 @@ def divide(settings: DividedMachineSettings, divisible_of: Callable[[], Divisibl
         n = micro_batch.processes
     else:
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
-    threads = max(1, n_threads // n)
     if n == 1:
-        return Division(1, threads)
+        return 1, []
+    threads = counted(max(1, n_threads // n), "thread")
     of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
-        f"{n} processes of {counted(threads, 'thread')} share each micro-batch{of_all}: they wait for each other a few "
+        f"{n} processes of {threads} share each micro-batch{of_all}: they wait for each other a few "
         "times an update, threads at every operation; --cpu_processes 1 trains in one process"
     )
-    return Division(n, threads, [line])
+    return n, [line]
 
 
 def available_threads() -> int:
@@ -219,7 +209,7 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedM
     # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
-    return Ranks(rank, rank, n, sharing=n, timeout=WAIT, memory=memory), torch.device("cpu")
+    return Ranks(rank, rank, n, sharing=n, memory=memory), torch.device("cpu")
 
 
 def be_a_copy(work: Callable[[], object], parent: int) -> None:

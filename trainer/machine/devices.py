@@ -106,17 +106,15 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """Every random state of this process, as tensors and plain containers (loadable with weights_only=True)."""
-    # Asked for in the old form, a tuple: the checkpoints hold it so.
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    # weights_only=True refuses NumPy's arrays, and torch does little with uint32.
-    numbers = torch.from_numpy(np.asarray(keys).astype(np.int64))
+    """The random states of this process, as tensors and plain containers (loadable with weights_only=True).
+
+    NumPy's is not among them: what is drawn with it comes from generators of its own, by seed and epoch.
+    """
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "mps": torch.mps.get_rng_state() if device.type == "mps" else None,
         "python": random.getstate(),
-        "numpy": [kind, numbers, position, has_gauss, gauss],
     }
 
 
@@ -128,5 +126,3 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     if device.type == "mps" and state["mps"] is not None:
         torch.mps.set_rng_state(state["mps"].cpu())
     random.setstate(state["python"])
-    kind, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))

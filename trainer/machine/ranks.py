@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -114,8 +114,6 @@ class Ranks:
     sharing: int = 1
     # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
     local_world_size: int = 1
-    # How long they wait for a message.
-    timeout: timedelta | None = None
     # What the copies of a command share
     memory: SharedMemory | None = None
 
@@ -183,7 +181,7 @@ def init_distributed_mode(
         timeout=timeout,
         device_id=own_device if backend == "nccl" else None,
     )
-    return replace(launched, timeout=timeout), own_device
+    return launched, own_device
 
 
 def ranks_of_launcher() -> Ranks | None:
@@ -220,8 +218,8 @@ def rendezvous_store(timeout: timedelta) -> dist.Store:
 
 ResultT = TypeVar("ResultT")
 
-# How often ranks meet at least while one of them works and the others wait for it
-MEET_EVERY_S = 30.0
+# How often ranks meet at least while one of them works and the others wait for it: well within any --dist_timeout
+MEET_EVERY_S = 0.25
 # Ends of the names of flags that each machine may have in its own way: devices, workers, and the places of its files. What is in the
 # files of the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
 # identity. The weights themselves are rank 0's.
@@ -270,24 +268,21 @@ def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
     if ranks.world_size == 1:
         yield
         return
-    device = torch.device("cpu")
-    if dist.get_backend() == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    pause = MEET_EVERY_S if ranks.timeout is None else min(MEET_EVERY_S, ranks.timeout.total_seconds() / 4)
+    gpu = torch.cuda.current_device() if dist.get_backend() == "nccl" else None
     is_done = threading.Event()
     failures: list[BaseException] = []
 
     def meet() -> None:
         # A thread begins on the first GPU.
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
         all_are_done = False
         while not all_are_done:
-            own = is_done.wait(pause)
+            own = is_done.wait(MEET_EVERY_S)
             if failures:
                 return
             try:
-                all_are_done = least_of_ranks(ranks, float(own), device) == 1
+                all_are_done = least_of_ranks(ranks, float(own)) == 1
             except RuntimeError as error:
                 failures.append(error)
 
@@ -355,12 +350,12 @@ def loss_of_a_rank(error: Exception) -> str | None:
 # ---------------------------------------------------------------------------------------------- small messages
 
 
-def least_of_ranks(ranks: Ranks, number: float, device: torch.device) -> float:
-    """The smallest of the ranks' numbers, on all of them. A collective. device: the rank's own."""
+def least_of_ranks(ranks: Ranks, number: float) -> float:
+    """The smallest of the ranks' numbers, on all of them. A collective."""
     if ranks.world_size == 1:
         return number
     # NCCL sends what lies on a GPU alone, Gloo what lies in main memory.
-    place = device if dist.get_backend() == "nccl" else torch.device("cpu")
+    place = "cuda" if dist.get_backend() == "nccl" else "cpu"
     least = torch.tensor(number, dtype=torch.float64, device=place)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return least.item()
@@ -394,20 +389,21 @@ def compare_with_main(
     """
     if ranks.world_size == 1:
         return
-    # The entries of an architecture in its place: a line names those that differ, not all of them.
-    own: dict[str, object] = {}
-    for name, value in facts.items():
-        own |= (
-            {f"{name} {entry}": below for entry, below in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    of_main = [own]
-    dist.broadcast_object_list(of_main, src=0)
-    main = of_main[0]
-    differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
-    said = ""
-    if differing:
+    of_ranks: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(of_ranks, (socket.gethostname(), entries_of(facts)))
+    _, main = of_ranks[0]
+    for rank, (host, own) in enumerate(of_ranks):
+        differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
         told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-        said = f"rank {ranks.rank} on {socket.gethostname()!r} has {told}: all ranks need {needed}"
-    said_by_ranks = [""] * ranks.world_size
-    dist.all_gather_object(said_by_ranks, said)
-    end_all(ranks, next(filter(None, said_by_ranks), ""))
+        end_all(ranks, told and f"rank {rank} on {host!r} has {told}: all ranks need {needed}")
+
+
+def entries_of(facts: Mapping[str, object]) -> dict[str, object]:
+    """The facts, with those of a dict each by itself: of two architectures a line names what differs, and not all of them."""
+    found: dict[str, object] = {}
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            found |= {f"{name} {entry}": below for entry, below in value.items()}
+        else:
+            found[name] = value
+    return found

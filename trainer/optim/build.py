@@ -9,6 +9,7 @@ from torch import nn
 from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, Together, orthogonalise
+from trainer.optim.settings import OptimizerSettings
 from trainer.sharding import Shards
 
 # As torch.optim takes them: {"params": [...], "weight_decay": ...}.
@@ -17,23 +18,20 @@ Groups = list[dict[str, Any]]
 
 def build_optimizer(
     model: nn.Module,
-    lr: float,
-    weight_decay: float = 0.01,
-    kind: str = "adamw",
-    muon_lr: float = 0.02,
-    embed_lr: float = 0.0,
+    settings: OptimizerSettings,
     ranks: Ranks = ONE_RANK,
     shards: Shards | None = None,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
-    """The optimiser of `--optimizer`. embed_lr: 0: as lr. adam_options: see build_adamw.
+    """The optimiser of `--optimizer`, with its rates and weight decay. adam_options: see build_adamw.
 
     ranks: those that all call it at this moment, and may share its work. shards: how they have sharded the model.
     """
-    groups = [group for group in parameter_groups(model, weight_decay) if group["params"]]
-    if kind == "adamw":
+    lr = settings.learning_rate
+    groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
+    if settings.optimizer == "adamw":
         return build_adamw(groups, lr, **adam_options)
-    assert kind == "muon"
+    assert settings.optimizer == "muon"
     # Muon for the matrices inside the blocks, AdamW for the rest.
     matrices = hidden_matrices(model)
     # By identity: two parameters may hold equal numbers, and `==` compares numbers.
@@ -42,15 +40,15 @@ def build_optimizer(
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
         # What is left of the matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
         # schedule's rate with, which has --learning_rate in it already: all rates follow the same schedule.
-        if embed_lr and any(p.dim() >= 2 for p in group["params"]):
-            group["lr_scale"] = embed_lr / lr
-    own_group = {"params": matrices, "weight_decay": weight_decay, "lr_scale": muon_lr / lr}
+        if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
+            group["lr_scale"] = settings.embed_lr / lr
+    own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     how: Orthogonalise = orthogonalise
     if shards is not None:
         how = ShardedOrthogonalise(shards.group)
     elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)
-    muon = Muon([own_group], lr=muon_lr, orthogonalise=how)
+    muon = Muon([own_group], lr=settings.muon_lr, orthogonalise=how)
     adamw = build_adamw(groups, lr, **adam_options)
     # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
     # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.
@@ -71,23 +69,19 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 
 
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:
-    """AdamW with the fused kernel, which torch has for all devices that --device takes."""
-    adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
-    return adamw if bias_correction else without_bias_correction(adamw)
+    """AdamW with the fused kernel, which torch has for all devices that --device takes.
 
-
-def without_bias_correction(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
-    """Let a fresh torch.optim.AdamW take its moments as they are, as the original code of BERT and ELECTRA does.
-
-    The corrections are 1 - beta ** step. With the count at 2 ** 24 they are 1 from the start, and there it stays: one
-    more is no float32 number.
+    bias_correction: False: the moments are taken as they are, as the original code of BERT and ELECTRA does.
     """
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
-            step = torch.tensor(2.0**24, device=p.device if group["fused"] else None)
-            optimizer.state[p] = {"step": step, **moments}
-    return optimizer
+    adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
+    if not bias_correction:
+        # The corrections are 1 - beta ** step. With the count at 2 ** 24 they are 1 from the start, and there it stays: one more is no
+        # float32 number.
+        for group in groups:
+            for p in group["params"]:
+                moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+                adamw.state[p] = {"step": torch.tensor(2.0**24, device=p.device), **moments}
+    return adamw
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:

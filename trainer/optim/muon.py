@@ -176,16 +176,6 @@ class Together:
             found.extend(optimizer.param_groups)
         return found
 
-    @property
-    def found_inf(self) -> torch.Tensor | None:
-        # The engine and torch's own GradScaler set it on an optimiser; the base class does not declare it.
-        return self.optimizers[0].found_inf  # type: ignore[attr-defined]
-
-    @found_inf.setter
-    def found_inf(self, value: torch.Tensor | None) -> None:
-        for optimizer in self.optimizers:
-            optimizer.found_inf = value  # type: ignore[attr-defined]
-
     def step(self) -> None:
         for optimizer in self.optimizers:
             optimizer.step()
@@ -195,8 +185,5 @@ class Together:
             optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """As the engine loads it again, one part after the other."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-
-    def load_state_dict(self, state: dict[str, list[dict[str, Any]]]) -> None:
-        for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(own)

@@ -34,9 +34,9 @@ def run_command(
     if settings.batch_size == AUTO_ROWS:
         # It is left open, as if nothing had been said of it.
         given = set(given) - {"batch_size"}
-    division = divide(settings, partial(divisible_of, settings, given), by_itself=is_own_command)
+    processes, notices = divide(settings, partial(divisible_of, settings, given), by_itself=is_own_command)
     work = partial(train, job_kind=job_kind, given=given)
-    return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, division)
+    return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, processes, notices)
 
 
 def train(

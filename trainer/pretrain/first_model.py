@@ -41,7 +41,7 @@ class FirstModel:
     """Tokenizer and model, which fit each other and the rows.
 
     settings: those of the run, in which a folder of --from_weight has decided on some. vocabulary: digest of the tokenizer's.
-    notices: lines on the two. group_size: ranks that share one model; of one alone it lies on the device.
+    notices: lines on the two.
     """
 
     settings: PretrainSettings
@@ -50,7 +50,6 @@ class FirstModel:
     vocabulary: str
     model: MiniMindForCausalLM
     notices: list[str]
-    group_size: int
 
 
 def open_model(
@@ -64,7 +63,6 @@ def open_model(
     Errors: UserError, ValueError for what does not fit.
     """
     notices: list[str] = []
-    group_size = group_size_of(settings.shard, ranks)
     folder = settings.weight_folder()
     if folder is not None:
         # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
@@ -96,16 +94,16 @@ def open_model(
         if weight is not None:
             notices += check_starting_vocabulary(weight, vocabulary, path)
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
-    refuse_too_large(config, device, ranks, group_size)
+    refuse_too_large(config, device, ranks, settings.shard)
     model = make()
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     check_ids_fit(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
-    if group_size == 1:
+    if group_size_of(settings.shard, ranks) == 1:
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices, group_size)
+    return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
 
 
 def check_starting_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:

@@ -4,25 +4,25 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from common.errors import user_errors
-from dataset.loader import Batch
-from dataset.packing import RowPlan, Totals
+from dataset.packing import RowPlan
 from model.config import architecture
 from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import can_be_recorded
-from trainer.engine import make_engine
+from trainer.engine import Update, make_engine
 from trainer.evaluation import evaluate
-from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings, Update
+from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
@@ -106,25 +106,23 @@ class PretrainJob(Job):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": architecture(self.config),
                 "row layout": self.corpus.layout(),
-                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
             mended_by={
                 "data": self.kind.flags_of_data,
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
-                "length of the mixture": "--max_updates, --rows_per_update",
             },
             # They decide the first weights. A resume takes those of its checkpoint.
             only_at_start=("from_weight", "init_scheme"),
         )
         self.engine = make_engine(
             self.model,
-            self.loss,
+            partial(pretrain_loss, self.model),
             settings,
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
-            group_size=self.first_model.group_size,
+            shard=settings.shard,
             is_recordable=can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout),
             cuda_graphs=settings.cuda_graphs != "0",
             dtype=dtype,
@@ -133,8 +131,6 @@ class PretrainJob(Job):
         )
         if settings.cuda_graphs == "1" and self.engine.graphs is None:
             self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
-        if self.engine.shards is not None:
-            self.notices.append(self.engine.shards.described)
         self.assembler = self.corpus.assembler(self.pad_id)
         # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
@@ -175,21 +171,19 @@ class PretrainJob(Job):
         """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to say."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        said: list[str] = []
         rows = self.ranks.rows_of(settings.batch_size)
         if is_gpu:
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
             rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
-        compile_training = self.model.compile_training
-        compile_blocks(
-            compile_training, settings.use_compile, self.device, said.append, shape, outlook.flops, dtype, width=width
+        notice = compile_blocks(
+            self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
         if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
             # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
-        return said
+        return [notice] if notice else []
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """See schedules.learning_rate."""
@@ -210,10 +204,6 @@ class PretrainJob(Job):
             # rate ends at the same value.
             done = (update.epoch + update.first_row / update.n_rows) / self.length.epochs
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
-
-    def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        """The objective of the engine."""
-        return pretrain_loss(self.model, batch, totals)
 
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Any], float]:
         return metrics(sums, self.config.num_experts)

@@ -34,6 +34,7 @@ from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import kept_of_run
+from trainer.sharding import group_size_of
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:
@@ -119,14 +120,14 @@ def free_memory(device: torch.device, ranks: Ranks) -> float | None:
     own = available_memory(device)
     if own is not None and device.type == "cpu":
         own //= ranks.local_world_size
-    least = least_of_ranks(ranks, math.inf if own is None else float(own), device)
+    least = least_of_ranks(ranks, math.inf if own is None else float(own))
     return None if math.isinf(least) else least
 
 
-def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, group_size: int = 1) -> None:
+def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, shard: str = NONE) -> None:
     """Errors: UserError where not even weights, gradients and moments fit: the system would end the process without a line.
 
-    group_size: ranks that share one copy of them.
+    shard: --shard.
     """
     total = total_memory(device)
     if total is None:
@@ -134,7 +135,7 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
     if device.type == "cpu":
         total //= ranks.local_world_size
     parameters = parameter_count(config)
-    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / group_size)
+    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / group_size_of(shard, ranks))
     if needed > total:
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
@@ -193,7 +194,7 @@ def settle_on_rows(
         batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
         moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
         own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
-        return least_of_ranks(ranks, float(own), device) > 0
+        return least_of_ranks(ranks, float(own)) > 0
 
     settled, lines = settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
     # A plan has looked at the memory, and leaves compiled code and a heap in this process, for which its estimate had room.

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,17 +95,18 @@ def pretraining_outlook(
     has_law = settings.optimizer in ("adamw", "muon")
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
     if is_known and ranks.is_main and flops >= SHORT_RUN_FLOPS:
-        forecast = Forecast(
-            full_rate=settings.learning_rate,
-            parameters=parameters,
-            layers=config.num_hidden_layers,
-            parts=laws.parts_of(corpus, trained),
-            text_scale=laws.text_scale(corpus.store, first_model.tokenizer),
-            muon=settings.optimizer == "muon",
-            induction_heads=config.num_attention_heads
-            if settings.init_scheme == "induction" and settings.optimizer == "muon"
-            else 0,
+        muon = settings.optimizer == "muon"
+        parts = laws.parts_of(corpus, trained)
+        law = partial(
+            laws.expected_loss,
+            parameters,
+            config.num_hidden_layers,
+            parts=parts,
+            scale=laws.text_scale(corpus.store, first_model.tokenizer),
+            muon=muon,
+            induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
         )
+        forecast = Forecast(law, laws.different_tokens(parts), settings.learning_rate)
         said.append(note_on_expected(parameters, tokens))
     return Outlook(
         plan=plan,

@@ -30,8 +30,8 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str | Path) -> None:
-    """Write the HTML page and the loss curves as a picture about the runs of `metrics_paths`.
+def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
+    """Write the HTML page about the runs of `metrics_paths`, and beside it their loss curves as a picture, whose path is returned.
 
     Errors: UserError for a file without metrics; OSError.
     """
@@ -57,9 +57,10 @@ def write_report(metrics_paths: Iterable[str | Path], page: str | Path, png: str
     with atomic_file(page) as file:
         # A file name that is not UTF-8 holds lone surrogates, which are shown as \udcff.
         file.write(content.encode(errors="backslashreplace"))
-    picture = loss_picture(runs, names)
-    with atomic_file(png) as file:
-        file.write(picture)
+    picture = page.with_name(page.name.removesuffix(".html").removesuffix(".report") + ".loss.png")
+    with atomic_file(picture) as file:
+        file.write(loss_picture(runs, names))
+    return picture
 
 
 def distinct_names(runs: Sequence[RunRecords]) -> list[str]:

@@ -7,59 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.settings import write_settings
 from common.wording import counted
+from dataset.loader import UpdateSchedule
 from trainer.advice import train_on
 from trainer.engine import Outcome
 from trainer.job import UNLIMITED, Job, JobPlan, Outlook, Progress, Surroundings
 from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
-from trainer.reporting.reporter import Reporter, Say
+from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import snapshot
-from trainer.updates import micro_batches_of_update, rows_of_update
 
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
-def position(progress: Progress) -> dict[str, int]:
-    """Where a line of the metrics file stands: the axis that all of them share."""
-    return {"step": progress.step, "update": progress.update, "tokens": progress.tokens}
-
-
 # ------------------------------------------------------------------------------------------------------- at the start
 
 
-def open_records(job: Job, reporter: Reporter, progress: Progress, is_resumed: bool) -> None:
-    """On rank 0: write the settings and what else belongs to the start of a run, and begin or continue the metrics file."""
-    write_settings(job.files.settings, Path(f"{job.files.stem}.settings.yaml"))
-    for write in job.files.write_at_start.values():
-        write()
-    # Parts of an evaluation that is to be done again
-    again = {"val_loss", "text"} if progress.evaluation_due else set()
-
-    def is_past(record: dict[str, Any]) -> bool:
-        """Whether a line is of the time before the checkpoint. A run that was killed has written further ones."""
-        at_checkpoint = record["step"] == progress.step and not again & record.keys()
-        return bool(record["step"] < progress.step or at_checkpoint)
-
-    reporter.open(Path(f"{job.files.stem}.metrics.jsonl"), is_past if is_resumed else None)
-
-
 def describe(
-    job: Job,
-    outlook: Outlook,
-    progress: Progress,
-    surroundings: Surroundings,
-    updates: int,
+    job: Job, outlook: Outlook, surroundings: Surroundings, schedule: UpdateSchedule, updates: int
 ) -> tuple[str, dict[str, Any]]:
-    """(the line on what a run derives from its flags, the record of its start)."""
+    """(the line on what a run derives from its flags, the record of its start). schedule: of the outlook's epoch. updates: of the run."""
     ranks, device = surroundings.ranks, surroundings.device
     settings = job.settings
     plan = outlook.plan
-    rows = rows_of_update(settings, ranks)
-    micro_batches = counted(micro_batches_of_update(settings, ranks), "micro-batch", "micro-batches")
+    rows = schedule.rows_of_update
+    micro_batches = counted(schedule.accumulation_steps, "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
         f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
@@ -67,7 +41,6 @@ def describe(
     )
     data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
     record = {
-        **position(progress),
         "started": time.strftime("%Y-%m-%d %H:%M:%S"),
         "command": surroundings.command,
         "settings": {name: value for name, value in vars(settings).items() if value is not None},
@@ -110,7 +83,7 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
         sources.append({"source": name, "tokens": tokens, "share": share, "passes": passes})
         reporter.say(f"trained of {name}: {counted(tokens, 'token')} ({share:.1%}), {passes:.2f} passes")
     if sources:
-        reporter.record({**position(progress), "trained": sources})
+        reporter.record(progress, {"trained": sources})
     if progress.skipped:
         updates = counted(progress.update, "update")
         reporter.say(
@@ -123,22 +96,35 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
                 reporter.say(risen)
         reporter.say(left_by(job))
     reporter.close()
-    if is_complete and job.settings.report:
-        write_own_report(job.files.stem, reporter.say)
+    if not (is_complete and job.settings.report):
+        return
+    stem = job.files.stem
+    try:
+        # Matplotlib takes a second to import.
+        from trainer.reporting.html_report import write_report
+
+        picture = write_report([f"{stem}.metrics.jsonl"], Path(f"{stem}.report.html"))
+        reporter.say(f"report: {stem}.report.html, loss curve: {picture}")
+    # Nothing that happens here ends the run.
+    except Exception as error:
+        first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
+        reporter.say(
+            f"warning: no report was written ({error}); {first}python scripts/report.py {stem}.metrics.jsonl makes it"
+        )
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
     """What to say of an update that was not applied. plan: that its rows are of."""
-    assert outcome.update_id is not None
-    number, step, first_row, end_row = outcome.update_id
-    so_far = f"update {number} is not applied ({int(outcome.skipped)} so far)"
+    update = outcome.update
+    assert update is not None
+    so_far = f"update {update.number} is not applied ({int(outcome.skipped)} so far)"
     if outcome.overflow:
         # No document is to blame: the scaler finds its scale by that.
-        return f"step {step}: float16: the gradients overflowed at their scale, which is halved: {so_far}"
-    documents = [str(document) for document in plan.documents_of(first_row, end_row)]
+        return f"step {update.last_step}: float16: the gradients overflowed at their scale, which is halved: {so_far}"
+    documents = [str(document) for document in plan.documents_of(update.first_row, update.end_row)]
     more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
     return (
-        f"step {step}: non-finite loss or gradient: {so_far}; its documents (counted from 0) are "
+        f"step {update.last_step}: non-finite loss or gradient: {so_far}; its documents (counted from 0) are "
         f"{', '.join(documents[:8])}{more}"
     )
 
@@ -162,16 +148,3 @@ def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> No
         weights = snapshot(engine.weights())
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
     reporter.say(left_by(job))
-
-
-def write_own_report(stem: Path, say: Say) -> None:
-    """The report page and the loss curve beside the files of a finished run. Nothing that happens here ends the run."""
-    try:
-        # Matplotlib takes a second to import.
-        from trainer.reporting.html_report import write_report
-
-        write_report([f"{stem}.metrics.jsonl"], f"{stem}.report.html", f"{stem}.loss.png")
-        say(f"report: {stem}.report.html, loss curve: {stem}.loss.png")
-    except Exception as error:
-        first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
-        say(f"warning: no report was written ({error}); {first}python scripts/report.py {stem}.metrics.jsonl makes it")

@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +14,10 @@ import numpy as np
 
 from common.errors import UserError, user_errors
 from common.files import refuse_irregular
-from trainer.reporting.reporter import flat_numbers
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
 MOST_LINE_BYTES = 1 << 23
-# The axes of matplotlib overflow with numbers near the largest float.
-LARGEST = 1e30
 # What the data of a start is noted to train, where that is not all of its text
 ANSWERS = "answers"
 
@@ -126,16 +123,20 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def is_number(value: object) -> bool:
-    """Whether it is one that can be drawn."""
-    return isinstance(value, int | float) and abs(value) <= LARGEST
+def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers and reports draw."""
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        items = {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
+        values.update(items)
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 class RunRecords:
     """What a metrics file holds, as far as it was read.
 
-    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: what was trained of each source, noted at the end of the run. columns: {field:
-    (tokens, values)}, as arrays, since a Python number takes four times their memory.
+    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: what was trained of each source, noted at the end of
+    the run. columns: {field: (tokens, values)}, as arrays, since a Python number takes four times their memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,8 +177,6 @@ class RunRecords:
 
     def _take(self, record: dict[str, Any]) -> None:
         tokens = record["tokens"]
-        if not is_number(tokens):
-            return
         if "settings" in record:
             self.starts.append(record)
         elif "text" in record:
@@ -187,11 +186,9 @@ class RunRecords:
             self.trained = record["trained"]
         else:
             for field, value in flat_numbers(record).items():
-                # A loss of 1e38 is as good as none.
-                if is_number(value):
-                    x, y = self.columns.setdefault(field, (array("d"), array("d")))
-                    x.append(tokens)
-                    y.append(value)
+                x, y = self.columns.setdefault(field, (array("d"), array("d")))
+                x.append(tokens)
+                y.append(value)
 
     def curves(self, chart: Chart) -> list[Curve]:
         """Those of a chart that were logged. What is 0 throughout, such as the auxiliary loss of a dense model, is left out."""

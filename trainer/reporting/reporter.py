@@ -13,6 +13,8 @@ from typing import Any
 from common.errors import UserError
 from common.files import atomic_file
 from common.wording import announce
+from trainer.job import Progress
+from trainer.reporting.records import flat_numbers
 from trainer.updates import RunSettings
 
 # Reporter.say, or what takes its place.
@@ -30,17 +32,21 @@ class Reporter:
         # whether the last line is not whole in the file
         self.is_cut = False
 
-    def open(self, path: Path, is_past: Callable[[dict[str, Any]], bool] | None = None) -> None:
+    def open(self, path: Path, resumed: Progress | None = None) -> None:
         """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
-        is_past: tells of a line (as a dict) that is there already whether to keep it; default: of none.
+        resumed: where the run stands that goes on with this file. It may have written further lines before it was killed.
         """
         kept = []
-        if is_past and path.exists():
+        if resumed and path.exists():
+            # Parts of an evaluation that is to be done again
+            again = {"val_loss", "text"} if resumed.evaluation_due else set()
             for line in path.read_bytes().splitlines(keepends=True):
                 # A crash may have cut off the last line.
                 with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                    if is_past(json.loads(line)):
+                    record = json.loads(line)
+                    at_checkpoint = record["step"] == resumed.step and not again & record.keys()
+                    if record["step"] < resumed.step or at_checkpoint:
                         kept.append(line)
         with atomic_file(path) as file:
             file.writelines(kept)
@@ -70,18 +76,18 @@ class Reporter:
         if self.is_main:
             announce(text)
 
-    def log(self, record: Mapping[str, Any], text: str) -> None:
-        """Record one dict (`step` and `update` are its axis) and print `text`."""
+    def log(self, progress: Progress, values: Mapping[str, Any], text: str) -> None:
+        """Print `text`, and record what it says in the metrics file and the tracker."""
         self.say(text)
-        self.record(record)
-        numbers = flat_numbers(record)
-        # It is the axis, and a name that some trackers keep for themselves.
-        del numbers["step"]
-        self._to_tracker("log", numbers, step=record["step"])
+        self.record(progress, values)
+        # Without the step, which is the axis, and a name that some trackers keep for themselves
+        numbers = flat_numbers({"update": progress.update, "tokens": progress.tokens, **values})
+        self._to_tracker("log", numbers, step=progress.step)
 
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Put a dict into the metrics file alone."""
+    def record(self, progress: Progress, values: Mapping[str, Any]) -> None:
+        """Put a line into the metrics file alone. progress: where it stands, on the axes that all lines share."""
         if self.file:
+            record = {"step": progress.step, "update": progress.update, "tokens": progress.tokens, **values}
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
             line = text.encode(errors="backslashreplace") + b"\n"
@@ -121,15 +127,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers and reports draw."""
-    values: dict[str, Any] = {}
-    for name, value in record.items():
-        items = {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
-        values.update(items)
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
 class Stopwatch:

@@ -31,8 +31,8 @@ import itertools
 import os
 import pickle
 import re
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ import torch
 
 from common.errors import UserError, user_errors
 from common.files import (
-    HashingWriter,
     atomic_file,
     file_digest,
     forget_cached,
@@ -51,8 +50,8 @@ from common.files import (
     replace,
 )
 from model.pth_format import check_kind
-from trainer.saving.weights import write_tensors
-from trainer.sharding import is_sharded, whole_of
+from trainer.saving.weights import save_with_digest
+from trainer.sharding import is_sharded
 
 # The file of a checkpoint. Whatever else lies beside it is somebody's own.
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
@@ -85,7 +84,7 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
         nonlocal under_way
         if is_sharded(tensor):
             # One at a time: a GPU has no room for all of them.
-            whole = whole_of(tensor)
+            whole = tensor.full_tensor().detach()
             return whole.to("cpu", copy=True) if keeps else None
         if not keeps:
             return None
@@ -138,10 +137,17 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 def verified(path: Path) -> bool:
     """Whether a checkpoint's bytes are those that its digest was made from."""
     try:
-        lines = Path(f"{path}.sha256").read_bytes().splitlines(keepends=True)
-        return digest_line(path, file_digest(path)) in lines
+        return digest_line(path, file_digest(path)) in recorded_digests(path).splitlines(keepends=True)
     except OSError:
         return False
+
+
+def recorded_digests(path: Path) -> bytes:
+    """The content of a checkpoint's digest file; empty where it cannot be read."""
+    try:
+        return Path(f"{path}.sha256").read_bytes()
+    except OSError:
+        return b""
 
 
 def digest_line(path: Path, digest: str) -> bytes:
@@ -183,9 +189,10 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
         self.keep = keep
-        self._thread: threading.Thread | None = None
-        # What went wrong in the thread, until `wait` raises it.
-        self._error: BaseException | None = None
+        # An interpreter that ends first waits for its thread to finish what it has begun to write.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # the save that was begun last, until `wait` has been told how it ended
+        self._last_save: Future[None] | None = None
         # Found by newest(); they do not count as kept.
         self._damaged: set[Path] = set()
 
@@ -196,13 +203,7 @@ class Checkpoints:
 
     def digests(self) -> dict[str, str]:
         """{name of a checkpoint: the beginning of its digest file}."""
-        found = {}
-        for path in self.paths():
-            try:
-                found[path.name] = Path(f"{path}.sha256").read_bytes()[:12].decode("ascii", "replace")
-            except OSError:
-                found[path.name] = "without a digest"
-        return found
+        return {path.name: recorded_digests(path)[:12].decode("ascii", "replace") for path in self.paths()}
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
@@ -212,49 +213,33 @@ class Checkpoints:
         self.wait()
 
         def write() -> None:
-            # Weights that cannot be written are no reason to lose the checkpoint too.
             try:
                 if before is not None:
                     before()
-            except BaseException as error:
-                self._error = error
-            try:
+            finally:
+                # Weights that cannot be written are no reason to lose the checkpoint too.
                 self._write(state, update)
-            except BaseException as error:
-                self._error = error
 
-        # Not a daemon: an interpreter that ends must first finish what it has begun to write.
-        self._thread = threading.Thread(target=write, name="checkpoint")
-        self._thread.start()
+        self._last_save = self._writer.submit(write)
 
     def writing(self) -> bool:
         """Whether a save is under way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._last_save is not None and not self._last_save.done()
 
     def wait(self) -> None:
         """Wait until nothing is being written; raise the error of the last save, if any."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error = self._error
-            self._error = None
-            raise error
+        last_save, self._last_save = self._last_save, None
+        if last_save is not None:
+            last_save.result()
 
     def _write(self, state: dict[str, Any], update: int) -> None:
         """Steps 2 to 5 above, without the weights."""
         path = self.folder / f"update_{update:08d}.pt"
         digest_path = Path(f"{path}.sha256")
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            writer = HashingWriter(file)
-            write_tensors(state, writer)
-            digest = writer.digest.hexdigest()
-            # The digest first: a checkpoint is never seen without it.
-            saved_before = path.exists()
-            earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
-            with atomic_file(digest_path) as digest_file:
-                digest_file.write(earlier + digest_line(path, digest))
+        saved_before = path.exists()
+        earlier = recorded_digests(path) if saved_before else b""
+        digest = save_with_digest(state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
         if saved_before:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))

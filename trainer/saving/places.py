@@ -86,7 +86,7 @@ def hold(stem: Path) -> None:
     Errors: UserError that names the process that has it. Where the file system has no locks, a line says so.
     """
     stem = stem.absolute()
-    lock = file_lock(stem.with_name(f".{stem.name}.lock"), of_thread=False, file_stays=True)
+    lock = file_lock(stem.with_name(f".{stem.name}.lock"), file_stays=True)
     running = stem.with_name(f".{stem.name}.running")
     try:
         try:

@@ -15,8 +15,7 @@ from common.flags import AUTO
 from common.wording import counted
 from trainer.job import Job, Progress, RunSettings
 from trainer.machine.devices import rng_state, set_rng_state
-from trainer.machine.measure import versions
-from trainer.machine.ranks import compare_with_main, end_all, on_main
+from trainer.machine.ranks import compare_with_main, end_all, entries_of, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
@@ -94,7 +93,6 @@ class Saver:
             "sharing": self.ranks.sharing,
             "identity": self.job.identity.entries,
             "settings": {name: value for name, value in vars(self.settings).items() if value is not None},
-            "versions": versions(),
             "job": {"clock": clock.state_dict()} if clock else {},
         }
 
@@ -193,19 +191,14 @@ class Saver:
                 f"{path}: this run began without --budget: go on without it, or start without --from_resume"
             )
         identity = self.job.identity
-        for what, now in identity.entries.items():
-            before = state["identity"][what]
-            if before == now:
-                continue
-            if isinstance(now, dict):
-                # The entries that differ, of many
-                names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-                before, now = ({name: entries.get(name) for name in names} for entries in (before, now))
-            flags = f" ({identity.mended_by[what]})" if what in identity.mended_by else ""
-            raise UserError(
-                f"{path}: made with another {what}{flags}: {before} there, {now} in this run; use the same one, or start "
-                "without --from_resume"
-            )
+        before, now = entries_of(state["identity"]), entries_of(identity.entries)
+        for what in [*now, *before]:
+            if before.get(what) != now.get(what):
+                flags = f" ({identity.mended_by[what]})" if what in identity.mended_by else ""
+                raise UserError(
+                    f"{path}: made with another {what}{flags}: {before.get(what)} there, {now.get(what)} in this run; use the "
+                    "same one, or start without --from_resume"
+                )
 
     def _restore_rank(self, before: list[dict[str, Any]]) -> None:
         """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""

@@ -1,6 +1,7 @@
 """The half-precision weights of a run, as other people's code loads them: `pretrain_512.pth` and `pretrain_512.json`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,21 +24,20 @@ def save_weights(
     """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
     The weights are in fp16, or in fp32 where fp16 does not hold one of them.
-    The .json has the SHA-256 of the .pth. It is renamed first; so that a crash between the two leaves a good pair, it
-    has that of the .pth before as well. vocabulary: the `vocabulary_digest` of the tokenizer that belongs to the weights.
-    parse_special_tokens: how special tokens inside a text were read; None for either: not known.
+    The .json has the SHA-256 of the .pth, and that of the .pth before. vocabulary: the `vocabulary_digest` of the tokenizer that
+    belongs to the weights. parse_special_tokens: how special tokens inside a text were read; None for either: not known.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")
     before = [file_digest(path)] if path.is_file() else []
-    with atomic_file(path) as file:
-        writer = HashingWriter(file)
-        write_tensors(weights, writer)
-        record = {VOCABULARY_FIELD: vocabulary, SPECIAL_TOKENS_FIELD: parse_special_tokens}
-        known = {name: value for name, value in record.items() if value is not None}
-        content = {**config, DIGEST_FIELD: [writer.digest.hexdigest(), *before], **known}
-        with atomic_file(f"{stem}.json") as beside:
-            beside.write(json.dumps(content, indent=2, sort_keys=True).encode())
+    record = {VOCABULARY_FIELD: vocabulary, SPECIAL_TOKENS_FIELD: parse_special_tokens}
+    known = {name: value for name, value in record.items() if value is not None}
+
+    def content(digest: str) -> bytes:
+        entries = {**config, DIGEST_FIELD: [digest, *before], **known}
+        return json.dumps(entries, indent=2, sort_keys=True).encode()
+
+    save_with_digest(weights, path, Path(f"{stem}.json"), content)
 
 
 def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -58,13 +58,23 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return {name: copies[tensor.data_ptr()] for name, tensor in state_dict.items()}
 
 
-def write_tensors(state: Any, writer: HashingWriter) -> None:
-    """torch.save into a HashingWriter. Errors: OSError, such as of a full disk."""
-    try:
-        # torch asks for a file, and uses `write` and `flush` of it.
-        torch.save(state, cast(IO[bytes], writer))
-    except RuntimeError:
-        if writer.error is None:
-            raise
-        # torch reports its own confusion in the place of it.
-        raise writer.error from None
+def save_with_digest(state: Any, path: Path, companion: Path, content: Callable[[str], bytes]) -> str:
+    """torch.save to `path`, and to `companion` the content that follows from the SHA-256 of that, which is returned.
+
+    The companion is renamed first, so that the file is never seen without it. So that a kill between the two leaves a good
+    pair, the content must suit what the file was before as well. Errors: OSError, such as of a full disk.
+    """
+    with atomic_file(path) as file:
+        writer = HashingWriter(file)
+        try:
+            # torch asks for a file, and uses `write` and `flush` of it.
+            torch.save(state, cast(IO[bytes], writer))
+        except RuntimeError:
+            if writer.error is None:
+                raise
+            # torch reports its own confusion in the place of it.
+            raise writer.error from None
+        digest = writer.digest.hexdigest()
+        with atomic_file(companion) as beside:
+            beside.write(content(digest))
+    return digest

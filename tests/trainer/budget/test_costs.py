@@ -13,7 +13,7 @@ from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs
 from trainer.budget.clock import FILES_S, REPORT_S
 from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts
-from trainer.budget.plan import sizes
+from trainer.budget.planner import sizes
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
 from trainer.pretrain.settings import PretrainSettings

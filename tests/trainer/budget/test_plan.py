@@ -14,7 +14,7 @@ from dataset.tokenizing.encoder import load_tokenizer
 from model.config import parameter_count
 from trainer.budget import laws
 from trainer.budget.costs import Data, Machine
-from trainer.budget.plan import FEWEST_UPDATES, best_plan, cuts, plan_for, sizes
+from trainer.budget.planner import FEWEST_UPDATES, best_plan, cuts, plan_for, sizes
 from trainer.machine.ranks import Ranks
 
 

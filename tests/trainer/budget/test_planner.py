@@ -88,6 +88,17 @@ def test_dry_run_writes_nothing(text, tmp_path, capfd):
     assert not (tmp_path / "out").exists()
 
 
+def test_dropout_is_counted_in_the_memory_of_a_plan(text, tmp_path, capfd):
+    """It keeps 12 bytes for each pair of positions and head (trainer/pretrain/memory.py), in place of 1.2 or none."""
+    said = {"budget_tokens": 2e5, "max_seq_len": 2048, "batch_size": 8, "num_attention_heads": 4, "dtype": "float32"}
+    words = flags(**{**SMALL_MODEL, **said}, data_path=text, out_dir=tmp_path, dry_run=1)
+    memory = []
+    for dropout in ("0", "0.1"):
+        assert train_pretrain.main([*words, "--dropout", dropout]) == 0
+        memory.append(float(capfd.readouterr().out.split("memory ")[1].split("about ")[1].split(" GB")[0]))
+    assert memory[1] - memory[0] > 8 * 2048**2 * 4 * 8 / 1e9
+
+
 def test_what_the_user_says_is_kept(text, tmp_path):
     said = {"batch_size": 4, "learning_rate": 3e-3, "optimizer": "adamw", "val_fraction": 0.1, "lr_schedule": "cosine"}
     run = planned(tmp_path / "a", text, **said)

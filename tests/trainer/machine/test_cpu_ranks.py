@@ -81,25 +81,24 @@ def two_threads(monkeypatch):
 
 
 def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
-    assert divide(cpu(), wide, by_itself=True).processes == 2
-    assert divide(cpu("1"), wide, by_itself=True).processes == 1
-    four = divide(cpu("4"), wide, by_itself=False)
-    assert (four.processes, four.threads) == (4, 1)
-    (line,) = four.notices
+    assert divide(cpu(), wide, by_itself=True)[0] == 2
+    assert divide(cpu("1"), wide, by_itself=True) == (1, [])
+    processes, (line,) = divide(cpu("4"), wide, by_itself=False)
+    assert processes == 4
     assert line.startswith("4 processes of 1 thread share each micro-batch (8 of its 32 rows each)")
     # A function of another program does not divide that program by itself.
-    assert divide(cpu(), wide, by_itself=False).processes == 1
+    assert divide(cpu(), wide, by_itself=False)[0] == 1
 
 
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
     monkeypatch.setattr(cpu_ranks.sys, "platform", "darwin")
-    assert divide(cpu(), wide, by_itself=True).processes == 1
-    (warning,) = divide(cpu("2"), wide, by_itself=True).notices
+    assert divide(cpu(), wide, by_itself=True)[0] == 1
+    _, (warning,) = divide(cpu("2"), wide, by_itself=True)
     assert "--cpu_processes 2 has no effect" in warning
     monkeypatch.undo()
     for name, value in rank_environments(1)[0].items():
         monkeypatch.setenv(name, value)
-    assert divide(cpu("2"), wide, by_itself=True).processes == 1
+    assert divide(cpu("2"), wide, by_itself=True)[0] == 1
 
 
 def test_a_number_that_does_not_fit_is_one_line(two_threads):
@@ -110,9 +109,9 @@ def test_a_number_that_does_not_fit_is_one_line(two_threads):
     # A run that goes on keeps its processes, as long as the machine has threads for them.
     for had, got in ((1, 1), (2, 2), (3, 2)):
         batch = Divisible(32, 512, M26, processes=had)
-        assert divide(cpu("auto"), lambda batch=batch: batch, by_itself=True).processes == got
+        assert divide(cpu("auto"), lambda batch=batch: batch, by_itself=True)[0] == got
     # A plan will choose rows that three processes can share.
-    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), by_itself=True).processes == 3
+    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), by_itself=True)[0] == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             PretrainSettings.parse(["--cpu_processes", wrong])

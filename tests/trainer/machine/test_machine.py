@@ -118,11 +118,9 @@ def broken_compiler(*arguments, **options):
 def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken_compiler)
     compiling.failure_to_compile.cache_clear()
-    said = []
     try:
         # A model that would be compiled would be called, which None cannot be.
-        compile_blocks(None, "1", CPU, said.append, (2, 24))
-        compile_blocks(None, "1", CPU, said.append, (2, 24))
+        said = [compile_blocks(None, "1", CPU, (2, 24)) for _ in range(2)]
     finally:
         compiling.failure_to_compile.cache_clear()
         torch.set_float32_matmul_precision("highest")

@@ -6,12 +6,13 @@ from torch import nn
 from tests.helpers import tiny_model
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.schedules import get_lr, learning_rate
+from trainer.optim.settings import OptimizerSettings
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     """Every parameter once; the rate of Muon is --muon_lr on the same schedule (lr_scale)."""
     model = tiny_model(use_moe=True)
-    optimizer = build_optimizer(model, 1e-3, 0.01, "muon", muon_lr=0.02)
+    optimizer = build_optimizer(model, OptimizerSettings(learning_rate=1e-3, optimizer="muon", muon_lr=0.02))
     names = {id(p): name for name, p in model.named_parameters()}
     listed = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
     assert sorted(listed) == sorted(names.values())
@@ -25,7 +26,8 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
 def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
     """--embed_lr moves embeddings, head and routers alone; without it they have --learning_rate, in the same groups."""
     model = tiny_model(use_moe=True)
-    usual, own = (build_optimizer(model, 1e-3, 0.01, "muon", muon_lr=0.02, embed_lr=rate) for rate in (0.0, 4e-3))
+    settings = [OptimizerSettings(learning_rate=1e-3, optimizer="muon", embed_lr=rate) for rate in (0.0, 4e-3)]
+    usual, own = (build_optimizer(model, one) for one in settings)
     names = {id(p): name for name, p in model.named_parameters()}
     changed = {}
     for before, after in zip(usual.param_groups, own.param_groups, strict=True):

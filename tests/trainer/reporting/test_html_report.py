@@ -59,7 +59,7 @@ def add(path, *lines):
 def page_of(*paths):
     """The text of the page about runs, which is written beside the first."""
     page = paths[0].with_suffix(".html")
-    write_report(paths, page, page.with_suffix(".png"))
+    write_report(paths, page)
     return page.read_text(encoding="utf-8")
 
 
@@ -147,13 +147,12 @@ def test_the_next_commands_can_be_pasted(tmp_path, monkeypatch):
 
 
 def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
-    """Lines that are cut off, within a character too, or longer than any of ours, and figures that no axis can show."""
+    """Lines that are cut off, within a character too, or longer than any of ours."""
     path = metrics_file(tmp_path / "a.metrics.jsonl")
     whole = RunRecords.read(path)
     cut = json.dumps({"tokens": 1, "text": "caf\u00e9"}, ensure_ascii=False).encode().removesuffix(b'\xa9"}')
     too_long = {"tokens": 1, "loss": 7.0, "pad": "x" * MOST_LINE_BYTES}
     add(path, b'{"step": 3, "upd\n', b"null\n[1]\n3\n", cut + b"\n", b"[" * 100_000 + b"\n", too_long)
-    add(path, {"tokens": 5000, "loss": 1e308}, {"tokens": 1e300, "loss": 2.0}, {"tokens": 10**400, "loss": 2.0})
     add(path, {"tokens": 9000, "loss": 0.5}, cut)
     damaged = RunRecords.read(path)
     assert damaged.columns.keys() == whole.columns.keys()

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from tests.helpers import losses, train
+from trainer.job import Progress
 from trainer.reporting.reporter import Reporter, Stopwatch
 
 
@@ -78,8 +79,8 @@ def test_the_time_that_is_left_leaves_out_the_first_update(monkeypatch):
 def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
     reporter = Reporter(is_main=True)
     with open("/dev/full", "wb", buffering=0) as reporter.file:
-        reporter.record({"step": 1})
-        reporter.record({"step": 2})
+        reporter.record(Progress(), {})
+        reporter.record(Progress(), {})
     assert capsys.readouterr().out.count("warning: /dev/full: No space left on device") == 1
     written = []
 
@@ -95,6 +96,6 @@ def test_a_full_disk_costs_lines_of_the_metrics_and_a_warning(capsys):
     reporter = Reporter(is_main=True)
     reporter.file = AlmostFull()
     for step in (1, 2, 3):
-        reporter.record({"step": step})
-    assert b"".join(written).splitlines() == [b'{"s', b'{"step": 2}', b'{"step": 3}']
+        reporter.record(Progress(step=step), {})
+    assert [line[:10] for line in b"".join(written).splitlines()] == [b'{"s', b'{"step": 2', b'{"step": 3']
     assert capsys.readouterr().out.count("warning: metrics: not all of a line fits") == 1
