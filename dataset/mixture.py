@@ -336,9 +336,6 @@ class Mixture:
         layout: dict[str, object] = {"shares": shares, "repeats": [source.repeat for source in self.sources]}
         if self.is_of_run:
             layout["epochs"] = self.epochs
-        if self.changes:
-            # Another end would be another order from the first row on.
-            layout["rows of all --max_updates"] = self.n_rows
         return layout
 
 

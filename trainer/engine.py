@@ -39,7 +39,7 @@ from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
 
-# What a job calls its `loss`: see above. Batch and totals are the job's own NamedTuples.
+# The loss of a job: see above. Batch and totals are the job's own NamedTuples.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     save: float
     # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
     overflow: float
-    # The one that it is of, as the caller of `poll` said.
+    # what `poll` was given
     update: Update | None = None
 
     @property

@@ -160,7 +160,7 @@ class Trainer:
         self.reporter.record(self.progress, start)
         for notice in notices:
             self.reporter.say(notice)
-        # All but the outlook's plan, which may be large, and goes before that of the next epoch comes.
+        # The outlook itself is not kept: its plan may be large.
         self.shown, self.forecast = outlook.shown, outlook.forecast
         # Short runs do not wait for a measurement of the machine.
         if outlook.flops >= SHORT_RUN_FLOPS:

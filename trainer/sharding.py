@@ -171,7 +171,9 @@ class Shards:
         # There is no other way to make it forget. Another version of torch may remember in other places.
         with contextlib.suppress(AttributeError):
             debug._clear_sharding_prop_cache()
+        with contextlib.suppress(AttributeError):
             _redistribute._gen_transform_infos.cache_clear()
+        with contextlib.suppress(AttributeError):
             _redistribute.clear_redistribute_planner_cache()
 
     def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
 
 from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks, on_main
@@ -175,14 +174,17 @@ class Clock:
             return None
         return (self.moved or self.planned).with_end(update, update + int(possible))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float | None]:
         """What a resume needs."""
-        return {"seconds_spent": self.spent(), "moved": asdict(self.moved) if self.moved else None}
+        course = asdict(self.moved) if self.moved else dict.fromkeys(("fall_from", "end", "fall_rate"))
+        return {"seconds_spent": self.spent(), **course}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         """Take over what `state_dict` gave in the run before."""
-        self.started -= state["seconds_spent"]
-        self.moved = Course(**state["moved"]) if state["moved"] else None
+        spent, fall_from, end, fall_rate = (state[name] for name in ("seconds_spent", "fall_from", "end", "fall_rate"))
+        self.started -= spent or 0.0
+        if fall_from is not None and end is not None and fall_rate is not None:
+            self.moved = Course(int(fall_from), int(end), fall_rate)
 
 
 def evaluation_share(compiled: bool) -> float:

@@ -47,7 +47,7 @@ POWER_OF_DEPTH = 5
 # Three layers need more tokens for it, by two runs.
 TOKENS_OF_THREE_LAYERS = 22e6
 # With `--init_scheme induction` models have from the start what GAIN_OF_DEPTH stands for, and a little more: half of these parts after
-# so many tokens. Runs of 0.8 to 7.3 M parameters and 2 to 69 M tokens; docs/experiments.md, "First weights that copy".
+# so many tokens. Runs of 0.8 to 15 M parameters and 2 to 69 M tokens; docs/experiments.md, "First weights that copy".
 GAIN_OF_INDUCTION = 0.135
 GAIN_OF_INDUCTION_WITH_ONE_HEAD = 0.09
 TOKENS_OF_INDUCTION = 8.6e5

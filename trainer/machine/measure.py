@@ -77,7 +77,7 @@ def synchronize(device: torch.device) -> None:
 def versions() -> dict[str, str]:
     """Those of the packages that compute, or draw the order of the rows."""
     return {
-        # A class of its own.
+        # a subclass of str, which weights_only refuses
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
@@ -115,7 +115,7 @@ def total_memory(device: torch.device) -> int | None:
 def available_memory(device: torch.device) -> int | None:
     """Bytes that this process can still get on the device; None where the system does not tell.
 
-    Linux: what can be had without swapping, within the limits of the process's cgroups.
+    Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -124,7 +124,16 @@ def available_memory(device: torch.device) -> int | None:
     in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
-    return min([KIB * in_machine, *(left for _, left in _memory_of_groups())])
+    bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
+    # Windows has no such module.
+    with contextlib.suppress(ImportError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            used = KIB * (_entry(SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
+            bounds.append(max(limit - used, 0))
+    return min(bounds)
 
 
 # -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2

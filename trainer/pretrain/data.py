@@ -123,6 +123,13 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
     return corpus
 
 
+def length_of_mixture(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> str:
+    """What a course of changing shares is laid out for; "": for epochs, which are in the row layout."""
+    if not (settings.max_updates and corpus.shares_change):
+        return ""
+    return f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
+
+
 def length_of_run(
     settings: PretrainSettings,
     ranks: Ranks,

@@ -22,7 +22,7 @@ from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
-from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_run, open_data
+from trainer.pretrain.data import DOCUMENTS, TextKind, length_of_mixture, length_of_run, open_data
 from trainer.pretrain.first_model import open_model
 from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
@@ -106,12 +106,14 @@ class PretrainJob(Job):
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
                 "architecture": architecture(self.config),
                 "row layout": self.corpus.layout(),
+                "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
             mended_by={
                 "data": self.kind.flags_of_data,
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
+                "length of the mixture": "--max_updates, --rows_per_update",
             },
             # They decide the first weights. A resume takes those of its checkpoint.
             only_at_start=("from_weight", "init_scheme"),

@@ -172,11 +172,11 @@ class RunRecords:
                     break
                 self.position += len(piece)
                 # One that a crash cut off, or that is none of ours, is passed over.
-                with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
                     self._take(json.loads(piece))
 
     def _take(self, record: dict[str, Any]) -> None:
-        tokens = record["tokens"]
+        tokens = float(record["tokens"])
         if "settings" in record:
             self.starts.append(record)
         elif "text" in record:
@@ -186,9 +186,10 @@ class RunRecords:
             self.trained = record["trained"]
         else:
             for field, value in flat_numbers(record).items():
+                number = float(value)
                 x, y = self.columns.setdefault(field, (array("d"), array("d")))
                 x.append(tokens)
-                y.append(value)
+                y.append(number)
 
     def curves(self, chart: Chart) -> list[Curve]:
         """Those of a chart that were logged. What is 0 throughout, such as the auxiliary loss of a dense model, is left out."""

@@ -203,7 +203,10 @@ class Checkpoints:
 
     def digests(self) -> dict[str, str]:
         """{name of a checkpoint: the beginning of its digest file}."""
-        return {path.name: recorded_digests(path)[:12].decode("ascii", "replace") for path in self.paths()}
+        return {
+            path.name: recorded_digests(path)[:12].decode("ascii", "replace") or "without a digest"
+            for path in self.paths()
+        }
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
@@ -238,7 +241,7 @@ class Checkpoints:
         digest_path = Path(f"{path}.sha256")
         self.folder.mkdir(parents=True, exist_ok=True)
         saved_before = path.exists()
-        earlier = recorded_digests(path) if saved_before else b""
+        earlier = digest_path.read_bytes() if saved_before and digest_path.exists() else b""
         digest = save_with_digest(state, path, digest_path, lambda digest: earlier + digest_line(path, digest))
         if saved_before:
             with atomic_file(digest_path) as digest_file:

@@ -292,25 +292,25 @@ FIVE_CORPORA = {"different": 1.77e7, "scale": 0.982}
 
 
 @pytest.mark.parametrize(
-    ("parameters", "layers", "heads", "tokens", "of_text", "loss"),
+    ("parameters", "layers", "heads", "tokens", "of_text", "loss", "error"),
     [
-        (0.84e6, 2, 1, 4.0e6, FIVE_CORPORA, 4.551),
-        (1.21e6, 2, 2, 5.3e6, FIVE_CORPORA, 4.193),
-        (1.60e6, 4, 2, 15.1e6, FIVE_CORPORA, 3.813),
-        # with the rates of today, an hour of one core and three
-        (2.48e6, 5, 2, 32.8e6, {"different": 3.53e7, "scale": 1.0}, 3.530),
-        (7.28e6, 8, 4, 69.1e6, {"different": 3.53e7, "scale": 1.0}, 3.177),
+        (0.84e6, 2, 1, 4.0e6, FIVE_CORPORA, 4.551, 0.01),
+        (1.21e6, 2, 2, 5.3e6, FIVE_CORPORA, 4.193, 0.02),
+        (1.60e6, 4, 2, 15.1e6, FIVE_CORPORA, 3.813, 0.025),
+        # with the rates of today, which the others did not have yet: an hour of one core, and six
+        (2.48e6, 5, 2, 32.8e6, {"different": 3.53e7, "scale": 1.0}, 3.530, 0.005),
+        (7.28e6, 8, 4, 69.1e6, {"different": 3.53e7, "scale": 1.0}, 3.177, 0.005),
         # without heads that copy
-        (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859),
+        (0.84e6, 2, 0, 4.0e6, FIVE_CORPORA, 4.859, 0.01),
         # a megabyte of novels, read eight times
-        (2.60e6, 2, 3, 2.3e6, {"different": 0.29e6, "scale": 0.841}, 4.066),
+        (2.60e6, 2, 3, 2.3e6, {"different": 0.29e6, "scale": 0.841}, 4.066, 0.01),
     ],
 )
-def test_the_law_meets_the_runs_whose_first_weights_copy(parameters, layers, heads, tokens, of_text, loss):
+def test_the_law_meets_the_runs_whose_first_weights_copy(parameters, layers, heads, tokens, of_text, loss, error):
     """References: docs/experiments.md, "First weights that copy"."""
     different, scale = of_text["different"], of_text["scale"]
     expected = laws.expected_loss(parameters, layers, tokens, text(different), scale, induction_heads=heads)
-    assert expected == pytest.approx(loss, rel=0.03)
+    assert expected == pytest.approx(loss, rel=error)
 
 
 def test_the_scale_of_a_text_is_what_bz2_makes_of_its_tokens():
