@@ -77,7 +77,7 @@ def synchronize(device: torch.device) -> None:
 def versions() -> dict[str, str]:
     """Those of the packages that compute, or draw the order of the rows."""
     return {
-        # a subclass of str, which weights_only refuses
+        # torch's own class compares version numbers, and not the text.
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,

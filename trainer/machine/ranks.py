@@ -394,8 +394,9 @@ def compare_with_main(
     _, main = of_ranks[0]
     for rank, (host, own) in enumerate(of_ranks):
         differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
-        told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-        end_all(ranks, told and f"rank {rank} on {host!r} has {told}: all ranks need {needed}")
+        if differing:
+            told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
+            end_all(ranks, f"rank {rank} on {host!r} has {told}: all ranks need {needed}")
 
 
 def entries_of(facts: Mapping[str, object]) -> dict[str, object]:
