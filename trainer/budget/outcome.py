@@ -37,7 +37,7 @@ SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
 # The law of the loss was measured with one value of each, but for those taken away here.
-UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "max_seq_len", "pack"}
+UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
 UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
 # What a resume takes from the first start, where nobody says it again
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
@@ -224,6 +224,7 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
         (costs.data.text_scale, laws.MEASURED_SCALES),
+        (costs.data.length, laws.MEASURED_CONTEXTS),
     ]
     is_such_run = all(least <= value <= most for value, (least, most) in ranges)
     is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY

@@ -5,6 +5,7 @@
       look_at_data       how much text there is, and how hard it is (costs.py)
       RunCosts           what each size takes, estimated and measured (costs.py)
       sizes              the models to try
+      with_best_rows     rows of 512 positions, or of 1,024
       choose             the best of all plans, of a size that was measured here
         best_plan        the plan with the lowest expected loss
           plan_for       the plan of one size
@@ -54,6 +55,11 @@ PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
 # How many times as fast as those of bfloat16 the products of float32 must be to be worth it: they are on Intel Xeons whose virtual
 # machine hides AMX. A guess: 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
 WORTH_FLOAT32 = 1.25
+# The expected loss with longer rows, relative to that with shorter ones, from which they are taken. Half of what it gains is only that
+# validation is cut into longer rows too: where the windows of both slide, 1.8 % become 0.9 %.
+WORTH_LONG_ROWS = 0.99
+# Part of a row of 512 that `mean_context` is at least where documents are long enough to try longer ones
+LONG_DOCUMENTS = 0.8
 # Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
 NEAR = 1.7
 # Rows of an update that are tried; even ones, so that two processes can share them.
@@ -112,6 +118,8 @@ def plan_run(
         # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
+        costs = with_best_rows(candidates, costs, kind)
+        data = costs.data
         plan = choose(candidates, costs)
     if data.most is not None and plan.tokens > data.most:
         times = math.ceil(plan.tokens / data.most)
@@ -199,6 +207,36 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
     if not found:
         raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
     return found
+
+
+def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
+    """The costs with rows of LONG_ROW positions, where the user has left it open and a plan expects a loss so much lower. A collective.
+
+    In longer rows a token sees more of its document, and costs more.
+    """
+    settings, machine, given = costs.settings, costs.machine, costs.given
+    is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
+    # Plain code computes the scores of all pairs of a row, so the short runs that it trains have short ones.
+    is_plain = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
+    if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
+        return costs
+    longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
+    data = look_at_data(longer, given, machine.ranks, kind, tell=False)
+    of_longer = RunCosts(longer, data, machine, given)
+
+    def is_worth_it() -> bool:
+        try:
+            plan = best_of_now(candidates, costs)
+            plan_of_longer = best_of_now(candidates, of_longer)
+        except UserError:
+            # The plan itself will say what is too little.
+            return False
+        # Each of many ranks has a row at least.
+        is_too_large = plan_of_longer.cut.rows * data.T > NEAR * laws.batch_tokens(plan_of_longer.tokens)
+        return not is_too_large and plan_of_longer.loss < WORTH_LONG_ROWS * plan.loss
+
+    # Rank 0 knows how much time is left.
+    return of_longer if on_main(machine.ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
@@ -319,6 +357,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
             data.text_scale,
             muon=costs.optimizer == "muon",
             induction_heads=config.num_attention_heads if costs.init_scheme(config) == "induction" else 0,
+            context=data.length,
         ),
     )
 
@@ -327,7 +366,9 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """The updates to choose from, as far as the user has left them open, in the largest micro-batches that fit the memory."""
     ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    most = MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type]
+    # Of longer rows fewer, which have as many positions.
+    times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
+    most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
     if costs.batch_size is not None:
         found = [Cut(costs.batch_size, n, at_once) for n in (STEPS if steps is None else (steps,))]
     elif steps is not None:

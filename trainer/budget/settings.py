@@ -52,7 +52,7 @@ class BudgetSettings(Settings):
     budget: str | None = setting(
         None,
         check=duration,
-        help="how long the command may take, as 90s, 10m or 1h30m: size, batch, rates and updates are planned for it",
+        help="how long the command may take, as 90s, 10m or 1h30m: size, rows, batch, rates and updates are planned for it",
         first=True,
     )
     budget_tokens: float | None = setting(

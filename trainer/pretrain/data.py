@@ -54,15 +54,20 @@ DOCUMENTS = TextKind(
 )
 
 
-def open_corpus(settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind) -> Corpus:
-    """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all."""
+def open_corpus(
+    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, tell: bool = True
+) -> Corpus:
+    """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all.
+
+    tell: say where the embedded data take the place of others.
+    """
     # While --batch_size auto has no number yet, an update has the rows that it has without.
     batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
     rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
 
     def open_own() -> Corpus:
         return kind.corpus(
-            data_of(settings, kind, tell=ranks.is_main),
+            data_of(settings, kind, tell=tell and ranks.is_main),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,

@@ -105,6 +105,7 @@ def pretraining_outlook(
             scale=laws.text_scale(corpus.store, first_model.tokenizer),
             muon=muon,
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
+            context=mean_context(first),
         )
         forecast = Forecast(law, laws.different_tokens(parts), settings.learning_rate)
         said.append(note_on_expected(parameters, tokens))
@@ -149,7 +150,8 @@ def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list
     export = next_command("export to Hugging Face", "scripts/export_hf.py", *weight, "--out_dir", f"{stem}_hf")
     if answers:
         return [next_command("chat", generate, *weight, "--chat"), play, export]
-    measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt")
+    windows = ["--max_length", str(settings.max_seq_len)]
+    measure = next_command("measure", evaluate, "perplexity", *weight, "--data_path", "my.txt", *windows)
     return [next_command("continue texts, chat", generate, *weight), play, measure, export]
 
 

@@ -10,12 +10,13 @@ import torch
 
 from model.config import MiniMindConfig
 from tests.trainer.budget.test_plan import best, data_of
-from trainer.budget import costs
+from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
 from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts
-from trainer.budget.planner import sizes
+from trainer.budget.planner import sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
+from trainer.pretrain.data import DOCUMENTS
 from trainer.pretrain.settings import PretrainSettings
 
 MACHINE = Machine(torch.device("cpu"), torch.float32, Ranks(), 1e11)
@@ -132,3 +133,34 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     monkeypatch.setattr(costs, "seconds", lambda *_: sizes_then.append(os.fstat(file).st_size) or 0.1)
     costs_of(machine=replace(MACHINE, ranks=ranks)).measure(CONFIG, Cut(2, 1, 1), updates=100)
     assert os.fstat(file).st_size == mmap.ALLOCATIONGRANULARITY < sizes_then[0]
+
+
+@pytest.mark.parametrize(
+    ("longest", "words", "rows"),
+    [
+        (4000, ["--budget_flops", "3e15"], 1024),
+        (300, ["--budget_flops", "3e15"], 512),
+        # Little is learned in few tokens.
+        (4000, ["--budget_flops", "3e12"], 512),
+        (4000, ["--budget_flops", "3e15", "--max_seq_len", "256"], 256),
+        (4000, ["--budget_flops", "3e15", "--pack", "0"], 512),
+        # Plain code computes the scores of all pairs of a row.
+        (4000, ["--budget", "2h", "--use_compile", "0"], 512),
+    ],
+)
+def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
+    """Those that the loss of whole plans has chosen on a GPU: docs/experiments.md, "Longer rows"."""
+
+    def look_at_data(settings, *_, **__):
+        T = settings.max_seq_len
+        return data_of(4e9, T=T, length=min(T, longest))
+
+    monkeypatch.setattr(planner, "look_at_data", look_at_data)
+    settings = PretrainSettings.parse(words)
+    given = {word.removeprefix("--") for word in words if word.startswith("--")}
+    found = with_best_rows(
+        sizes({"vocab_size": 6400, "hidden_size": 256}),
+        RunCosts(settings, look_at_data(settings), MACHINE, given),
+        DOCUMENTS,
+    )
+    assert found.data.T == found.settings.max_seq_len == rows
