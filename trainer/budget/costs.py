@@ -253,8 +253,9 @@ class RunCosts:
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of so many rows, on a machine like those that were measured."""
-        H, ranks, length = config.hidden_size, self.machine.ranks, self.data.length
+        H, ranks = config.hidden_size, self.machine.ranks
         device_type = self.machine.device.type
+        length = self.data.length
         if device_type == "cpu":
             length += CPU_SCORES * max(self.data.T - laws.USUAL_ROW, 0)
         work = rows * self.data.T * flops_per_token(config, length) / share_of_product_rate(device_type, H)

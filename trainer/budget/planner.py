@@ -210,19 +210,21 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
 
 
 def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
-    """The costs with rows of LONG_ROW positions, where the user has left it open and a plan expects a loss so much lower. A collective.
+    """The costs with rows of LONG_ROW positions, where the user has left it open and WORTH_LONG_ROWS is met; else as they are. A collective.
 
     In longer rows a token sees more of its document, and costs more.
     """
-    settings, machine, given = costs.settings, costs.machine, costs.given
+    settings = costs.settings
+    ranks = costs.machine.ranks
+    given = costs.given
     is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
     # Plain code computes the scores of all pairs of a row, so the short runs that it trains have short ones.
     is_plain = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
     if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = look_at_data(longer, given, machine.ranks, kind, tell=False)
-    of_longer = RunCosts(longer, data, machine, given)
+    data = look_at_data(longer, given, ranks, kind, tell=False)
+    of_longer = RunCosts(longer, data, costs.machine, given)
 
     def is_worth_it() -> bool:
         try:
@@ -236,7 +238,7 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
         return not is_too_large and plan_of_longer.loss < WORTH_LONG_ROWS * plan.loss
 
     # Rank 0 knows how much time is left.
-    return of_longer if on_main(machine.ranks, is_worth_it) else costs
+    return of_longer if on_main(ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:

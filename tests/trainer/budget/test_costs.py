@@ -149,7 +149,7 @@ def test_what_a_measurement_shares_is_given_back(monkeypatch, tmp_path):
     ],
 )
 def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
-    """Those that the loss of whole plans has chosen on a GPU: docs/experiments.md, "Longer rows"."""
+    """Where a plan may choose them, and expects 1 % less loss: docs/experiments.md, "Longer rows"."""
 
     def look_at_data(settings, *_, **__):
         T = settings.max_seq_len
