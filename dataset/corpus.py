@@ -282,11 +282,14 @@ class Corpus:
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
         return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
 
-    def bytes_per_token(self, added: int) -> float:
-        """UTF-8 bytes of all texts, those held out included, per token of theirs. added: tokens of a document beside those."""
-        n_bytes = sum(int(store.text_bytes.sum(dtype=np.int64)) for store in self.stores)
-        of_text = len(self.store.tokens) - added * len(self.store)
-        return n_bytes / max(of_text, 1)
+    def bytes_per_target(self) -> float:
+        """UTF-8 bytes of the texts per token of theirs that is predicted: of what is evaluated, where there is any."""
+        store, documents = self.store, self.documents
+        if self.val_store is not None and self.val_documents is not None:
+            store, documents = self.val_store, self.val_documents
+        n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64))
+        targets = int(target_counts(store)[documents].sum(dtype=np.int64))
+        return n_bytes / max(targets, 1)
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
         """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""

@@ -6,7 +6,7 @@ behaves otherwise is found out by timing some sizes (`measure`), which corrects 
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -87,7 +87,7 @@ class Data:
     text of some. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
     share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
     it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
-    is, relative to that of the law. most_passes: how often it helps to read the text.
+    is, relative to that of the law. batch_of: the first so many rows. most_passes: how often it helps to read the text.
     """
 
     vocab_size: int
@@ -95,11 +95,12 @@ class Data:
     T: int
     fill: float
     length: float
-    bytes_per_token: float
+    bytes_per_target: float
     evaluated: int
     val_fraction: float
     text_scale: float
     parts: tuple[laws.Part, ...]
+    batch_of: Callable[[int], Batch]
     most: float | None = None
     most_passes: float = laws.MOST_PASSES
 
@@ -125,7 +126,6 @@ def look_at_data(
     encoder = kind.make_encoder(tokenizer, settings)
     corpus = open_corpus(settings, encoder, ranks, kind, tell)
     epoch = corpus.plan(0)
-    bytes_per_token = corpus.bytes_per_token(encoder.added_tokens)
     # What the user holds out is not in the plan of the corpus.
     held_out_now = 0.0
     n_documents = len(corpus.store)
@@ -148,19 +148,25 @@ def look_at_data(
     tokens_of_pass = trained_part * epoch.n_pairs
     validation = corpus.validation()
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
+
+    def batch_of(rows: int) -> Batch:
+        assembler = corpus.assembler(tokenizer.pad_token_id or 0, rows)
+        return assembler[epoch.recipe(range(min(rows, epoch.n_rows)))]
+
     return Data(
         vocab_size=encoder.vocab_size,
         tokens_of_pass=tokens_of_pass,
         T=epoch.T,
         fill=epoch.fill,
         length=mean_context(epoch),
-        bytes_per_token=bytes_per_token,
+        bytes_per_target=corpus.bytes_per_target(),
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer),
         parts=tuple(
             part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
         ),
+        batch_of=batch_of,
         # One pass is the longest run there is, see dataset/mixture.py.
         most=tokens_of_pass if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
@@ -348,7 +354,8 @@ class RunCosts:
         self.corrections[size] = min(factor, MOST_CORRECTION[self.machine.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
-        """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on random tokens.
+        """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on the text itself: where the same tokens
+        come often, and where a row has several documents, some kernels take another time.
 
         Both are the middle of at least `times`, and of as many more as it takes until they have taken `timed_seconds()`: a machine
         may be slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
@@ -358,12 +365,7 @@ class RunCosts:
         T, recomputes = self.data.T, self.settings.gradient_checkpointing
         # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
         torch.compiler.reset()
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(3, config.vocab_size, (rows, T + 1), generator=generator)
-        zeros = torch.zeros(rows, T, dtype=torch.long)
-        positions = torch.arange(T).expand(rows, T).contiguous()
-        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-        batch = to_device(Batch(inputs, targets, zeros, positions, rows * T, rows), device)
+        batch = to_device(self.data.batch_of(rows), device)
         model = MiniMindForCausalLM(config).train()
         if recomputes:
             model.activation_checkpointing_enable({"use_reentrant": False})
@@ -382,7 +384,7 @@ class RunCosts:
         # Also where nothing is compiled: it prepares the device for plain code as the run does.
         choice = "1" if self.compiled else "0"
         compile_blocks(model.compile_training, choice, device, (rows, T), dtype=dtype)
-        totals = Totals(rows * T, rows)
+        totals = Totals(batch.n_targets, batch.n_documents)
 
         def micro_batch() -> None:
             engine.micro_batch(batch, totals)

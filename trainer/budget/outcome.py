@@ -171,7 +171,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     error = loss_error(plan, costs, chosen)
     loss = "not known for such a run"
     if error is not None:
-        bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_token
+        bits_per_byte = plan.loss / math.log(2) / costs.data.bytes_per_target
         loss = f"{plan.loss:.3f} ({plan.loss * (1 - error):.2f} to {plan.loss * (1 + error):.2f}), {bits_per_byte:.3f} bits per byte"
     left = plan.other_seconds + plan.seconds
     total_seconds = seconds_since_start() + left

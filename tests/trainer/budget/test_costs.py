@@ -1,5 +1,6 @@
 """What a planned run takes. Reference: its events, counted one after the other."""
 
+import json
 import mmap
 import os
 import statistics
@@ -8,11 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from common.paths import ROOT
+from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
 from tests.trainer.budget.test_plan import best, data_of
 from trainer.budget import costs, planner
 from trainer.budget.clock import FILES_S, REPORT_S
-from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts
+from trainer.budget.costs import WARM_COMPILE_S, Cut, Machine, RunCosts, look_at_data
 from trainer.budget.planner import sizes, with_best_rows
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.ranks import Ranks, SharedMemory
@@ -164,3 +167,20 @@ def test_long_documents_get_long_rows(monkeypatch, longest, words, rows):
         DOCUMENTS,
     )
     assert found.data.T == found.settings.max_seq_len == rows
+
+
+def test_updates_are_timed_on_the_text_and_bits_are_told_of_the_validation(tmp_path):
+    """Reference: what the files say."""
+    trained, evaluated = "One text is trained. " * 40, "另一篇只用来评估。" * 20
+    for name, content in (("train", trained), ("valid", evaluated)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": content}) + "\n")
+    words = ["--data_path", str(tmp_path / "train.jsonl"), "--val_path", str(tmp_path / "valid.jsonl")]
+    settings = PretrainSettings.parse([*words, "--max_seq_len", "64", "--tokenizer_path", str(ROOT / "model")])
+    data = look_at_data(settings, {"val_path"}, Ranks())
+    tokenizer = load_tokenizer(str(ROOT / "model"))
+    rows = data.batch_of(2)
+    assert rows.input_ids.shape == (2, 64)
+    assert all(tokenizer.decode(row, skip_special_tokens=True) in trained for row in rows.input_ids)
+    # The end of a document is predicted too.
+    predicted = len(tokenizer(evaluated, add_special_tokens=False)["input_ids"]) + 1
+    assert data.bytes_per_target == len(evaluated.encode()) / predicted

@@ -2,6 +2,7 @@
 
 import bz2
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from common.errors import UserError
 from common.paths import ROOT
+from dataset.loader import Batch
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import parameter_count
 from trainer.budget import laws
@@ -23,12 +25,18 @@ def text(tokens):
     return (laws.Part(1.0, tokens),)
 
 
-def data_of(tokens_of_pass=2e7, **changes):
+def data_of(tokens_of_pass=2e7, T=512, **changes):
     usual = {
-        "vocab_size": 6400, "parts": text(tokens_of_pass), "T": 512, "fill": 1.0, "length": laws.CONTEXT_OF_LAW, "bytes_per_token": 3.0,
-        "evaluated": 0, "val_fraction": 0.01, "text_scale": 1.0,
+        "vocab_size": 6400, "parts": text(tokens_of_pass), "fill": 1.0, "length": laws.CONTEXT_OF_LAW, "bytes_per_target": 3.0,
+        "evaluated": 0, "val_fraction": 0.01, "text_scale": 1.0, "batch_of": partial(first_rows, T),
     }  # fmt: skip
-    return Data(tokens_of_pass=tokens_of_pass, **{**usual, **changes})
+    return Data(tokens_of_pass=tokens_of_pass, T=T, **{**usual, **changes})
+
+
+def first_rows(T, rows):
+    """A text that says one token."""
+    zeros = torch.zeros(rows, T, dtype=torch.int64)
+    return Batch(zeros, zeros, zeros, torch.arange(T).expand(rows, T), rows * T, rows)
 
 
 ALONE = Ranks()
