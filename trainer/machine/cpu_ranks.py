@@ -37,7 +37,7 @@ from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
 from trainer.machine.settings import DividedMachineSettings
-from trainer.optim import muon
+from trainer.optim.muon import orthogonalise
 
 # ------------------------------------------------------------------------------------------------ how many
 
@@ -145,8 +145,8 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
 
 
 def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
-    """What n processes share: the gradients of each, their sum, and Muon's matrices in bf16."""
-    return parameters * (4 * (n_processes + 1) + 2) if n_processes > 1 else 0
+    """What n processes share: the gradients of each, their sum, and Muon's orthogonal matrices."""
+    return parameters * 4 * (n_processes + 2) if n_processes > 1 else 0
 
 
 # --------------------------------------------------------------------------------------- how they start and end
@@ -340,16 +340,16 @@ class SharedOrthogonalise:
         self._results: dict[torch.Size, torch.Tensor] = {}
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[n, rows, columns] -> the same in bf16, to be read until the next update. All ranks must call it."""
+        """[n, rows, columns] -> each matrix orthogonalised, to be read until the next update. All ranks must call it."""
         memory = self.ranks.memory
         assert memory is not None
         if matrices.shape not in self._results:
-            taken = memory.take(muon.DTYPE.itemsize * matrices.numel())
-            self._results[matrices.shape] = taken.view(muon.DTYPE).view(matrices.shape)
+            taken = memory.take(matrices.nbytes)
+            self._results[matrices.shape] = taken.view(matrices.dtype).view(matrices.shape)
         results = self._results[matrices.shape]
         own = slice(self.ranks.rank, None, self.ranks.world_size)
         # There may be fewer matrices of a shape than ranks.
         if len(matrices[own]):
-            results[own] = muon.orthogonalise(matrices[own])
+            results[own] = orthogonalise(matrices[own])
         memory.wait(self.ranks.rank)
         return results

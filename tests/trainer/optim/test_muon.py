@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from trainer.optim.muon import Muon
+from trainer.machine import devices
+from trainer.optim.muon import Muon, orthogonalise
 
 SHAPES = [(8, 8), (24, 8), (8, 24), (8, 8)]
 
@@ -26,6 +27,21 @@ def test_equals_torch_muon(weight_decay):
     ours, theirs = matrices(), matrices()
     run(Muon(ours, lr=0.02, weight_decay=weight_decay), ours, 5)
     run(torch.optim.Muon(theirs, lr=0.02, weight_decay=weight_decay), theirs, 5)
-    for a, b in zip(ours, theirs, strict=True):  # both iterate in bf16, so they round differently in a batch
+    for a, b in zip(ours, theirs, strict=True):  # in a batch, or in float32, they round differently
         assert torch.allclose(a, b, atol=2e-3)
     assert max((a - b).abs().max() for a, b in zip(ours, matrices(), strict=True)) > 0.05
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_iterates_in_the_type_that_the_cpu_multiplies(monkeypatch, native, dtype):
+    """Emulated bfloat16 took twenty times as long as float32."""
+    monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: native)
+    types = set()
+
+    def orthogonalise_noted(matrices, shape):
+        types.add(matrices.dtype)
+        return orthogonalise(matrices)
+
+    parameters = matrices()
+    run(Muon(parameters, orthogonalise=orthogonalise_noted), parameters, 1)
+    assert types == {dtype}
