@@ -292,7 +292,6 @@ class Trainer:
             progress.row = 0
         self.stopwatch.after_update(progress.step)
         if self.length.clock is not None:
-            # It may move the end of the run.
             self.length.clock.after_update(progress.update)
 
         # On CUDA an update's outcome comes with the next one. It is waited for before a save, and at the end of an epoch, since the

@@ -105,7 +105,7 @@ def divide(
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
     if n == 1:
         return 1, []
-    threads = counted(max(1, n_threads // n), "thread")
+    threads = counted(threads_of_each(n), "thread")
     of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
         f"{n} processes of {threads} share each micro-batch{of_all}: they wait for each other a few "
@@ -124,6 +124,11 @@ def available_threads() -> int:
     if limit is not None:
         limits.append(max(1, math.ceil(limit)))
     return min(limits)
+
+
+def threads_of_each(processes: int) -> int:
+    """The threads of one of so many processes that share a micro-batch."""
+    return max(1, available_threads() // processes)
 
 
 def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
