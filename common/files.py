@@ -87,14 +87,9 @@ class HashingWriter:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
-        self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        try:
-            written = self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
+        written = self.file.write(data)
         self.digest.update(data)
         return written
 
