@@ -20,6 +20,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,16 +28,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from dataset.loader import UpdateSchedule
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
-from trainer.machine.settings import NONE
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import parts_of
-from trainer.optim.settings import OptimizerSettings
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
+from trainer.settings import NONE, OptimizerSettings, RunSettings
 from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
 
 # The loss of a job: see above. Batch and totals are the job's own NamedTuples.
@@ -63,6 +64,21 @@ class Update(NamedTuple):
     last_step: int
     # tokens that it trains
     targets: int
+
+
+def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
+    """Rows of an update over all ranks."""
+    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
+    return settings.rows_per_update or rows
+
+
+def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
+    """How the rows of an epoch, from start_row on, are dealt out."""
+    micro_batches = settings.accumulation_steps
+    if settings.rows_per_update:
+        micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
+    rows_of_rank = ranks.rows_of(settings.batch_size)
+    return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 
 class Outcome(NamedTuple):

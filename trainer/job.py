@@ -34,7 +34,7 @@ from trainer.budget.clock import Clock
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.updates import RunSettings
+from trainer.settings import RunSettings
 
 UNLIMITED = float("inf")
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.

@@ -15,8 +15,8 @@ from trainer.machine.command_line import StopSignals, launch_line
 from trainer.machine.cpu_ranks import Join, side_by_side, threads_of_each
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
-from trainer.machine.settings import MachineSettings
 from trainer.saving.places import check_place, hold, release_all
+from trainer.settings import MachineSettings
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 

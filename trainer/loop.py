@@ -21,7 +21,7 @@ from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.advice import Forecast, plain_advice
-from trainer.engine import LOADER_FAILED, Outcome, Update
+from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
 from trainer.machine.command_line import name_of
 from trainer.machine.measure import out_of_memory_in_a_line, peak_memory, product_rate
@@ -31,7 +31,6 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
-from trainer.updates import schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0

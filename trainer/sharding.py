@@ -29,7 +29,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.machine.ranks import Ranks, compare_with_main
-from trainer.machine.settings import FULL
+from trainer.settings import FULL
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -23,10 +23,10 @@ from trainer.machine.cpu_ranks import SharedOrthogonalise, SharedReducer
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import Muon, orthogonalise
-from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, make_reducer
 from trainer.saving.resume import SaveTimer
+from trainer.settings import OptimizerSettings
 
 KINDS = ("dense padded", "moe packed")
 CUTS = [(1, 4), (2, 2), (4, 1)]  # of a rank: 8 rows in all. The tail leaves the second rank short or without rows

@@ -36,8 +36,8 @@ from trainer.machine.command_line import end_process, line_of
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
-from trainer.machine.settings import DividedMachineSettings
 from trainer.optim import muon
+from trainer.settings import DividedMachineSettings
 
 # ------------------------------------------------------------------------------------------------ how many
 

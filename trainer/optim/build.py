@@ -9,7 +9,7 @@ from torch import nn
 from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, Together, orthogonalise
-from trainer.optim.settings import OptimizerSettings
+from trainer.settings import OptimizerSettings
 from trainer.sharding import Shards
 
 # As torch.optim takes them: {"params": [...], "weight_decay": ...}.

@@ -15,7 +15,7 @@ from common.files import atomic_file
 from common.wording import announce
 from trainer.job import Progress
 from trainer.reporting.records import flat_numbers
-from trainer.updates import RunSettings
+from trainer.settings import RunSettings
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]

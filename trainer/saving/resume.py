@@ -13,6 +13,7 @@ import torch.distributed as dist
 from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.wording import counted
+from trainer.engine import rows_of_update
 from trainer.job import Job, Progress, RunSettings
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, end_all, entries_of, on_main
@@ -21,7 +22,6 @@ from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
-from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
 FORMAT = 2
