@@ -109,27 +109,27 @@ def refuse_irregular(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_small(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_small(path: str | Path) -> bytes:
     """The content of a small file that may have been put there by anybody.
 
-    Errors: OSError for what is no regular file, and for more than `most_bytes`.
+    Errors: OSError for what is no regular file, and for more than MOST_BYTES.
     """
     refuse_irregular(path)
     with open(path, "rb") as file:
         # One byte more than is allowed, and no more: it may be of any size.
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes, which none of its kind is", str(path))
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes, which none of its kind is", str(path))
     return content
 
 
-def read_object(path: str | Path, most_bytes: int = MOST_BYTES) -> dict[str, object]:
+def read_object(path: str | Path) -> dict[str, object]:
     """The JSON object in a small file that may have been put there by anybody, such as the .json beside a weight.
 
     Errors: ValueError, one line that names the file.
     """
     try:
-        content = json.loads(read_small(path, most_bytes))
+        content = json.loads(read_small(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

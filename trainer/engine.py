@@ -368,21 +368,14 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay this run's own."""
-        # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
-        not_options = {"params", "lr"}
-        own_options = []
-        for group in self.optimizer.param_groups:
-            own_options.append({name: value for name, value in group.items() if name not in not_options})
         saved = state["optimizer"]
         for optimizer, part in zip(parts_of(self.optimizer), saved.get("optimizers", [saved]), strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            for group, before in zip(groups, part["param_groups"], strict=True):
+                # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
+                group["lr"] = before["lr"]
             # Each rank has the whole, of which a sharded model takes this rank's rows.
-            optimizer.load_state_dict(sharded_state(part, optimizer))
-        for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
-            # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
-            # where a flag asks for it: without that flag `update` would leave them there.
-            for name in group.keys() - options.keys() - not_options:
-                del group[name]
-            group.update(options)
+            optimizer.load_state_dict(sharded_state({**part, "param_groups": groups}, optimizer))
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])

@@ -1,6 +1,6 @@
 """The flags that several trainers share, in groups. Those of one trainer are in its folder."""
 
-import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -14,9 +14,17 @@ NONE = "none"
 FULL = "full"
 
 
-def process_count(text: str) -> str:
-    """`auto`, or a number of processes; as text, since a setting has one type."""
-    return text if text == AUTO else str(positive(int, MOST_PROCESSES)(text))
+def auto_or(convert: Callable[[str], float]) -> Callable[[str], str]:
+    """A converter of `auto`, and of what `convert` takes; as text, since a setting has one type."""
+
+    def as_text(text: str) -> str:
+        if text != AUTO:
+            convert(text)
+        return text
+
+    # argparse names it in its message on a text that is neither.
+    as_text.__name__ = f"{convert.__name__} or {AUTO}"
+    return as_text
 
 
 @dataclass(kw_only=True)
@@ -48,7 +56,7 @@ class DividedMachineSettings(MachineSettings):
 
     cpu_processes: str = setting(
         "auto",
-        check=process_count,
+        check=auto_or(positive(int, MOST_PROCESSES)),
         help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
     )
 
@@ -92,16 +100,6 @@ class OptimizerSettings(UpdateSettings):
     )
 
 
-def minutes(text: str) -> str:
-    """`auto`, or a number of minutes; as text, since a setting has one type."""
-    if text != AUTO:
-        try:
-            not_negative(float)(text)
-        except (ValueError, argparse.ArgumentTypeError):
-            raise argparse.ArgumentTypeError(f"{text!r} must be auto or a number of minutes, 0 for none") from None
-    return text
-
-
 @dataclass(kw_only=True)
 class OutputSettings(Settings):
     """output"""
@@ -125,7 +123,7 @@ class OutputSettings(Settings):
     # None: not given. As above.
     save_minutes: str = setting(
         None,
-        check=minutes,
+        check=auto_or(not_negative(float)),
         help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: 2 in the place of "
         "its default on a CUDA GPU, 0 elsewhere)",
     )

@@ -127,14 +127,12 @@ class Shards:
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-        assert dist.group.WORLD is not None
-        # The ranks that have one model together.
-        self.group: dist.ProcessGroup = dist.group.WORLD
         # Whole ones, as long as the model has them.
         weights = model.state_dict() if ranks.is_main else {}
 
         # Units, which are what is gathered at once: each layer, and what is in none.
-        mesh = DeviceMesh.from_group(self.group, device.type)
+        assert dist.group.WORLD is not None
+        mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
             unit = fully_shard(module, mesh=mesh)

@@ -35,7 +35,7 @@ from common.wording import announce, counted
 from trainer.machine.command_line import end_process, line_of
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
+from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, loss_of_a_rank, ranks_of_launcher
 from trainer.optim import muon
 from trainer.settings import DividedMachineSettings
 
@@ -238,8 +238,8 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
 
 
 def is_of_a_lost_peer(error: Exception) -> bool:
-    """Whether another process is the reason, or says it: an error of Gloo, which carries the messages."""
-    return isinstance(error, SaidByAnotherRank) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+    """Whether another process is the reason, or says it."""
+    return isinstance(error, SaidByAnotherRank) or loss_of_a_rank(error) is not None
 
 
 def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:

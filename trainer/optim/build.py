@@ -45,7 +45,7 @@ def build_optimizer(
     own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     how: Orthogonalise = orthogonalise
     if shards is not None:
-        how = ShardedOrthogonalise(shards.group)
+        how = ShardedOrthogonalise(ranks)
     elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)
     muon = Muon([own_group], lr=settings.muon_lr, orthogonalise=how)
