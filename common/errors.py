@@ -1,4 +1,4 @@
-"""The errors that a person can act on. UserError and DataError end a command with one line and exit code 2."""
+"""The errors that a person can act on. They end a command with one line and exit code 2."""
 
 import contextlib
 import importlib
@@ -17,12 +17,8 @@ class SaidByAnotherRank(UserError):
         super().__init__("")
 
 
-class DataError(ValueError):
-    """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
-
-    def __init__(self, message: str, kind: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
+class DataError(UserError):
+    """Something in the data that its owner can mend: one line that says where, what and how."""
 
 
 @contextlib.contextmanager
@@ -33,7 +29,7 @@ def user_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, DataError):
+    except UserError:
         raise
     except OSError as error:
         # str() would begin with [Errno 13].

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from common.errors import DataError, UserError
+from common.errors import UserError
 from common.paths import ROOT
 from common.processes import obey_ctrl_c
 from common.wording import nowhere, one_line
@@ -63,7 +63,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
 
 def line_of(error: Exception) -> tuple[str, int] | None:
     """(the line for the user, the exit code) of an error; None for a defect of ours, which keeps its traceback."""
-    if isinstance(error, (UserError, DataError)):
+    if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_fault_of_data else 1
