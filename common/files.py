@@ -36,7 +36,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # That of numpy's tofile has no number.
+            # numpy's tofile raises one without a number.
             reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
             raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
@@ -60,7 +60,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
 
     Errors: OSError that names `folder` for what safetensors cannot write.
     """
-    # Of a killed run.
+    # left by a killed run
     remove(temporary)
     try:
         yield temporary

@@ -45,7 +45,7 @@ Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
-# What it may ask by. An update adds up what the ranks say, so each number has a place of its own in the message.
+# All these numbers. An update adds up what the ranks say, so each has a place of its own in the message.
 STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
 
 
@@ -179,7 +179,7 @@ class Engine:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
-        # Of a sharded model one layer at a time is to be whole, in half precision too.
+        # A sharded model has one layer whole at a time, in half precision too.
         return autocast(self.device, self.dtype, keeps_copies=self.shards is None)
 
     # -------------------------------------------------------------------------------------------------- an update
@@ -257,7 +257,7 @@ class Engine:
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
-            # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
+            # torch.nn.utils.clip_grad_norm_ would have to compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
 
@@ -281,7 +281,7 @@ class Engine:
             overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
-        # What `poll` gives of the update. Until here `outcome` is that of the update before.
+        # The outcome that `poll` gives. Until here `outcome` is that of the update before.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.

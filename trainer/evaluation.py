@@ -142,7 +142,7 @@ def undisturbed(engine: Engine) -> Iterator[None]:
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.7
 TOP_P = 0.9
-# What transformers takes where nothing is said.
+# transformers' own default
 TOP_K = 50
 
 

@@ -212,7 +212,7 @@ class Trainer:
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise self.loader.failure or SaidByAnotherRank
-        # As a shell has it for a process that a signal has ended.
+        # a shell's exit code for a process that a signal has ended
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
@@ -443,7 +443,7 @@ class Trainer:
 
         Errors: DataError where it was trained on damaged data.
         """
-        # By now the check has long ended, unless this is the beginning or the data is huge.
+        # The check has long ended by now, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         # A checkpoint says how its last update ended.

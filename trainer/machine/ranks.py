@@ -114,7 +114,7 @@ class Ranks:
     sharing: int = 1
     # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
     local_world_size: int = 1
-    # What the copies of a command share
+    # shared by the copies of a command
     memory: SharedMemory | None = None
 
     @property

@@ -114,7 +114,7 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
-    """What to say of an update that was not applied. plan: that its rows are of."""
+    """The line on an update that was not applied. plan: of its epoch."""
     update = outcome.update
     assert update is not None
     so_far = f"update {update.number} is not applied ({int(outcome.skipped)} so far)"

@@ -18,7 +18,7 @@ from common.files import refuse_irregular
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
 MOST_LINE_BYTES = 1 << 23
-# What the data of a start is noted to train, where that is not all of its text
+# noted of data of which the answers alone are trained
 ANSWERS = "answers"
 
 

@@ -308,7 +308,7 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             for path in left:
                 link = self.folder / path.name
-                # Of a folder that somebody has renamed back, or of a start that was killed here.
+                # left by a folder that somebody has renamed back, or by a start that was killed here
                 if link.exists() and not is_link_of(link, path):
                     replace(link, link.with_name(f"{link.name}.before"))
                 if not link.exists():

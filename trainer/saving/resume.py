@@ -121,7 +121,7 @@ class Saver:
         end_all(self.ranks, problem and f"the last save failed {problem}")
 
     def how_to_go_on(self) -> str:
-        """What a user has after an error, on rank 0, which reads the files."""
+        """From which checkpoint a resume would go on: the end of a line on an error. On rank 0, which reads the files."""
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
@@ -161,7 +161,7 @@ class Saver:
             return None
         # Machines may have the disk that they share in places of their own.
         path = self.checkpoints.folder / found.name
-        # Of a sharded model each rank reads no more than its part.
+        # A rank reads no more than its part of a sharded model.
         state = load_checkpoint(path, mapped=self.engine.shards is not None)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
@@ -224,7 +224,7 @@ class Saver:
                 )
             else:
                 self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-        # As many ranks as have left their state
+        # Each rank of the run before has left its state.
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
         rows_before = before["rows_per_update"] or product
