@@ -347,9 +347,7 @@ class Engine:
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's state dict. A collective where the model is sharded: then rank 0 alone gets it, on the CPU."""
-        if self.shards is None:
-            return self.model.state_dict()
+        """A copy of the model's state dict on the CPU, for rank 0 alone. A collective where the model is sharded."""
         # With the parameters themselves a tied one is seen to be one.
         return snapshot(self.model.state_dict(keep_vars=True), keeps=self.ranks.is_main)
 

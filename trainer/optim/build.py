@@ -38,7 +38,7 @@ def build_optimizer(
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-        # the other matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
+        # The other matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
         # schedule's rate with, which has --learning_rate in it already: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
             group["lr_scale"] = settings.embed_lr / lr

@@ -16,7 +16,6 @@ from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import snapshot
 
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
@@ -145,6 +144,6 @@ def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> No
     all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
         # Its end has come with a lower number of updates, before they were due.
-        weights = snapshot(engine.weights())
+        weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
     reporter.say(left_by(job))

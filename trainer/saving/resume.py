@@ -247,7 +247,7 @@ class Saver:
             return
         weights = self.engine.weights()
         if self.ranks.is_main:
-            self.best_weights = weights_to_save(snapshot(weights))
+            self.best_weights = weights_to_save(weights)
 
     def write_best(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
         """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""
