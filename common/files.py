@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, their digests, and moving and removing them."""
+"""Files that appear complete or not at all, their digests, moving and removing them; folders that libraries take."""
 
 import contextlib
 import errno
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
+
+from common.errors import UserError
 
 # Configs and settings have a few thousand bytes; a data file that was named by mistake has more.
 MOST_BYTES = 1 << 20
@@ -190,3 +192,17 @@ def file_lock(path: Path, file_stays: bool = False) -> Any:
     from filelock import FileLock
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=file_stays)
+
+
+def utf8_folder(flag: str, path: str | Path) -> Path:
+    """The folder, if its whole path is UTF-8: the libraries that read and write exports take no other. UserError."""
+    try:
+        str(Path(path).absolute()).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
+    return Path(path)
+
+
+def user_cache() -> Path:
+    """The folder for what is kept for the user and can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.paths import ROOT
 from common.settings import default_of
+from common.start import ROOT
 from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from common.flags import AUTO, not_negative, positive, seed
-from common.paths import ROOT
 from common.settings import Settings, setting, switch
+from common.start import ROOT
 
 MOST_PROCESSES = 64
 # values of --shard

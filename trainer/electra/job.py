@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
-from common.paths import ROOT
 from common.settings import read_plain
+from common.start import ROOT
 from common.wording import announce, counted, loader_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from common.errors import UserError
-from common.paths import ROOT
 from common.processes import obey_ctrl_c
+from common.start import ROOT
 from common.wording import nowhere, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import what_the_machine_lacks

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from common.paths import ROOT
 from common.processes import seconds_since_start
+from common.start import ROOT
 from common.wording import announce, counted
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
-from common.paths import ROOT
 from common.settings import Settings, default_of, setting, switch, with_default
+from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, record_of
 from trainer.budget.settings import BudgetSettings
