@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from common.processes import stop_signals
 from dataset.loader import UpdateSchedule
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
-from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
@@ -46,7 +46,7 @@ Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
 # All these numbers. An update adds up what the ranks say, so each has a place of its own in the message.
-STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
+STOP_REQUESTS = (*stop_signals(), LOADER_FAILED)
 
 
 class Update(NamedTuple):

@@ -129,7 +129,7 @@ class Trainer:
     def open_files(self, is_resumed: bool) -> None:
         """On rank 0: begin or continue what the run writes. A fresh run first moves an earlier one out of its way."""
         files = self.job.files
-        check_space(files.stem.parent, self.engine)
+        check_space(files.stem.parent, self.engine.model)
         # The tracker comes before the files: if it refuses, nothing has been moved.
         if self.settings.tracker != "none":
             self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)

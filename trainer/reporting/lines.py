@@ -55,7 +55,7 @@ def describe(
 # ---------------------------------------------------------------------------------------- log lines
 
 
-def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) -> str:
+def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
     """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
     for name in shown:

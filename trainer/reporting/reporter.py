@@ -129,7 +129,7 @@ def finite(value: Any) -> Any:
 class Stopwatch:
     """Seconds since the last log line, and the mean time of a micro-batch. Micro-batches are counted as in Progress.step."""
 
-    def __init__(self, step: int = -1, seconds_before: float = 0.0) -> None:
+    def __init__(self, step: int, seconds_before: float) -> None:
         """step: the last one before. seconds_before: since the last log line, in the run that a resume goes on with."""
         self.start = time.perf_counter()
         self.lap_start = self.start - seconds_before
