@@ -13,9 +13,6 @@ class UserError(ValueError):
 class SaidByAnotherRank(UserError):
     """Ends this rank without a line of its own: another rank has the error, and prints it."""
 
-    def __init__(self) -> None:
-        super().__init__("")
-
 
 class DataError(UserError):
     """Something in the data that its owner can mend: one line that says where, what and how."""

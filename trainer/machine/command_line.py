@@ -55,10 +55,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.stdout = nowhere()
         sys.exit(1)
     except Exception as error:
-        ending = line_of(error)
-        if ending is None:
-            raise
-        end_process(*ending)
+        end_process(error)
 
 
 def line_of(error: Exception) -> tuple[str, int] | None:
@@ -77,8 +74,13 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     return None
 
 
-def end_process(message: str, code: int) -> NoReturn:
-    """End this process with an exit code and a line. message: "" of SaidByAnotherRank, for which nothing is printed."""
+def end_process(error: Exception) -> NoReturn:
+    """End this process with the line and the exit code of an error; a defect of ours is raised again."""
+    ending = line_of(error)
+    if ending is None:
+        raise error
+    message, code = ending
+    # SaidByAnotherRank has none.
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from common.errors import SaidByAnotherRank, UserError
 from common.processes import end_with
 from common.wording import announce, counted
-from trainer.machine.command_line import end_process, line_of
+from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
 from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, loss_of_a_rank, ranks_of_launcher
@@ -230,11 +230,7 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
     except Exception as error:
         # One that hears of another's error has nothing to say before it.
         time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
-        ending = line_of(error)
-        if ending is None:
-            # A defect of ours keeps its traceback.
-            raise
-        end_process(*ending)
+        end_process(error)
 
 
 def is_of_a_lost_peer(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, end_all, entries_of, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
 
@@ -153,8 +153,8 @@ class Saver:
         """
         say = self.reporter.say
         # Machines that share no disk would each go on with another run, or some of them begin afresh.
-        seen = {"checkpoint": self.checkpoints.digests()}
-        compare_with_main(self.ranks, seen, "one --out_dir, which all machines share")
+        seen = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
+        compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
         found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
         if found is None:
             say("--from_resume 1: there is no checkpoint yet, starting afresh")
