@@ -19,12 +19,11 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
-from trainer.machine.cpu_ranks import SharedOrthogonalise, SharedReducer
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
 from trainer.optim.build import build_optimizer
-from trainer.optim.muon import Muon, orthogonalise
+from trainer.optim.muon import Muon, SharedOrthogonalise, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
-from trainer.reducer import DistributedReducer, make_reducer
+from trainer.reducer import DistributedReducer, SharedReducer, make_reducer
 from trainer.saving.resume import SaveTimer
 from trainer.settings import OptimizerSettings
 

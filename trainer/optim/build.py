@@ -6,9 +6,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, Together, orthogonalise
+from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, SharedOrthogonalise, Together, orthogonalise
 from trainer.settings import OptimizerSettings
 from trainer.sharding import Shards
 

@@ -53,6 +53,34 @@ def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> to
     return x if wide else x.mT
 
 
+class SharedOrthogonalise:
+    """`orthogonalise` of matrices that every copy of a command has: each computes every world-size-th one, and reads the others.
+
+    A rank writes its results into shared memory, waits until all have, and reads. It writes there again in the next update. By
+    then all have read, since the sum of that update's gradients needed all of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        # {shape of the matrices: where the results are}
+        self._results: dict[torch.Size, torch.Tensor] = {}
+
+    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """[n, rows, columns] -> the same in bf16, to be read until the next update. All ranks must call it."""
+        memory = self.ranks.memory
+        assert memory is not None
+        if matrices.shape not in self._results:
+            taken = memory.take(DTYPE.itemsize * matrices.numel())
+            self._results[matrices.shape] = taken.view(DTYPE).view(matrices.shape)
+        results = self._results[matrices.shape]
+        own = slice(self.ranks.rank, None, self.ranks.world_size)
+        # There may be fewer matrices of a shape than ranks.
+        if len(matrices[own]):
+            results[own] = orthogonalise(matrices[own])
+        memory.wait(self.ranks.rank)
+        return results
+
+
 class ShardedOrthogonalise:
     """`orthogonalise` of matrices whose rows are sharded among the ranks (trainer/sharding.py). All of them must call it.
 
