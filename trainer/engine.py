@@ -233,15 +233,14 @@ class Engine:
         # One number for each of STOP_REQUESTS, one for a save, one for losses that are not finite
         message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
+        for parameter in self.parameters:
+            # Nothing of the update reached it, such as on a rank without rows.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if self.reducer is not None:
             # The one synchronisation of an update: the gradients, and the sum of what all ranks say. Where these have sharded the model
             # that comes below, with the norm.
             message = self.reducer.finish(message)
-        else:
-            for parameter in self.parameters:
-                # Nothing of the update reached it.
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
 
         # Stage 2: whether the update is good, and how far it is to be clipped.
         if self.scaler.is_enabled():

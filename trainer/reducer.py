@@ -66,12 +66,7 @@ class SharedReducer:
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
         """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
-        gradients = []
-        for parameter in self.parameters:
-            # A rank without rows in the ragged last update.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(self.own_gradients, gradients)
         self.own_numbers[: len(message)] = message
         self.memory.wait(self.ranks.rank)
