@@ -38,7 +38,7 @@ from trainer.optim.muon import parts_of
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings, RunSettings
-from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.sharding import add_up, forget_groups, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
 
 # The loss of a job: see above. Batch and totals are the job's own NamedTuples.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
@@ -122,14 +122,13 @@ class Engine:
         ranks: Ranks,
         grad_clip: float = 1.0,
         n_sums: int,
-        shards: Shards | None = None,
         is_recordable: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
-        shards: how the model is sharded among the ranks; None: each has the whole. is_recordable: an update runs the same kernels each
-        time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record and replay them there, with a fused optimiser.
+        is_recordable: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
+        and replay them there, with a fused optimiser.
         """
         self.model = model
         self.optimizer = optimizer
@@ -138,10 +137,11 @@ class Engine:
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
-        self.shards = shards
         self.parameters: list[torch.nn.Parameter] = []
         for group in optimizer.param_groups:
             self.parameters += group["params"]
+        # Each rank then has a part of every parameter (trainer/sharding.py).
+        self.is_sharded = is_sharded(self.parameters[0])
         # torch's own first scale, 2^16, loses ELECTRA's first updates. 2^11 is what its public trainers begin with.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
         if self.scaler.is_enabled():
@@ -150,7 +150,7 @@ class Engine:
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
-        if ranks.world_size > 1 and shards is None:
+        if ranks.world_size > 1 and not self.is_sharded:
             self.reducer = make_reducer(model, ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -180,7 +180,7 @@ class Engine:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
         # A sharded model has one layer whole at a time, in half precision too.
-        return autocast(self.device, self.dtype, keeps_copies=self.shards is None)
+        return autocast(self.device, self.dtype, keeps_copies=not self.is_sharded)
 
     # -------------------------------------------------------------------------------------------------- an update
 
@@ -248,8 +248,8 @@ class Engine:
 
         gradients = [own_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if self.shards is not None:
-            message, norm = self.shards.add_up(message, norm)
+        if self.is_sharded:
+            message, norm = add_up(message, norm)
         asked = message[: len(STOP_REQUESTS)]
         any_save, bad_losses = message[len(STOP_REQUESTS) :].unbind()
         # 1 where the update must not be applied, else 0. It is on the device, and is not read here.
@@ -340,8 +340,8 @@ class Engine:
         """To be called behind the last update, before the process group is left."""
         # A recorded graph keeps the memory of its activations.
         self.graphs = None
-        if self.shards is not None:
-            self.shards.close()
+        if self.is_sharded:
+            forget_groups()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
@@ -352,7 +352,7 @@ class Engine:
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Take over a state dict of `weights`, which all ranks have."""
-        self.model.load_state_dict(weights if self.shards is None else sharded_weights(weights, self.model))
+        self.model.load_state_dict(sharded_weights(weights, self.model) if self.is_sharded else weights)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs beside the weights. Where the model is sharded, the moments in it are too."""
@@ -399,17 +399,16 @@ def make_engine(
     """
     # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
-    shards = put_on_device(model, facts, shard, ranks, device)
+    put_on_device(model, facts, shard, ranks, device)
     return Engine(
         model,
-        build_optimizer(model, settings, ranks, shards, **adam),
+        build_optimizer(model, settings, ranks, **adam),
         objective,
         device=device,
         dtype=dtype,
         ranks=ranks,
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
-        shards=shards,
         is_recordable=is_recordable,
         cuda_graphs=cuda_graphs,
     )

@@ -49,7 +49,7 @@ def rows_of_batches(
             i = first + ranks.rank
             has_batch = i < len(places)
             signum = signals.signum
-            if engine.shards is not None:
+            if engine.is_sharded:
                 # Ranks that compute together stop together.
                 largest = torch.tensor(signum, device=engine.device)
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -57,7 +57,7 @@ def rows_of_batches(
             if signum:
                 table[shape[0] + ranks.rank, 0] = signals.signum
                 break
-            if not has_batch and engine.shards is None:
+            if not has_batch and not engine.is_sharded:
                 break
             rows = compute(i if has_batch else len(places) - 1)
             if has_batch:
@@ -169,7 +169,7 @@ class Sampler:
         found: list[tuple[str, str]] = []
         for prompt in self.prompts:
             draw = partial(self.sample, engine, prompt)
-            found.append((prompt, draw() if engine.shards is not None else on_main(ranks, draw)))
+            found.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
             stop_signal = on_main(ranks, lambda: signals.signum)
             if stop_signal:
                 # A resume makes all of them again.
@@ -204,7 +204,7 @@ class Sampler:
                     top_k=TOP_K,
                     pad_token_id=self.tokenizer.pad_token_id or 0,
                     # A rank whose text has ended goes on computing with those whose texts have not.
-                    synced_gpus=engine.shards is not None,
+                    synced_gpus=engine.is_sharded,
                 )
         shown = output[0] if self.with_prompt else output[0, len(ids) :]
         return str(self.tokenizer.decode(shown, skip_special_tokens=True))

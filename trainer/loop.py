@@ -146,7 +146,7 @@ class Trainer:
         with until_all_are_ready(self.ranks):
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
-        if self.engine.shards is not None:
+        if self.engine.is_sharded:
             notices.append(f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together")
         schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
         updates = schedule.n_updates * self.length.epochs
@@ -251,7 +251,7 @@ class Trainer:
                 is_last = place == len(batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
-                elif self.engine.shards is not None:
+                elif self.engine.is_sharded:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
                     filler = to_device(self.job.assembler[plan.recipe(range(first_row, first_row + 1))], self.device)

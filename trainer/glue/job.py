@@ -111,7 +111,7 @@ class GlueJob(Job):
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
         self.identity = Identity(entries, mended_by)
-        shards = put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
+        put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
         optimizer = build_adamw(
@@ -129,7 +129,6 @@ class GlueJob(Job):
             ranks=self.ranks,
             grad_clip=settings.grad_clip,
             n_sums=4,
-            shards=shards,
         )
         assert settings.epochs is not None
         self.length = Length(math.ceil(settings.epochs))

@@ -9,7 +9,7 @@ from torch import nn
 from trainer.machine.ranks import ONE_RANK, Ranks
 from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, SharedOrthogonalise, Together, orthogonalise
 from trainer.settings import OptimizerSettings
-from trainer.sharding import Shards
+from trainer.sharding import is_sharded
 
 # As torch.optim takes them: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]
@@ -19,12 +19,11 @@ def build_optimizer(
     model: nn.Module,
     settings: OptimizerSettings,
     ranks: Ranks = ONE_RANK,
-    shards: Shards | None = None,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
     """The optimiser of `--optimizer`, with its rates and weight decay. adam_options: see build_adamw.
 
-    ranks: those that all call it at this moment, and may share its work. shards: how they have sharded the model.
+    ranks: those that all call it at this moment, and may share its work.
     """
     lr = settings.learning_rate
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
@@ -43,7 +42,7 @@ def build_optimizer(
             group["lr_scale"] = settings.embed_lr / lr
     own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     how: Orthogonalise = orthogonalise
-    if shards is not None:
+    if any(is_sharded(p) for p in matrices):
         how = ShardedOrthogonalise(ranks)
     elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)

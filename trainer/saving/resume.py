@@ -162,7 +162,7 @@ class Saver:
         # Machines may have the disk that they share in places of their own.
         path = self.checkpoints.folder / found.name
         # A rank reads no more than its part of a sharded model.
-        state = load_checkpoint(path, mapped=self.engine.shards is not None)
+        state = load_checkpoint(path, mapped=self.engine.is_sharded)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
