@@ -49,8 +49,8 @@ from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
 from common.flags import Parser, positive
-from common.paths import ROOT
 from common.processes import environment
+from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli

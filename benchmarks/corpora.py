@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
 # Measuring corpora, public tokenizers, GLUE files and golden outputs, which the repository does not hold: docs/corpora.md tells

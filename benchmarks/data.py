@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.corpora import corpus_files, texts_of
 from common.flags import Parser, positive
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.corpus import Corpus
 from dataset.loader import Assembler, Loader, UpdateSchedule
 from dataset.packing import EpochPlan

@@ -58,7 +58,7 @@ from benchmarks.gpu_checks import Check
 from benchmarks.training import SIZES, Training, per_step
 from common.errors import UserError, user_errors
 from common.flags import Parser
-from common.paths import ROOT
+from common.start import ROOT
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.training import LEARNING_RATE, Training
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.loader import to_device, with_tensors
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
 # The run that is killed, see gpu_checks.py. It lasts for some seconds after its first save.

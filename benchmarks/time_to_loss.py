@@ -39,7 +39,7 @@ from benchmarks.trained import Outcome, flag_words, runs_parser, text_words, tra
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
 from common.flags import positive, seed
-from common.paths import ROOT
+from common.start import ROOT
 from trainer.budget.settings import duration, seconds_of
 from trainer.machine.command_line import run_cli
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.flags import Parser
-from common.paths import ROOT
+from common.start import ROOT
 
 TRAINER = ROOT / "trainer" / "train_pretrain.py"
 METRICS = "pretrain_*.metrics.jsonl"

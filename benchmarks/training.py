@@ -16,8 +16,8 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.settings import OptimizerSettings
 
 # Shapes of the model by name: what differs from MiniMindConfig's defaults
 SIZES: dict[str, dict[str, Any]] = {

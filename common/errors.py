@@ -1,4 +1,4 @@
-"""The errors that a person can act on. UserError and DataError end a command with one line and exit code 2."""
+"""The errors that a person can act on. They end a command with one line and exit code 2."""
 
 import contextlib
 import importlib
@@ -13,16 +13,9 @@ class UserError(ValueError):
 class SaidByAnotherRank(UserError):
     """Ends this rank without a line of its own: another rank has the error, and prints it."""
 
-    def __init__(self) -> None:
-        super().__init__("")
 
-
-class DataError(ValueError):
-    """What the owner of the data can mend: one line that says where, what and how. `kind` groups faults of lines."""
-
-    def __init__(self, message: str, kind: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
+class DataError(UserError):
+    """Something in the data that its owner can mend: one line that says where, what and how."""
 
 
 @contextlib.contextmanager
@@ -33,7 +26,7 @@ def user_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, DataError):
+    except UserError:
         raise
     except OSError as error:
         # str() would begin with [Errno 13].

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, their digests, and moving and removing them."""
+"""Files that appear complete or not at all, their digests, moving and removing them; folders that libraries take."""
 
 import contextlib
 import errno
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
+
+from common.errors import UserError
 
 # Configs and settings have a few thousand bytes; a data file that was named by mistake has more.
 MOST_BYTES = 1 << 20
@@ -36,7 +38,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # That of numpy's tofile has no number.
+            # numpy's tofile raises one without a number.
             reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
             raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
@@ -60,7 +62,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
 
     Errors: OSError that names `folder` for what safetensors cannot write.
     """
-    # Of a killed run.
+    # left by a killed run
     remove(temporary)
     try:
         yield temporary
@@ -87,14 +89,9 @@ class HashingWriter:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.digest = hashlib.sha256()
-        self.error: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        try:
-            written = self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
+        written = self.file.write(data)
         self.digest.update(data)
         return written
 
@@ -114,27 +111,27 @@ def refuse_irregular(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_small(path: str | Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_small(path: str | Path) -> bytes:
     """The content of a small file that may have been put there by anybody.
 
-    Errors: OSError for what is no regular file, and for more than `most_bytes`.
+    Errors: OSError for what is no regular file, and for more than MOST_BYTES.
     """
     refuse_irregular(path)
     with open(path, "rb") as file:
         # One byte more than is allowed, and no more: it may be of any size.
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes, which none of its kind is", str(path))
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes, which none of its kind is", str(path))
     return content
 
 
-def read_object(path: str | Path, most_bytes: int = MOST_BYTES) -> dict[str, object]:
+def read_object(path: str | Path) -> dict[str, object]:
     """The JSON object in a small file that may have been put there by anybody, such as the .json beside a weight.
 
     Errors: ValueError, one line that names the file.
     """
     try:
-        content = json.loads(read_small(path, most_bytes))
+        content = json.loads(read_small(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -195,3 +192,17 @@ def file_lock(path: Path, file_stays: bool = False) -> Any:
     from filelock import FileLock
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=file_stays)
+
+
+def utf8_folder(flag: str, path: str | Path) -> Path:
+    """The folder, if its whole path is UTF-8: the libraries that read and write exports take no other. UserError."""
+    try:
+        str(Path(path).absolute()).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
+    return Path(path)
+
+
+def user_cache() -> Path:
+    """The folder for what is kept for the user and can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind"

@@ -13,9 +13,9 @@ Number = TypeVar("Number", int, float)
 # No number that these commands take means anything beyond this; a slip of the keyboard ends here, and not in an
 # overflow, a count that never ends, or all of the memory.
 LARGEST = 10**9
-# Of an error line: a value that was pasted by mistake can be a whole file.
+# characters of an error line: a value that was pasted by mistake can be a whole file
 LONGEST_MESSAGE = 300
-# What a flag takes where the command is to decide.
+# value of a flag that leaves the decision to the command
 AUTO = "auto"
 # {flag of MiniMind, nanoGPT or Hugging Face: what it may be called here}. Those that are spelt nearly alike are found.
 ELSEWHERE = {

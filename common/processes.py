@@ -54,11 +54,16 @@ def obey_ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def stop_signals() -> list[int]:
+    """The signals that ask a run to stop. Windows has no SIGHUP, the others have no SIGBREAK (Ctrl-Break, a closed window)."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
+    return [int(getattr(signal, name)) for name in names if hasattr(signal, name)]
+
+
 def ignore_stop_signals() -> None:
     """Signals to the process group are for the main process: it saves first and ends its workers later."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager

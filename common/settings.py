@@ -206,20 +206,6 @@ class SettingsParser(Parser):
 NULL = "tag:yaml.org,2002:null"
 
 
-class PlainDumper(yaml.SafeDumper):
-    """YAML in which a text comes back as it was.
-
-    PyYAML writes line separators such as U+0085 as they are, and reads them as line feeds.
-    """
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = None if data.isprintable() else '"'
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
-
-
-PlainDumper.add_representer(str, PlainDumper.represent_str)
-
-
 class PlainLoader(yaml.BaseLoader):
     """YAML in which null is None and every other value is text. It runs no code, since it passes over tags."""
 
@@ -231,7 +217,7 @@ PlainLoader.add_constructor(NULL, lambda loader, node: None)
 def write_settings(settings: object, path: Path) -> None:
     """Write a YAML file that `--config` reads as the same settings. What is not set is left out."""
     values = {name: value for name, value in vars(settings).items() if value is not None}
-    text = yaml.dump(values, Dumper=PlainDumper, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     # A run that is killed here leaves the file of the run before it, or a whole new one.
     with atomic_file(path) as file:
         file.write(text.encode())

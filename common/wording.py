@@ -11,7 +11,7 @@ _C1_CONTROLS = range(0x80, 0xA0)
 # Marks, embeddings, overrides and isolates of Unicode's bidirectional algorithm (UAX #9)
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 
-# Of what a compiler says, in a line of ours
+# characters of a compiler's words in a line of ours
 LONGEST_REASON = 200
 
 _VISIBLE: dict[int, str] = {}
@@ -41,7 +41,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Of what a compiler has printed, the line on the error; a part of a line."""
+    """The line on the error among those that a compiler has printed; a part of a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
         if "error:" in line.lower():

@@ -1,7 +1,7 @@
 """The flags of the scripts. Nothing here needs torch, so `--help` and a wrong flag are answered at once."""
 
 from common.flags import SWITCH, Parser, not_negative, number, positive, seed, share
-from common.paths import ROOT
+from common.start import ROOT
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")

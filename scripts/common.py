@@ -14,9 +14,9 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
-from common.files import read_object
+from common.files import read_object, utf8_folder
 from common.flags import LARGEST
-from common.paths import ROOT, utf8_folder
+from common.start import ROOT
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer

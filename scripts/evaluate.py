@@ -39,7 +39,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.paths import ROOT
+from common.start import ROOT
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 import torch
 
 from common.errors import UserError, optional_package, user_errors
-from common.files import atomic_file
-from common.paths import utf8_folder
+from common.files import atomic_file, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_ids_fit, check_size, starts_with_bos

@@ -34,8 +34,7 @@ from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from common.errors import UserError, user_errors
-from common.files import atomic_folder
-from common.paths import utf8_folder
+from common.files import atomic_folder, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer

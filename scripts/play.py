@@ -41,7 +41,7 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
-from common.paths import ROOT
+from common.start import ROOT
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature

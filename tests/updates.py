@@ -11,7 +11,7 @@ from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.loss import n_sums, pretrain_loss
-from trainer.sharding import Shards, is_sharded
+from trainer.sharding import is_sharded, shard_model
 
 T = 16
 KINDS = {
@@ -58,10 +58,11 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     model = tiny_model(ranks.rank, **ALL_KINDS[kind][0])
     if prepare is not None:
         prepare(model)
-    shards = Shards(model, ranks, torch.device("cpu")) if group_size > 1 else None
+    if group_size > 1:
+        shard_model(model, ranks, torch.device("cpu"))
     engine = Engine(
         model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
-        ranks=ranks, grad_clip=0, n_sums=n_sums(model.config), shards=shards,
+        ranks=ranks, grad_clip=0, n_sums=n_sums(model.config),
     )  # fmt: skip
     store, plan = plan_of(kind)
     assembler = Assembler(store)
@@ -72,7 +73,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
         is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)
-        elif shards is not None:
+        elif engine.is_sharded:
             engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
         if is_last:
             engine.update(1.0)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.paths import ROOT
 from common.settings import default_of
+from common.start import ROOT
 from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
-from trainer.updates import RunSettings
+from trainer.settings import RunSettings
 
 # A run of fewer tokens learns little whatever its settings are.
 WORTH_A_NOTICE = 1e5

@@ -79,7 +79,7 @@ class UpdateGraphs:
         self.updates = 0
         # No micro-batch of the update under way has been computed.
         self.at_start = True
-        # What the graph of a micro-batch reads
+        # the inputs of the graph of a micro-batch
         self.batch: Parts = None
         self.totals: Parts = None
         self.replay_micro_batch: Replay | None = None
@@ -111,7 +111,7 @@ class UpdateGraphs:
             self.replay_end()
         else:
             self.end_update()
-        # Whoever reads the groups, such as a checkpoint, finds numbers.
+        # Readers of the groups, such as a checkpoint, find numbers.
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         self.updates += 1

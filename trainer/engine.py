@@ -20,6 +20,7 @@ and the host learns of an update's outcome while the next one runs. Another opti
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,25 +28,25 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from common.processes import stop_signals
+from dataset.loader import UpdateSchedule
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
-from trainer.machine.command_line import STOP_NUMBERS
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
-from trainer.machine.settings import NONE
 from trainer.optim.build import build_optimizer
 from trainer.optim.muon import parts_of
-from trainer.optim.settings import OptimizerSettings
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
-from trainer.sharding import Shards, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.settings import NONE, OptimizerSettings, RunSettings
+from trainer.sharding import add_up, forget_groups, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
 
 # The loss of a job: see above. Batch and totals are the job's own NamedTuples.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
 # A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
 LOADER_FAILED = 1 << 16
-# What it may ask by. An update adds up what the ranks say, so each number has a place of its own in the message.
-STOP_REQUESTS = (*STOP_NUMBERS, LOADER_FAILED)
+# All these numbers. An update adds up what the ranks say, so each has a place of its own in the message.
+STOP_REQUESTS = (*stop_signals(), LOADER_FAILED)
 
 
 class Update(NamedTuple):
@@ -63,6 +64,21 @@ class Update(NamedTuple):
     last_step: int
     # tokens that it trains
     targets: int
+
+
+def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
+    """Rows of an update over all ranks."""
+    rows = settings.batch_size * settings.accumulation_steps * ranks.micro_batches_at_once
+    return settings.rows_per_update or rows
+
+
+def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
+    """How the rows of an epoch, from start_row on, are dealt out."""
+    micro_batches = settings.accumulation_steps
+    if settings.rows_per_update:
+        micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
+    rows_of_rank = ranks.rows_of(settings.batch_size)
+    return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 
 class Outcome(NamedTuple):
@@ -106,14 +122,13 @@ class Engine:
         ranks: Ranks,
         grad_clip: float = 1.0,
         n_sums: int,
-        shards: Shards | None = None,
         is_recordable: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
         """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
 
-        shards: how the model is sharded among the ranks; None: each has the whole. is_recordable: an update runs the same kernels each
-        time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record and replay them there, with a fused optimiser.
+        is_recordable: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
+        and replay them there, with a fused optimiser.
         """
         self.model = model
         self.optimizer = optimizer
@@ -122,10 +137,11 @@ class Engine:
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
-        self.shards = shards
         self.parameters: list[torch.nn.Parameter] = []
         for group in optimizer.param_groups:
             self.parameters += group["params"]
+        # Each rank then has a part of every parameter (trainer/sharding.py).
+        self.is_sharded = is_sharded(self.parameters[0])
         # torch's own first scale, 2^16, loses ELECTRA's first updates. 2^11 is what its public trainers begin with.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
         if self.scaler.is_enabled():
@@ -134,7 +150,7 @@ class Engine:
         # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
         self.fused = bool(optimizer.param_groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
-        if ranks.world_size > 1 and shards is None:
+        if ranks.world_size > 1 and not self.is_sharded:
             self.reducer = make_reducer(model, ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -163,8 +179,8 @@ class Engine:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
-        # Of a sharded model one layer at a time is to be whole, in half precision too.
-        return autocast(self.device, self.dtype, keeps_copies=self.shards is None)
+        # A sharded model has one layer whole at a time, in half precision too.
+        return autocast(self.device, self.dtype, keeps_copies=not self.is_sharded)
 
     # -------------------------------------------------------------------------------------------------- an update
 
@@ -217,15 +233,14 @@ class Engine:
         # One number for each of STOP_REQUESTS, one for a save, one for losses that are not finite
         message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
+        for parameter in self.parameters:
+            # Nothing of the update reached it, such as on a rank without rows.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if self.reducer is not None:
             # The one synchronisation of an update: the gradients, and the sum of what all ranks say. Where these have sharded the model
             # that comes below, with the norm.
             message = self.reducer.finish(message)
-        else:
-            for parameter in self.parameters:
-                # Nothing of the update reached it.
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
 
         # Stage 2: whether the update is good, and how far it is to be clipped.
         if self.scaler.is_enabled():
@@ -233,15 +248,15 @@ class Engine:
 
         gradients = [own_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if self.shards is not None:
-            message, norm = self.shards.add_up(message, norm)
+        if self.is_sharded:
+            message, norm = add_up(message, norm)
         asked = message[: len(STOP_REQUESTS)]
         any_save, bad_losses = message[len(STOP_REQUESTS) :].unbind()
         # 1 where the update must not be applied, else 0. It is on the device, and is not read here.
         # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
-            # As torch.nn.utils.clip_grad_norm_, which would have to compute the norm again.
+            # torch.nn.utils.clip_grad_norm_ would have to compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
 
@@ -265,7 +280,7 @@ class Engine:
             overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
         self.optimizer.zero_grad(set_to_none=not keeps_gradients)
-        # What `poll` gives of the update. Until here `outcome` is that of the update before.
+        # The outcome that `poll` gives. Until here `outcome` is that of the update before.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have got different signals.
@@ -325,21 +340,19 @@ class Engine:
         """To be called behind the last update, before the process group is left."""
         # A recorded graph keeps the memory of its activations.
         self.graphs = None
-        if self.shards is not None:
-            self.shards.close()
+        if self.is_sharded:
+            forget_groups()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's state dict. A collective where the model is sharded: then rank 0 alone gets it, on the CPU."""
-        if self.shards is None:
-            return self.model.state_dict()
+        """A copy of the model's state dict on the CPU, for rank 0 alone. A collective where the model is sharded."""
         # With the parameters themselves a tied one is seen to be one.
         return snapshot(self.model.state_dict(keep_vars=True), keeps=self.ranks.is_main)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
         """Take over a state dict of `weights`, which all ranks have."""
-        self.model.load_state_dict(weights if self.shards is None else sharded_weights(weights, self.model))
+        self.model.load_state_dict(sharded_weights(weights, self.model) if self.is_sharded else weights)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs beside the weights. Where the model is sharded, the moments in it are too."""
@@ -352,21 +365,14 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay this run's own."""
-        # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
-        not_options = {"params", "lr"}
-        own_options = []
-        for group in self.optimizer.param_groups:
-            own_options.append({name: value for name, value in group.items() if name not in not_options})
         saved = state["optimizer"]
         for optimizer, part in zip(parts_of(self.optimizer), saved.get("optimizers", [saved]), strict=True):
+            groups = optimizer.state_dict()["param_groups"]
+            for group, before in zip(groups, part["param_groups"], strict=True):
+                # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
+                group["lr"] = before["lr"]
             # Each rank has the whole, of which a sharded model takes this rank's rows.
-            optimizer.load_state_dict(sharded_state(part, optimizer))
-        for group, options in zip(self.optimizer.param_groups, own_options, strict=True):
-            # torch has put the checkpoint's options in the place of this run's. Some of them, such as `lr_scale`, a group has only
-            # where a flag asks for it: without that flag `update` would leave them there.
-            for name in group.keys() - options.keys() - not_options:
-                del group[name]
-            group.update(options)
+            optimizer.load_state_dict(sharded_state({**part, "param_groups": groups}, optimizer))
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.outcome[:2] = torch.tensor(state["skipped"])
@@ -393,17 +399,16 @@ def make_engine(
     """
     # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
-    shards = put_on_device(model, facts, shard, ranks, device)
+    put_on_device(model, facts, shard, ranks, device)
     return Engine(
         model,
-        build_optimizer(model, settings, ranks, shards, **adam),
+        build_optimizer(model, settings, ranks, **adam),
         objective,
         device=device,
         dtype=dtype,
         ranks=ranks,
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
-        shards=shards,
         is_recordable=is_recordable,
         cuda_graphs=cuda_graphs,
     )

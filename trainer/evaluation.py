@@ -1,22 +1,30 @@
-"""The validation loss, over whole documents, while training.
+"""What is found out of a model while it trains: its validation loss, over whole documents, and texts that it writes.
 
-When it is due and what is logged of it is in trainer/loop.py; the texts that come with it are in trainer/sampling.py.
+trainer/loop.py decides when they are due.
 """
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedTokenizerBase
 
+from common.errors import UserError, user_errors
 from dataset.corpus import ValidationBatches
 from dataset.loader import to_device
+from dataset.tokenizing.encoder import DocumentEncoder
 from model.model_minimind import MiniMindForCausalLM
 from trainer.engine import Engine
 from trainer.machine.command_line import StopSignals
 from trainer.machine.devices import rng_state, set_rng_state
+from trainer.machine.ranks import on_main
 
 
 @torch.no_grad()
@@ -41,7 +49,7 @@ def rows_of_batches(
             i = first + ranks.rank
             has_batch = i < len(places)
             signum = signals.signum
-            if engine.shards is not None:
+            if engine.is_sharded:
                 # Ranks that compute together stop together.
                 largest = torch.tensor(signum, device=engine.device)
                 dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -49,7 +57,7 @@ def rows_of_batches(
             if signum:
                 table[shape[0] + ranks.rank, 0] = signals.signum
                 break
-            if not has_batch and engine.shards is None:
+            if not has_batch and not engine.is_sharded:
                 break
             rows = compute(i if has_batch else len(places) - 1)
             if has_batch:
@@ -126,3 +134,95 @@ def undisturbed(engine: Engine) -> Iterator[None]:
     finally:
         engine.model.train()
         set_rng_state(before, engine.device)
+
+
+# ------------------------------------------------------------------------------------ texts (--sample_prompts)
+
+# How a sample is drawn. The snippet in an export's README.md draws the same way.
+SAMPLE_TOKENS = 120
+TEMPERATURE = 0.7
+TOP_P = 0.9
+# transformers' own default
+TOP_K = 50
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Continues some prompts with the model in training, each time with the same random numbers.
+
+    with_prompt: a text begins with its prompt, as the model was given it.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    encoder: DocumentEncoder
+    prompts: Sequence[str]
+    seed: int
+    with_prompt: bool = True
+
+    def __call__(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
+        """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
+
+        Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
+        the same text with the others.
+        """
+        ranks = engine.ranks
+        found: list[tuple[str, str]] = []
+        for prompt in self.prompts:
+            draw = partial(self.sample, engine, prompt)
+            found.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
+            stop_signal = on_main(ranks, lambda: signals.signum)
+            if stop_signal:
+                # A resume makes all of them again.
+                return [], stop_signal
+        return found, 0
+
+    @torch.no_grad()
+    def sample(self, engine: Engine, prompt: str, max_new_tokens: int = SAMPLE_TOKENS) -> str:
+        """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was."""
+        # The types of transformers know no model that is defined elsewhere.
+        model: Any = engine.model
+        positions = model.config.max_position_embeddings
+
+        def new_tokens(length: int) -> int:
+            # A long prompt leaves half of the positions of a model with few.
+            return min(max_new_tokens, max(positions - length, positions // 2))
+
+        # The end of a prompt that does not fit.
+        ids = self.encoder.prompt_ids(prompt)
+        ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
+        # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
+        given = ids or [self.encoder.eos_id or 0]
+        with undisturbed(engine):
+            torch.manual_seed(self.seed)
+            with engine.autocast():
+                output = model.generate(
+                    torch.tensor([given], device=engine.device),
+                    max_new_tokens=new_tokens(len(given)),
+                    do_sample=True,
+                    temperature=TEMPERATURE,
+                    top_p=TOP_P,
+                    top_k=TOP_K,
+                    pad_token_id=self.tokenizer.pad_token_id or 0,
+                    # A rank whose text has ended goes on computing with those whose texts have not.
+                    synced_gpus=engine.is_sharded,
+                )
+        shown = output[0] if self.with_prompt else output[0, len(ids) :]
+        return str(self.tokenizer.decode(shown, skip_special_tokens=True))
+
+
+def read_prompts(arguments: list[str]) -> list[str]:
+    """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone.
+
+    Errors: UserError for a file without prompts, and for what is not UTF-8 (a shell hands over any bytes): now and not at the
+    first evaluation.
+    """
+    prompts = arguments
+    with user_errors():
+        # Unlike Path.is_file, this one has no errors of its own for a text that is too long for a name.
+        if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
+            lines = Path(arguments[0]).read_text(encoding="utf-8").splitlines()
+            prompts = [line for line in lines if line.strip()]
+            if not prompts:
+                raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")
+        "".join(prompts).encode()
+    return prompts

@@ -34,13 +34,11 @@ from trainer.budget.clock import Clock
 from trainer.engine import Engine, Update
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.updates import RunSettings
+from trainer.settings import RunSettings
 
 UNLIMITED = float("inf")
 # A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
 SHORT_RUN_FLOPS = 1e13
-# A number, a text, or lists and dicts of them: what a metrics file or a checkpoint can hold.
-Value = object
 
 
 class HasTargets(Protocol):
@@ -162,7 +160,7 @@ class Identity:
     mended_by: {entry: the flags to look at where it differs}. only_at_start: flags that a resume does not read.
     """
 
-    entries: Mapping[str, Value]
+    entries: Mapping[str, object]
     mended_by: Mapping[str, str] = field(default_factory=dict)
     only_at_start: Sequence[str] = ()
 
@@ -203,10 +201,10 @@ class Outlook:
     # Printed behind it.
     notices: Sequence[str]
     # What the report shows of the model.
-    model_fields: Mapping[str, Value]
+    model_fields: Mapping[str, object]
     n_documents: int
     # What the metrics file notes of the data beside documents, rows and how full those are.
-    data_fields: Mapping[str, Value] = field(default_factory=dict)
+    data_fields: Mapping[str, object] = field(default_factory=dict)
     flops_per_token: float = 0.0
     # operations of this rank in the whole run; 0: nothing is timed
     flops: float = 0.0
@@ -254,7 +252,7 @@ class Job(ABC):
         """The rate of the update that comes next."""
 
     @abstractmethod
-    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, Value], float]:
+    def metrics(self, sums: Sequence[float]) -> tuple[dict[str, object], float]:
         """(what to log, tokens) of the sums of the objective over some updates and all ranks."""
 
     @abstractmethod

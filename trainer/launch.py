@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals, launch_line
-from trainer.machine.cpu_ranks import Join, available_threads, side_by_side
+from trainer.machine.cpu_ranks import Join, side_by_side, threads_of_each
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
-from trainer.machine.settings import MachineSettings
 from trainer.saving.places import check_place, hold, release_all
+from trainer.settings import MachineSettings
 
 SettingsT = TypeVar("SettingsT", bound=MachineSettings)
 
@@ -39,7 +39,7 @@ def launch(
 
     def work(join: Join) -> int:
         # Before the first operation: PyTorch does not know of a container's limit, and each copy would have the threads of all.
-        torch.set_num_threads(max(1, available_threads() // processes))
+        torch.set_num_threads(threads_of_each(processes))
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
             # Before a GPU is first used. On a CPU every run gives the same bits anyway.

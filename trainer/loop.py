@@ -21,7 +21,7 @@ from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
 from trainer.advice import Forecast, plain_advice
-from trainer.engine import LOADER_FAILED, Outcome, Update
+from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
 from trainer.machine.command_line import name_of
 from trainer.machine.measure import out_of_memory_in_a_line, peak_memory, product_rate
@@ -31,7 +31,6 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
-from trainer.updates import schedule_of
 
 # How long a save waits at most for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
@@ -130,7 +129,7 @@ class Trainer:
     def open_files(self, is_resumed: bool) -> None:
         """On rank 0: begin or continue what the run writes. A fresh run first moves an earlier one out of its way."""
         files = self.job.files
-        check_space(files.stem.parent, self.engine)
+        check_space(files.stem.parent, self.engine.model)
         # The tracker comes before the files: if it refuses, nothing has been moved.
         if self.settings.tracker != "none":
             self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)
@@ -147,7 +146,7 @@ class Trainer:
         with until_all_are_ready(self.ranks):
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
-        if self.engine.shards is not None:
+        if self.engine.is_sharded:
             notices.append(f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together")
         schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
         updates = schedule.n_updates * self.length.epochs
@@ -213,7 +212,7 @@ class Trainer:
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise self.loader.failure or SaidByAnotherRank
-        # As a shell has it for a process that a signal has ended.
+        # a shell's exit code for a process that a signal has ended
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
@@ -252,7 +251,7 @@ class Trainer:
                 is_last = place == len(batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
-                elif self.engine.shards is not None:
+                elif self.engine.is_sharded:
                     # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
                     # with the first row of the update, of which nothing comes.
                     filler = to_device(self.job.assembler[plan.recipe(range(first_row, first_row + 1))], self.device)
@@ -292,7 +291,6 @@ class Trainer:
             progress.row = 0
         self.stopwatch.after_update(progress.step)
         if self.length.clock is not None:
-            # It may move the end of the run.
             self.length.clock.after_update(progress.update)
 
         # On CUDA an update's outcome comes with the next one. It is waited for before a save, and at the end of an epoch, since the
@@ -445,7 +443,7 @@ class Trainer:
 
         Errors: DataError where it was trained on damaged data.
         """
-        # By now the check has long ended, unless this is the beginning or the data is huge.
+        # The check has long ended by now, unless this is the beginning or the data is huge.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         # A checkpoint says how its last update ended.

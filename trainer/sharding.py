@@ -29,7 +29,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.machine.ranks import Ranks, compare_with_main
-from trainer.machine.settings import FULL
+from trainer.settings import FULL
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -103,86 +103,83 @@ def group_size_of(shard: str, ranks: Ranks) -> int:
 
 def put_on_device(
     model: nn.Module, identity: Mapping[str, object], shard: str, ranks: Ranks, device: torch.device
-) -> "Shards | None":
-    """Put a model on the device of each rank, sharded among all of them; None where each has the whole.
+) -> None:
+    """Put a model on the device of each rank, sharded among all of them where --shard says so.
 
-    identity: of the job. shard: --shard. Errors: UserError where the ranks' differ: they give each other weights, whose shapes follow from it.
+    identity: of the job. Errors: UserError where the ranks' differ: they give each other weights, whose shapes follow from it.
     """
     compare_with_main(ranks, identity)
     if group_size_of(shard, ranks) > 1:
-        return Shards(model, ranks, device)
-    model.to(device)
-    return None
+        shard_model(model, ranks, device)
+    else:
+        model.to(device)
 
 
-class Shards:
-    """The model of this run, sharded among all ranks. All ranks must make it, and make the same calls of it.
+def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
+    """Shard a model among all ranks, which must all call it, and from then on make the same calls of it.
 
-    model: changed in place. Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be
-    made after this. The weights are those of rank 0: one seed gives the same on machines of one kind only.
+    Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be made after this. The weights
+    are those of rank 0: one seed gives the same on machines of one kind only.
     """
+    # They take a second to import, and most runs do without.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-    def __init__(self, model: nn.Module, ranks: Ranks, device: torch.device) -> None:
-        # They take a second to import, and most runs do without.
-        from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    # Whole ones, as long as the model has them.
+    weights = model.state_dict() if ranks.is_main else {}
 
-        assert dist.group.WORLD is not None
-        # The ranks that have one model together.
-        self.group: dist.ProcessGroup = dist.group.WORLD
-        # Whole ones, as long as the model has them.
-        weights = model.state_dict() if ranks.is_main else {}
+    # Units, which are what is gathered at once: each layer, and what is in none.
+    assert dist.group.WORLD is not None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in (*layers, model):
+        unit = fully_shard(module, mesh=mesh)
+        assert isinstance(unit, FSDPModule)
+        # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
+        # number of ranks.)
+        unit.set_gradient_divide_factor(1.0)
+        # Gloo cannot multiply while it adds up.
+        unit.set_force_sum_reduction_for_comms(True)
+    if hasattr(model, FORWARD_METHOD):
+        register_fsdp_forward_method(model, FORWARD_METHOD)
 
-        # Units, which are what is gathered at once: each layer, and what is in none.
-        mesh = DeviceMesh.from_group(self.group, device.type)
-        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        for module in (*layers, model):
-            unit = fully_shard(module, mesh=mesh)
-            assert isinstance(unit, FSDPModule)
-            # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
-            # number of ranks.)
-            unit.set_gradient_divide_factor(1.0)
-            # Gloo cannot multiply while it adds up.
-            unit.set_force_sum_reduction_for_comms(True)
-        if hasattr(model, FORWARD_METHOD):
-            register_fsdp_forward_method(model, FORWARD_METHOD)
+    # Each rank gets its parts of the weights of rank 0, one tensor at a time: a GPU has no room for all of them. Buffers stay whole.
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert is_sharded(parameter)
+            whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if ranks.is_main:
+                whole.copy_(weights[name])
+            dist.broadcast(whole, src=0)
+            own_part(parameter).copy_(own_rows(whole, parameter))
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
 
-        # Each rank gets its parts of the weights of rank 0, one tensor at a time: a GPU has no room for all of them. Buffers stay whole.
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                assert is_sharded(parameter)
-                whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                if ranks.is_main:
-                    whole.copy_(weights[name])
-                dist.broadcast(whole, src=0)
-                own_part(parameter).copy_(own_rows(whole, parameter))
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
 
-    @staticmethod
-    def close() -> None:
-        """To be called when nothing more is computed with the model, before the process group is left.
+def forget_groups() -> None:
+    """To be called when nothing more is computed with a sharded model, before the process group is left.
 
-        torch remembers how it has computed with sharded tensors, and with that the group. A process that ends while
-        something refers to a group that it has left may abort, once in some launches.
-        """
-        from torch.distributed.tensor import _redistribute, debug
+    torch remembers how it has computed with sharded tensors, and with that the group. A process that ends while
+    something refers to a group that it has left may abort, once in some launches.
+    """
+    from torch.distributed.tensor import _redistribute, debug
 
-        # There is no other way to make it forget. Another version of torch may remember in other places.
-        with contextlib.suppress(AttributeError):
-            debug._clear_sharding_prop_cache()
-        with contextlib.suppress(AttributeError):
-            _redistribute._gen_transform_infos.cache_clear()
-        with contextlib.suppress(AttributeError):
-            _redistribute.clear_redistribute_planner_cache()
+    # There is no other way to make it forget. Another version of torch may remember in other places.
+    with contextlib.suppress(AttributeError):
+        debug._clear_sharding_prop_cache()
+    with contextlib.suppress(AttributeError):
+        _redistribute._gen_transform_infos.cache_clear()
+    with contextlib.suppress(AttributeError):
+        _redistribute.clear_redistribute_planner_cache()
 
-    def add_up(self, message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.
 
-        own_norm: of this rank's parts.
-        """
-        # The square of a large norm is beyond float32.
-        square = own_norm.double().square()
-        together = torch.cat((message.double(), square.view(1)))
-        dist.all_reduce(together)
-        return together[:-1].float(), together[-1].sqrt().float()
+def add_up(message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.
+
+    own_norm: of this rank's parts.
+    """
+    # The square of a large norm is beyond float32.
+    square = own_norm.double().square()
+    together = torch.cat((message.double(), square.view(1)))
+    dist.all_reduce(together)
+    return together[:-1].float(), together[-1].sqrt().float()

@@ -38,8 +38,8 @@ if __name__ == "__main__":
 
 from transformers import PreTrainedTokenizerBase
 
-from common.paths import ROOT
 from common.processes import count_from_here
+from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     # Ctrl-C ends the process within the library that trains, too; nothing is written before the end.
     guard_imports()
 
-from common.errors import DataError, UserError, user_errors
+from common.errors import UserError, user_errors
 from common.flags import positive
 from common.settings import Settings, default_of, setting, switch
 from common.wording import announce, one_line
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tokenizer = train_bpe(sample, settings.vocab_size, pieces=settings.pieces)
                 save(tokenizer, out_dir)
                 announce(f"wrote {tokenizer.get_vocab_size()} entries to {out_dir / 'tokenizer.json'}")
-    except (UserError, DataError) as error:
+    except UserError as error:
         announce(f"error: {one_line(error)}", to_stderr=True)
         return 2
     return 0

@@ -104,7 +104,7 @@ class Fault:
         advice = "mend the line, or pass --skip_bad_lines"
         if self.kind == GBK:
             advice = f"convert the file: {CONVERT.format(Path(self.path).suffix, 'gb18030', self.path)}"
-        return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}", self.kind)
+        return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}")
 
 
 def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:

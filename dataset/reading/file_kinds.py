@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
-from common.files import file_lock
-from common.paths import user_cache
+from common.files import file_lock, user_cache
 from common.wording import announce
 from dataset.reading.streams import COMPRESSIONS
 

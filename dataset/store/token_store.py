@@ -31,8 +31,7 @@ from filelock import Timeout
 from numpy.typing import ArrayLike
 
 from common.errors import DataError
-from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder
-from common.paths import user_cache
+from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder, user_cache
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
 from dataset.reading.faults import BadLines

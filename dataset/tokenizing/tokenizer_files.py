@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
 from common.errors import DataError
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.store.format import Column
 
 if TYPE_CHECKING:

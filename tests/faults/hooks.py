@@ -203,11 +203,10 @@ def full_disk(at_save, offset):
         enter(self, file)
 
     def limited_write(self, data):
-        if self.disk_is_full and (self.error or self.file.tell() + memoryview(data).nbytes > offset):
+        if self.disk_is_full and self.file.tell() + memoryview(data).nbytes > offset:
             # A torn piece stays: as much as there was room for.
             self.file.write(memoryview(data)[: max(offset - self.file.tell(), 0)])
-            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise self.error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(self, data)
 
     files.HashingWriter.__init__, files.HashingWriter.write = start, limited_write

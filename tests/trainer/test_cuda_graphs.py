@@ -14,8 +14,8 @@ from trainer import cuda_graphs
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.settings import OptimizerSettings
 
 ROWS, T = 3, 40
 

@@ -13,8 +13,8 @@ from tests.updates import KINDS, gradients, plan_of, reference_gradients, relati
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain.loss import n_sums, pretrain_loss
+from trainer.settings import OptimizerSettings
 
 CPU = torch.device("cpu")
 CUTS = [(1, 8), (2, 4), (8, 1)]

@@ -17,7 +17,7 @@ from trainer.evaluation import evaluate
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.optim.settings import OptimizerSettings
+from trainer.settings import OptimizerSettings
 
 
 @pytest.fixture(scope="module")

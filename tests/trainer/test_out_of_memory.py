@@ -13,9 +13,9 @@ from tests.helpers import ROOT, complaint, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
 from trainer.advice import plain_advice
+from trainer.evaluation import Sampler
 from trainer.machine.measure import is_out_of_memory, out_of_memory_in_a_line
 from trainer.pretrain import first_model, job, memory
-from trainer.sampling import Sampler
 
 CPU = torch.device("cpu")
 GB = 10**9

@@ -9,8 +9,8 @@ from common.errors import UserError
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from tests.helpers import ROOT, tiny_model
 from tests.trainer.test_evaluation import make_engine
+from trainer.evaluation import Sampler, read_prompts
 from trainer.machine.command_line import StopSignals
-from trainer.sampling import Sampler, read_prompts
 
 
 @pytest.fixture(scope="module")

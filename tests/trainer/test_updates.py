@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import losses, records, steps_of, train, write_corpus
+from trainer.engine import schedule_of
 from trainer.machine.ranks import Ranks
-from trainer.updates import schedule_of
 
 
 def flags(batch_size=4, accumulation_steps=8, rows_per_update=0):

@@ -134,21 +134,16 @@ class Clock:
         self.last_update += took
         self.fastest_evaluation = min(self.fastest_evaluation, took)
 
-    def after_update(self, update: int) -> bool:
-        """To be called on all ranks after each update. Returns whether the end has moved."""
+    def after_update(self, update: int) -> None:
+        """To be called on all ranks after each update. It may move the end."""
         now = time.monotonic()
         if self.untimed:
             self.untimed -= 1
         else:
             self.gaps.append(now - self.last_update)
         self.last_update = now
-        if update % self.look_every:
-            return False
-        course = on_main(self.ranks, lambda: self._new_course(update))
-        if course is None:
-            return False
-        self.moved = course
-        return True
+        if update % self.look_every == 0:
+            self.moved = on_main(self.ranks, lambda: self._new_course(update)) or self.moved
 
     def _new_course(self, update: int) -> Course | None:
         """What should become of the run after `update` updates; None: it stays on its course."""

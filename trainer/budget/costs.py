@@ -26,6 +26,7 @@ from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAY
 from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
+from trainer.evaluation import read_prompts
 from trainer.machine.compiling import COMPILE_SECONDS, COMPILED_DEVICES, compile_blocks, failure_to_compile
 from trainer.machine.measure import seconds
 from trainer.machine.ranks import Ranks, on_main
@@ -34,7 +35,6 @@ from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sampling import read_prompts
 
 # Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
 # adds. `PRODUCT_RATE` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.

@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
-from common.paths import ROOT
 from common.settings import read_plain
+from common.start import ROOT
 from common.wording import announce, counted, loader_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -32,7 +32,7 @@ from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, con
 from model.loss import IGNORE
 from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
-from trainer.engine import Engine, Update, make_engine
+from trainer.engine import Engine, Update, make_engine, rows_of_update
 from trainer.evaluation import sums_over_batches, undisturbed
 from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import claim
@@ -42,7 +42,6 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
-from trainer.updates import rows_of_update
 
 # Folder of the vocabulary that is trained where none is given, and its entries.
 OWN = "vocabulary"

@@ -7,11 +7,9 @@ from typing import ClassVar
 from common.flags import at_least, fraction, inner_share, not_negative, positive, seed
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
-from trainer.machine.settings import DividedMachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.optim.settings import OptimizerSettings, UpdateSettings
 from trainer.pretrain.settings import ValidationDataSettings, ValidationSettings
-from trainer.reporting.settings import OutputSettings
+from trainer.settings import DividedMachineSettings, OptimizerSettings, OutputSettings, UpdateSettings
 
 
 @dataclass(frozen=True)

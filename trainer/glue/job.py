@@ -27,7 +27,7 @@ from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network
-from trainer.engine import Engine, Update
+from trainer.engine import Engine, Update, rows_of_update, schedule_of
 from trainer.evaluation import rows_of_batches
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
@@ -37,7 +37,6 @@ from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.build import Groups, build_adamw, parameter_groups
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.sharding import put_on_device
-from trainer.updates import rows_of_update, schedule_of
 
 RESULTS = "eval_results.json"
 # Families that take a mask for every query as it is. Into one of [R, T] transformers looks, which waits for the device.
@@ -112,7 +111,7 @@ class GlueJob(Job):
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
         self.identity = Identity(entries, mended_by)
-        shards = put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
+        put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
         # From here on every rank draws other numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
         optimizer = build_adamw(
@@ -130,7 +129,6 @@ class GlueJob(Job):
             ranks=self.ranks,
             grad_clip=settings.grad_clip,
             n_sums=4,
-            shards=shards,
         )
         assert settings.epochs is not None
         self.length = Length(math.ceil(settings.epochs))

@@ -5,13 +5,11 @@ from dataclasses import MISSING, dataclass
 from typing import ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive
-from common.paths import ROOT
 from common.settings import Settings, setting, switch, with_default
+from common.start import ROOT
 from dataset.glue.glue_tasks import METRICS, TASKS, task_list
-from trainer.machine.settings import MachineSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.optim.settings import UpdateSettings
-from trainer.reporting.settings import OutputSettings
+from trainer.settings import MachineSettings, OutputSettings, UpdateSettings
 
 
 @dataclass(kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from common.errors import DataError, UserError
-from common.paths import ROOT
-from common.processes import obey_ctrl_c
+from common.errors import UserError
+from common.processes import obey_ctrl_c, stop_signals
+from common.start import ROOT
 from common.wording import nowhere, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import what_the_machine_lacks
@@ -55,15 +55,12 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.stdout = nowhere()
         sys.exit(1)
     except Exception as error:
-        ending = line_of(error)
-        if ending is None:
-            raise
-        end_process(*ending)
+        end_process(error)
 
 
 def line_of(error: Exception) -> tuple[str, int] | None:
     """(the line for the user, the exit code) of an error; None for a defect of ours, which keeps its traceback."""
-    if isinstance(error, (UserError, DataError)):
+    if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_fault_of_data else 1
@@ -77,8 +74,13 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     return None
 
 
-def end_process(message: str, code: int) -> NoReturn:
-    """End this process with an exit code and a line. message: "" of SaidByAnotherRank, for which nothing is printed."""
+def end_process(error: Exception) -> NoReturn:
+    """End this process with the line and the exit code of an error; a defect of ours is raised again."""
+    ending = line_of(error)
+    if ending is None:
+        raise error
+    message, code = ending
+    # SaidByAnotherRank has none.
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
@@ -108,10 +110,6 @@ def launch_line(script: str, arguments: Sequence[str]) -> str:
 # other ranks wait. So it only notes what came. The loop hands the note to its next update, whose reduction tells it to all
 # ranks; these stop after the same update, save together, and end.
 
-STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
-# Windows has no SIGHUP, the others have no SIGBREAK.
-STOP_NUMBERS = tuple(int(getattr(signal, name)) for name in STOP if hasattr(signal, name))
-
 
 def name_of(signum: int) -> str:
     """What a user calls a signal."""
@@ -119,7 +117,7 @@ def name_of(signum: int) -> str:
 
 
 class StopSignals:
-    """SIGTERM, SIGINT, SIGHUP and on Windows SIGBREAK (Ctrl-Break, a closed window) ask for a stop after the current update, SIGUSR1 for a save.
+    """The stop signals ask for a stop after the current update, SIGUSR1 for a save.
 
     Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
     ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
@@ -140,27 +138,26 @@ class StopSignals:
         # When the first stop signal came, on the monotonic clock.
         self._first = 0.0
         # The handlers that were there. Any: that is what the signal module says of them.
-        self._before: dict[str, Any] = {}
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self
-        handlers = dict.fromkeys(STOP, self._stop)
-        handlers["SIGUSR1"] = self._save
-        for name, handler in handlers.items():
-            # Windows has no SIGHUP and no SIGUSR1, the others have no SIGBREAK.
-            if not hasattr(signal, name):
-                continue
-            number = getattr(signal, name)
-            # nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody
-            # has asked for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
-            if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[name] = signal.signal(number, handler)
+        handlers = dict.fromkeys(stop_signals(), self._stop)
+        # Windows has none of these two.
+        if hasattr(signal, "SIGUSR1"):
+            handlers[signal.SIGUSR1] = self._save
+        # nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody
+        # has asked for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            del handlers[signal.SIGHUP]
+        for number, handler in handlers.items():
+            self._before[number] = signal.signal(number, handler)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name, handler in self._before.items():
-            signal.signal(getattr(signal, name), handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def arm(self) -> None:
         """From here on a stop signal waits for the end of the update."""

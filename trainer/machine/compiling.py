@@ -16,7 +16,7 @@ COMPILED_TIME = 1.4
 # A run pays for compiling where its products alone take this long, at the rates below: one such time is saved.
 COMPILE_SECONDS = 40
 
-# Of matrix products, in FLOP/s: a thread with AVX512-BF16, a GPU.
+# FLOP/s of matrix products: a thread with AVX512-BF16, a GPU
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12. This is a rule
 # that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in

@@ -1,4 +1,4 @@
-"""The ranks of one command on a CPU: how many, how they start and end, and how they add up gradients in memory that all of them see.
+"""The ranks of one command on a CPU: how many, and how they start and end.
 
 Threads of a process meet at a barrier after each operation, a thousand times in an update, so whatever takes one core for a
 moment holds them all up. Processes of fewer threads that share the rows of each micro-batch wait for each other a few times in
@@ -32,12 +32,11 @@ import torch.distributed as dist
 from common.errors import SaidByAnotherRank, UserError
 from common.processes import end_with
 from common.wording import announce, counted
-from trainer.machine.command_line import end_process, line_of
+from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import CACHE_LINE, Ranks, SharedMemory, ranks_of_launcher
-from trainer.machine.settings import DividedMachineSettings
-from trainer.optim.muon import orthogonalise
+from trainer.machine.ranks import Ranks, SharedMemory, loss_of_a_rank, ranks_of_launcher
+from trainer.settings import DividedMachineSettings
 
 # ------------------------------------------------------------------------------------------------ how many
 
@@ -105,7 +104,7 @@ def divide(
         n = choose(n_threads, micro_batch, total_memory(torch.device("cpu")))
     if n == 1:
         return 1, []
-    threads = counted(max(1, n_threads // n), "thread")
+    threads = counted(threads_of_each(n), "thread")
     of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
         f"{n} processes of {threads} share each micro-batch{of_all}: they wait for each other a few "
@@ -124,6 +123,11 @@ def available_threads() -> int:
     if limit is not None:
         limits.append(max(1, math.ceil(limit)))
     return min(limits)
+
+
+def threads_of_each(processes: int) -> int:
+    """The threads of one of so many processes that share a micro-batch."""
+    return max(1, available_threads() // processes)
 
 
 def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
@@ -225,16 +229,12 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
     except Exception as error:
         # One that hears of another's error has nothing to say before it.
         time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
-        ending = line_of(error)
-        if ending is None:
-            # A defect of ours keeps its traceback.
-            raise
-        end_process(*ending)
+        end_process(error)
 
 
 def is_of_a_lost_peer(error: Exception) -> bool:
-    """Whether another process is the reason, or says it: an error of Gloo, which carries the messages."""
-    return isinstance(error, SaidByAnotherRank) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+    """Whether another process is the reason, or says it."""
+    return isinstance(error, SaidByAnotherRank) or loss_of_a_rank(error) is not None
 
 
 def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:
@@ -257,99 +257,3 @@ def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:
     for other in copies:
         other.kill()
     os._exit(code if code is not None and code > 0 else 1)
-
-
-# --------------------------------------------------------------------------------- what they do in shared memory
-
-# numbers that a rank can tell the others with its gradients, at most
-MOST_NUMBERS = 64
-
-
-class SharedReducer:
-    """Sums fp32 gradients over the ranks in shared memory, after the backward pass of an update.
-
-    The memory has a region for each rank and one for the sum, each of all gradients end to end, and of what the ranks tell
-    each other:
-
-        region 0    gradients and numbers of rank 0
-        region 1    gradients and numbers of rank 1
-        sum         slice 0 | slice 1      slice r is added up by rank r
-
-    1. Each rank copies its gradients into its own region, and waits until all have.
-    2. Each adds up its own slice of all regions, in the order of the ranks. It waits until all have.
-    3. Each copies the sum into its gradients. Nobody waits after that: a rank writes into its region again with step 2 over for
-       all, and into the sum after the next update's first wait, which the others reach with step 3 done.
-    """
-
-    keeps_gradients = False
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Ranks) -> None:
-        """A collective. Errors: UserError where the system gives no memory."""
-        assert ranks.memory is not None
-        self.parameters = list(parameters)
-        self.ranks = ranks
-        self.memory = ranks.memory
-        n = ranks.world_size
-        sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
-        # numbers of a slice: whole lines of the cache
-        length = math.ceil(sum(sizes) / n / CACHE_LINE) * CACHE_LINE
-        taken = self.memory.take(torch.float32.itemsize * (n + 1) * n * length)
-        regions = taken.view(torch.float32).view(n + 1, n * length)
-        shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]
-
-        def views_of(region: torch.Tensor) -> list[torch.Tensor]:
-            parts = region[: sum(sizes)].split(sizes)
-            return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-        *self.own_gradients, self.own_numbers = views_of(regions[ranks.rank])
-        *self.sums, self.sum_of_numbers = views_of(regions[n])
-        *self.slices, self.slice_of_sum = regions[:, ranks.rank * length : (ranks.rank + 1) * length]
-
-    def begin_micro_batch(self, last: bool) -> None:
-        """Nothing is to be done while the backward pass runs: it needs all of the processor that copying would use."""
-
-    def finish(self, message: torch.Tensor) -> torch.Tensor:
-        """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
-        gradients = []
-        for parameter in self.parameters:
-            # A rank without rows in the ragged last update.
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
-        torch._foreach_copy_(self.own_gradients, gradients)
-        self.own_numbers[: len(message)] = message
-        self.memory.wait(self.ranks.rank)
-        torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
-        for of_rank in self.slices[2:]:
-            self.slice_of_sum += of_rank
-        self.memory.wait(self.ranks.rank)
-        torch._foreach_copy_(gradients, self.sums)
-        return self.sum_of_numbers[: len(message)].clone()
-
-
-class SharedOrthogonalise:
-    """`orthogonalise`, nearly all of Muon's work: each rank computes every world-size-th matrix and reads the others' results.
-
-    A rank writes its results into shared memory, waits until all have, and reads. It writes there again in the next update. By
-    then all have read, since the sum of that update's gradients needed all of them.
-    """
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
-        # {shape of the matrices: where the results are}
-        self._results: dict[torch.Size, torch.Tensor] = {}
-
-    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[n, rows, columns] -> each matrix orthogonalised, to be read until the next update. All ranks must call it."""
-        memory = self.ranks.memory
-        assert memory is not None
-        if matrices.shape not in self._results:
-            taken = memory.take(matrices.nbytes)
-            self._results[matrices.shape] = taken.view(matrices.dtype).view(matrices.shape)
-        results = self._results[matrices.shape]
-        own = slice(self.ranks.rank, None, self.ranks.world_size)
-        # There may be fewer matrices of a shape than ranks.
-        if len(matrices[own]):
-            results[own] = orthogonalise(matrices[own])
-        memory.wait(self.ranks.rank)
-        return results

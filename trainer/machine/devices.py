@@ -80,14 +80,12 @@ def deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    # A module that is made when it is asked for, which the types of PyTorch do not know.
-    options: Any = torch.utils.deterministic
-    fills = options.fill_uninitialized_memory
+    before = torch.are_deterministic_algorithms_enabled()
     # cuBLAS reads it when it is first used; without it, it may take another order of additions in each run.
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+    # A module that is made when it is asked for, which the types of PyTorch do not know.
+    options: Any = torch.utils.deterministic
     # It is there to find what reads memory that nothing was written to, and takes time.
     options.fill_uninitialized_memory = False
     try:
@@ -100,9 +98,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
             f"--deterministic 1: {operation} has no form that gives the same bits: --deterministic 0 trains without"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
-        options.fill_uninitialized_memory = fills
+        torch.use_deterministic_algorithms(before)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

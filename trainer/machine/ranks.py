@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.errors import DataError, SaidByAnotherRank, UserError, user_errors
+from common.errors import SaidByAnotherRank, UserError, user_errors
 from common.processes import end_with
 from common.wording import announce
 from trainer.machine.devices import pick_device
@@ -114,7 +114,7 @@ class Ranks:
     sharing: int = 1
     # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
     local_world_size: int = 1
-    # What the copies of a command share
+    # shared by the copies of a command
     memory: SharedMemory | None = None
 
     @property
@@ -237,13 +237,13 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     """
     # The result, and whether it failed. Any: torch sends a list of objects of every kind.
     answer: list[Any] = [None, False]
-    error: UserError | DataError | None = None
+    error: UserError | None = None
     with until_all_are_ready(ranks):
         if ranks.is_main:
             try:
                 with user_errors():
                     answer[0] = work()
-            except (UserError, DataError) as caught:
+            except UserError as caught:
                 error = caught
                 answer[1] = True
     if ranks.world_size > 1:
@@ -307,12 +307,12 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
     """
     is_first = ranks.local_rank == 0
-    failure: UserError | DataError | None = None
+    failure: UserError | None = None
     with until_all_are_ready(ranks):
         if is_first:
             try:
                 result = work()
-            except (UserError, DataError) as error:
+            except UserError as error:
                 failure = error
     # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
     if failure is not None:

@@ -6,11 +6,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainer.machine.cpu_ranks import SharedOrthogonalise
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, Together, orthogonalise
-from trainer.optim.settings import OptimizerSettings
-from trainer.sharding import Shards
+from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, SharedOrthogonalise, Together, orthogonalise
+from trainer.settings import OptimizerSettings
+from trainer.sharding import is_sharded
 
 # As torch.optim takes them: {"params": [...], "weight_decay": ...}.
 Groups = list[dict[str, Any]]
@@ -20,12 +19,11 @@ def build_optimizer(
     model: nn.Module,
     settings: OptimizerSettings,
     ranks: Ranks = ONE_RANK,
-    shards: Shards | None = None,
     **adam_options: Any,
 ) -> torch.optim.Optimizer:
     """The optimiser of `--optimizer`, with its rates and weight decay. adam_options: see build_adamw.
 
-    ranks: those that all call it at this moment, and may share its work. shards: how they have sharded the model.
+    ranks: those that all call it at this moment, and may share its work.
     """
     lr = settings.learning_rate
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
@@ -38,14 +36,14 @@ def build_optimizer(
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-        # What is left of the matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
+        # The other matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
         # schedule's rate with, which has --learning_rate in it already: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
             group["lr_scale"] = settings.embed_lr / lr
     own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     how: Orthogonalise = orthogonalise
-    if shards is not None:
-        how = ShardedOrthogonalise(shards.group)
+    if any(is_sharded(p) for p in matrices):
+        how = ShardedOrthogonalise(ranks)
     elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)
     muon = Muon([own_group], lr=settings.muon_lr, orthogonalise=how)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.machine.devices import pick_dtype
+from trainer.machine.ranks import Ranks
 from trainer.sharding import own_part, rows_of_ranks
 
 # ([n, rows, columns], shape of a whole matrix) -> each matrix orthogonalised. Where the matrices are sharded among ranks
@@ -58,26 +59,52 @@ def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> to
     return x if wide else x.mT
 
 
+class SharedOrthogonalise:
+    """`orthogonalise` of matrices that every copy of a command has: each computes every world-size-th one, and reads the others.
+
+    A rank writes its results into shared memory, waits until all have, and reads. It writes there again in the next update. By
+    then all have read, since the sum of that update's gradients needed all of them.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        # {shape of the matrices: where the results are}
+        self._results: dict[torch.Size, torch.Tensor] = {}
+
+    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """[n, rows, columns] -> each matrix orthogonalised, to be read until the next update. All ranks must call it."""
+        memory = self.ranks.memory
+        assert memory is not None
+        if matrices.shape not in self._results:
+            taken = memory.take(matrices.nbytes)
+            self._results[matrices.shape] = taken.view(matrices.dtype).view(matrices.shape)
+        results = self._results[matrices.shape]
+        own = slice(self.ranks.rank, None, self.ranks.world_size)
+        # There may be fewer matrices of a shape than ranks.
+        if len(matrices[own]):
+            results[own] = orthogonalise(matrices[own])
+        memory.wait(self.ranks.rank)
+        return results
+
+
 class ShardedOrthogonalise:
-    """`orthogonalise` of matrices whose rows are sharded among the ranks of a group (trainer/sharding.py). All of them must call it.
+    """`orthogonalise` of matrices whose rows are sharded among the ranks (trainer/sharding.py). All of them must call it.
 
     Momentum and averages are computed on each rank's own rows. To orthogonalise a matrix needs all of it. So each matrix has an
     owner among the ranks: they send it their rows, it orthogonalises the whole, and sends each its rows back. Each owner has about
     as many matrices of a shape, one behind the other.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """[n, own rows, columns] -> the same as parts of orthogonal matrices of `shape` (rows, columns)."""
         n, own_rows, columns = matrices.shape
-        rows = rows_of_ranks(shape[0], self.size)
-        assert own_rows == rows[self.rank]
-        matrices_of = rows_of_ranks(n, self.size)
-        mine = matrices_of[self.rank]
+        rows = rows_of_ranks(shape[0], self.ranks.world_size)
+        assert own_rows == rows[self.ranks.rank]
+        matrices_of = rows_of_ranks(n, self.ranks.world_size)
+        mine = matrices_of[self.ranks.rank]
 
         # To each owner this rank's rows of its matrices, one matrix after the other.
         sent = matrices.flatten()
@@ -85,7 +112,7 @@ class ShardedOrthogonalise:
         # From each rank its rows of this rank's matrices.
         received_sizes = [mine * count * columns for count in rows]
         received = sent.new_empty(sum(received_sizes))
-        dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.group)
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
         parts = received.split(received_sizes)
         shaped = [part.view(mine, count, columns) for part, count in zip(parts, rows, strict=True)]
         if mine:
@@ -95,7 +122,7 @@ class ShardedOrthogonalise:
         # The same way back.
         returned = torch.cat([part.flatten() for part in parts])
         result = torch.empty_like(sent)
-        dist.all_to_all_single(result, returned, sent_sizes, received_sizes, group=self.group)
+        dist.all_to_all_single(result, returned, sent_sizes, received_sizes)
         return result.view(n, own_rows, columns)
 
 

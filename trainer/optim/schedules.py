@@ -21,7 +21,7 @@ def cosine(progress: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-# Of the run, over which `wsd` lets the rate fall
+# share of the run over which `wsd` lets the rate fall
 WSD_DECAY_SHARE = 0.2
 
 

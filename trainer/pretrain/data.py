@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from common.paths import ROOT
 from common.processes import seconds_since_start
+from common.start import ROOT
 from common.wording import announce, counted
 from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
@@ -17,11 +17,11 @@ from dataset.tokenizing.tokenizer_files import check_known
 from trainer.budget import laws
 from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_share
 from trainer.budget.settings import seconds_of
+from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
-from trainer.updates import rows_of_update
 
 
 class TextKind(NamedTuple):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from common.paths import ROOT, utf8_folder
+from common.files import utf8_folder
+from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_ids_fit,

@@ -16,7 +16,7 @@ from model.config import architecture
 from trainer.budget.outcome import plan_to_keep
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine
-from trainer.evaluation import evaluate
+from trainer.evaluation import Sampler, evaluate, read_prompts
 from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import claim
 from trainer.machine.compiling import compile_blocks
@@ -28,7 +28,6 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
 from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
-from trainer.sampling import Sampler, read_prompts
 from trainer.saving.weights import save_weights
 
 

@@ -30,10 +30,10 @@ from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
 from trainer.machine.ranks import Ranks, least_of_ranks, on_main
-from trainer.machine.settings import NONE
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
 from trainer.saving.checkpoint import kept_of_run
+from trainer.settings import NONE
 from trainer.sharding import group_size_of
 
 

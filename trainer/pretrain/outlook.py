@@ -14,13 +14,13 @@ from dataset.corpus import Corpus
 from dataset.store.format import Documents, Ints
 from trainer.advice import Command, Forecast, next_command, note_on_expected, pretraining_notices
 from trainer.budget import laws
+from trainer.engine import rows_of_update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, Outlook
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.memory import flops_per_token, mean_context
 from trainer.pretrain.settings import AUTO_ROWS, DEFAULT_TOKENIZER, PretrainSettings
 from trainer.reporting.records import ANSWERS
-from trainer.updates import rows_of_update, schedule_of
 
 
 def pretraining_outlook(

@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 
 from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
-from common.paths import ROOT
 from common.settings import Settings, default_of, setting, switch, with_default
+from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, record_of
 from trainer.budget.settings import BudgetSettings
-from trainer.machine.settings import NONE, DividedMachineSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
-from trainer.optim.settings import OptimizerSettings
-from trainer.reporting.settings import OutputSettings
+from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
 
 # What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
 AUTO_ROWS = 0

@@ -18,10 +18,10 @@ from common.files import atomic_file
 from common.wording import counted, printable
 from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, quality, risen_validation, smooth, thin
 
-# Evaluations before the last one whose samples are shown
+# evaluations before the last one whose samples are shown
 EARLIER = 20
 COLOURS = ("#2f6fde", "#d9542b", "#2a9d63", "#8a4fd3", "#b8860b", "#c23b80", "#5a7d8c", "#7a5c3e")
-# Of a picture; a page puts its own in their place.
+# colours of words and lines in a picture; a page puts its own in their place
 INK, GRID = "#222222", "#dddddd"
 STYLES: dict[str, dict[str, Any]] = {
     # Evaluations are few points, far from each other.

@@ -16,7 +16,6 @@ from trainer.machine.measure import describe_machine, versions
 from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import snapshot
 
 # What fields are called in a log line, where that is not their name in the metrics.
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
@@ -56,7 +55,7 @@ def describe(
 # ---------------------------------------------------------------------------------------- log lines
 
 
-def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str] = ()) -> str:
+def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
     """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
     for name in shown:
@@ -114,7 +113,7 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
-    """What to say of an update that was not applied. plan: that its rows are of."""
+    """The line on an update that was not applied. plan: of its epoch."""
     update = outcome.update
     assert update is not None
     so_far = f"update {update.number} is not applied ({int(outcome.skipped)} so far)"
@@ -145,6 +144,6 @@ def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> No
     all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
         # Its end has come with a lower number of updates, before they were due.
-        weights = snapshot(engine.weights())
+        weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
     reporter.say(left_by(job))

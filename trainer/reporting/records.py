@@ -18,7 +18,7 @@ from common.files import refuse_irregular
 METRICS_SUFFIX = ".metrics.jsonl"
 # A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
 MOST_LINE_BYTES = 1 << 23
-# What the data of a start is noted to train, where that is not all of its text
+# noted of data of which the answers alone are trained
 ANSWERS = "answers"
 
 
@@ -99,9 +99,9 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarr
     return x[indices], y[indices]
 
 
-def smooth(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS // 3) -> tuple[np.ndarray, np.ndarray]:
+def smooth(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over buckets of equal numbers of points."""
-    edges = np.linspace(0, len(x), min(buckets, len(x)) + 1).astype(int)
+    edges = np.linspace(0, len(x), min(BUCKETS // 3, len(x)) + 1).astype(int)
     # Tokens and values alike, so that a mean stands in the middle of what it is of.
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes

@@ -1,7 +1,6 @@
 """What the user sees: log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
-import importlib
 import io
 import json
 import math
@@ -10,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
+from common.errors import UserError, optional_package
 from common.files import atomic_file
 from common.wording import announce
 from trainer.job import Progress
 from trainer.reporting.records import flat_numbers
-from trainer.updates import RunSettings
+from trainer.settings import RunSettings
 
 # Reporter.say, or what takes its place.
 Say = Callable[[str], None]
@@ -59,13 +58,11 @@ class Reporter:
         run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError where the package is missing or refuses.
         """
         kind = settings.tracker
+        module = optional_package(kind, f"for --tracker {kind}")
         try:
-            module = importlib.import_module(kind)
             run = module.init(
                 project=settings.wandb_project, name=name, id=run_ids.get(kind), resume="allow", config=vars(settings)
             )
-        except ModuleNotFoundError as error:
-            raise UserError(f"--tracker {kind}: {error}: pip install {error.name}") from error
         # Each package raises its own kinds of errors.
         except Exception as error:
             hint = " (WANDB_MODE=offline needs neither account nor network)" if kind == "wandb" else ""
@@ -132,7 +129,7 @@ def finite(value: Any) -> Any:
 class Stopwatch:
     """Seconds since the last log line, and the mean time of a micro-batch. Micro-batches are counted as in Progress.step."""
 
-    def __init__(self, step: int = -1, seconds_before: float = 0.0) -> None:
+    def __init__(self, step: int, seconds_before: float) -> None:
         """step: the last one before. seconds_before: since the last log line, in the run that a resume goes on with."""
         self.start = time.perf_counter()
         self.lap_start = self.start - seconds_before

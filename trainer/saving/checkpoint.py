@@ -201,13 +201,6 @@ class Checkpoints:
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
-    def digests(self) -> dict[str, str]:
-        """{name of a checkpoint: the beginning of its digest file}."""
-        return {
-            path.name: recorded_digests(path)[:12].decode("ascii", "replace") or "without a digest"
-            for path in self.paths()
-        }
-
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
         """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
 
@@ -308,7 +301,7 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             for path in left:
                 link = self.folder / path.name
-                # Of a folder that somebody has renamed back, or of a start that was killed here.
+                # left by a folder that somebody has renamed back, or by a start that was killed here
                 if link.exists() and not is_link_of(link, path):
                     replace(link, link.with_name(f"{link.name}.before"))
                 if not link.exists():

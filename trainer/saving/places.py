@@ -13,8 +13,8 @@ import shutil
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
@@ -61,10 +61,10 @@ def _try_to_write(path: Path) -> None:
             path.unlink()
 
 
-def check_space(folder: Path, engine: Any) -> None:
-    """Errors: UserError where the disk has less room than a checkpoint of the engine's model takes."""
+def check_space(folder: Path, model: torch.nn.Module) -> None:
+    """Errors: UserError where the disk has less room than a checkpoint of the model takes."""
     # Weights, and the two moments of AdamW
-    needed = 3 * sum(p.numel() * p.element_size() for p in engine.model.parameters())
+    needed = 3 * sum(p.numel() * p.element_size() for p in model.parameters())
     disk = shutil.disk_usage(folder)
     # Some network file systems tell no size at all.
     if disk.total and disk.free < needed:

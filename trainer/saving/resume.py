@@ -13,15 +13,15 @@ import torch.distributed as dist
 from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.wording import counted
+from trainer.engine import rows_of_update
 from trainer.job import Job, Progress, RunSettings
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, end_all, entries_of, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
-from trainer.saving.checkpoint import Checkpoints, load_checkpoint, snapshot, update_of, verified
+from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
-from trainer.updates import rows_of_update
 
 # version of a checkpoint's content; raised when an older trainer's cannot be continued
 FORMAT = 2
@@ -121,7 +121,7 @@ class Saver:
         end_all(self.ranks, problem and f"the last save failed {problem}")
 
     def how_to_go_on(self) -> str:
-        """What a user has after an error, on rank 0, which reads the files."""
+        """From which checkpoint a resume would go on: the end of a line on an error. On rank 0, which reads the files."""
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
@@ -153,16 +153,16 @@ class Saver:
         """
         say = self.reporter.say
         # Machines that share no disk would each go on with another run, or some of them begin afresh.
-        seen = {"checkpoint": self.checkpoints.digests()}
-        compare_with_main(self.ranks, seen, "one --out_dir, which all machines share")
+        seen = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
+        compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
         found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
         if found is None:
             say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
         # Machines may have the disk that they share in places of their own.
         path = self.checkpoints.folder / found.name
-        # Of a sharded model each rank reads no more than its part.
-        state = load_checkpoint(path, mapped=self.engine.shards is not None)
+        # A rank reads no more than its part of a sharded model.
+        state = load_checkpoint(path, mapped=self.engine.is_sharded)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
@@ -224,7 +224,7 @@ class Saver:
                 )
             else:
                 self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-        # As many ranks as have left their state
+        # Each rank of the run before has left its state.
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
         rows_before = before["rows_per_update"] or product
@@ -247,7 +247,7 @@ class Saver:
             return
         weights = self.engine.weights()
         if self.ranks.is_main:
-            self.best_weights = weights_to_save(snapshot(weights))
+            self.best_weights = weights_to_save(weights)
 
     def write_best(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
         """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""

@@ -69,11 +69,11 @@ def save_with_digest(state: Any, path: Path, companion: Path, content: Callable[
         try:
             # torch asks for a file, and uses `write` and `flush` of it.
             torch.save(state, cast(IO[bytes], writer))
-        except RuntimeError:
-            if writer.error is None:
-                raise
-            # torch reports its own confusion in the place of it.
-            raise writer.error from None
+        except RuntimeError as error:
+            # torch reports that it cannot end its file, in the place of the error of `write`.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
         digest = writer.digest.hexdigest()
         with atomic_file(companion) as beside:
             beside.write(content(digest))

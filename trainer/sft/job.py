@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from common.paths import ROOT
+from common.start import ROOT
 from common.wording import counted
 from dataset.chat.chat_corpus import ChatCorpus
 from dataset.chat.encoder import ChatEncoder

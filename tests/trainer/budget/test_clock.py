@@ -42,7 +42,9 @@ def run(machine, budget, planned, seconds_of_update, spent=0.0, evaluation=0.0, 
         factors.append((clock.moved or planned).factor(update))
         machine.now += seconds_of_update(machine.now - began)
         update += 1
-        if clock.after_update(update):
+        end = clock.end
+        clock.after_update(update)
+        if clock.end != end:
             courses.append(clock.moved)
         if every and update % every == 0 and update < clock.end:
             with clock.evaluating():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
 from tests.trainer.budget.test_plan import best, data_of

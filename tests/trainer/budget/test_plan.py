@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.loader import Batch
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import parameter_count

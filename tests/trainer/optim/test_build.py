@@ -6,7 +6,7 @@ from torch import nn
 from tests.helpers import tiny_model
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.schedules import get_lr, learning_rate
-from trainer.optim.settings import OptimizerSettings
+from trainer.settings import OptimizerSettings
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():

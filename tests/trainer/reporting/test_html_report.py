@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.paths import ROOT
+from common.start import ROOT
 from dataset.glue.glue_tasks import METRICS, TASKS
 from scripts import report
 from tests.helpers import records, train

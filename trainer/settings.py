@@ -1,0 +1,171 @@
+"""The flags that several trainers share, in groups. Those of one trainer are in its folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from common.flags import AUTO, not_negative, positive, seed
+from common.settings import Settings, setting, switch
+from common.start import ROOT
+
+MOST_PROCESSES = 64
+# values of --shard
+NONE = "none"
+FULL = "full"
+
+
+def auto_or(convert: Callable[[str], float]) -> Callable[[str], str]:
+    """A converter of `auto`, and of what `convert` takes; as text, since a setting has one type."""
+
+    def as_text(text: str) -> str:
+        if text != AUTO:
+            convert(text)
+        return text
+
+    # argparse names it in its message on a text that is neither.
+    as_text.__name__ = f"{convert.__name__} or {AUTO}"
+    return as_text
+
+
+@dataclass(kw_only=True)
+class MachineSettings(Settings):
+    """machine"""
+
+    device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best there is)")
+    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="of matrix products (autocast)")
+    use_compile: str = setting("auto", choices=("auto", "0", "1"), help="torch.compile")
+    num_workers: int = setting(1, check=not_negative(int), help="processes that load batches; 0: none")
+    gradient_checkpointing: bool = switch(
+        False, help="recompute activations in the backward pass: less memory, more time"
+    )
+    deterministic: bool = switch(
+        False,
+        help="the same bits in every run on a GPU too; an operation that has no such form ends the run",
+    )
+    dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
+    shard: str = setting(
+        NONE,
+        choices=(NONE, FULL),
+        help="full: the ranks have weights, gradients and the optimiser's states together; none: each has its own",
+    )
+
+
+@dataclass(kw_only=True)
+class DividedMachineSettings(MachineSettings):
+    """machine"""
+
+    cpu_processes: str = setting(
+        "auto",
+        check=auto_or(positive(int, MOST_PROCESSES)),
+        help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
+    )
+
+
+@dataclass(kw_only=True)
+class UpdateSettings(Settings):
+    """training"""
+
+    batch_size: int = setting(32, check=positive(int), help="rows per micro-batch and rank", first=True)
+    accumulation_steps: int = setting(8, check=positive(int), help="micro-batches per update", first=True)
+    rows_per_update: int = setting(
+        0,
+        check=not_negative(int),
+        help="rows of an update, of all ranks, in place of --accumulation_steps: updates stay the same however many ranks there "
+        "are; 0: not given",
+    )
+    learning_rate: float = setting(5e-4, check=positive(float), help="what the schedule multiplies", first=True)
+    weight_decay: float = setting(0.01, check=not_negative(float), help="on matrices alone")
+    grad_clip: float = setting(1.0, check=not_negative(float), help="largest global gradient norm; 0: off")
+    max_bad_updates: int = setting(10, check=positive(int), help="stop after so many non-finite updates in a row")
+    seed: int = setting(42, check=seed, help="of weights, data order and samples")
+    from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
+
+
+# How each is built: build_optimizer in trainer/optim/build.py
+OPTIMIZERS = ("adamw", "muon")
+
+
+@dataclass(kw_only=True)
+class OptimizerSettings(UpdateSettings):
+    """training"""
+
+    optimizer: str = setting(
+        "adamw", choices=OPTIMIZERS, help="muon: for the blocks' matrices, AdamW elsewhere", first=True
+    )
+    muon_lr: float = setting(0.02, check=positive(float), help="Muon's learning rate, on the same schedule")
+    embed_lr: float = setting(
+        0.0,
+        check=not_negative(float),
+        help="with muon: AdamW's rate for the matrices that Muon leaves to it: embeddings, head, routers; 0: --learning_rate",
+    )
+
+
+@dataclass(kw_only=True)
+class OutputSettings(Settings):
+    """output"""
+
+    # save_interval where neither it nor save_minutes is given
+    usual_save_interval: ClassVar[int] = 100
+
+    out_dir: str = setting(
+        str(ROOT / "out"),
+        help="folder for weights, checkpoints and metrics",
+        aliases=("--save_dir",),
+        first=True,
+    )
+    # None: not given. `fill_in` gives it a value.
+    save_interval: int = setting(
+        None,
+        check=not_negative(int),
+        help="micro-batches (ELECTRA, GLUE: updates) between saves; 0: they do not count (default: 100, ELECTRA 1000, GLUE "
+        "500; 0 with --save_minutes)",
+    )
+    # None: not given. As above.
+    save_minutes: str = setting(
+        None,
+        check=auto_or(not_negative(float)),
+        help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: 2 in the place of "
+        "its default on a CUDA GPU, 0 elsewhere)",
+    )
+    keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
+    log_interval: int = setting(
+        100, check=positive(int), help="micro-batches (ELECTRA, GLUE: updates) between log lines"
+    )
+    report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
+    tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="log to an experiment tracker too")
+    use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")
+    wandb_project: str = setting("MiniMind-Pretrain", help="project in the tracker")
+
+    def check(self) -> None:
+        if self.use_wandb and self.tracker not in ("none", "wandb"):
+            raise ValueError(f"--use_wandb and --tracker {self.tracker} exclude each other: drop one")
+
+    def fill_in(self) -> None:
+        """The tracker that --use_wandb means; and of the two flags on saves, the one that is not given."""
+        if self.use_wandb:
+            self.tracker = "wandb"
+        if self.save_minutes is None:
+            self.save_minutes = AUTO if self.save_interval is None else "0"
+        if self.save_interval is None:
+            by_time_alone = self.save_minutes != AUTO and float(self.save_minutes) > 0
+            self.save_interval = 0 if by_time_alone else self.usual_save_interval
+
+
+class RunSettings(Protocol):
+    """The flags that every trainer has; the settings of a job have more."""
+
+    batch_size: int
+    accumulation_steps: int
+    rows_per_update: int
+    grad_clip: float
+    max_bad_updates: int
+    gradient_checkpointing: bool
+    num_workers: int
+    log_interval: int
+    save_interval: int
+    save_minutes: str
+    keep_checkpoints: int
+    from_resume: bool
+    report: bool
+    tracker: str
+    wandb_project: str
