@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -299,7 +300,7 @@ class StoreWriter:
             **meta,
             "documents": self.documents,
             "tokens": self.tokens,
-            "bad_lines": self.bad_lines.to_dict(),
+            "bad_lines": asdict(self.bad_lines),
             "sha256": {name: self.files[name].digest.hexdigest() for name in FILES},
         }
         whole = {**content, "meta_sha256": digest_of_json(content)}
