@@ -165,7 +165,7 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     """
 
     def size(key: str, axis: int = 0) -> int:
-        """Of a tensor that every such MiniMind has."""
+        """An axis of a tensor that every such MiniMind has."""
         if key not in state or state[key].dim() <= axis:
             raise ValueError(f"not a MiniMind state dict, {key} is missing, or of another shape")
         return state[key].shape[axis]

@@ -52,7 +52,8 @@ def load(
         model = load_model(weight)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
-        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(tokenizer_folder(weight, tokenizer_path)))
+        folder = tokenizer_folder(weight, tokenizer_path)
+        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), f"--tokenizer_path {folder}")
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 

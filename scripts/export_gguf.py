@@ -64,7 +64,7 @@ def export(
     model = as_minimind(load_model(weight), Path(weight))
     config = model.config
     tokenizer = tokenizer_of(weight, tokenizer_path)
-    folder = str(tokenizer_folder(weight, tokenizer_path))
+    folder = f"--tokenizer_path {tokenizer_folder(weight, tokenizer_path)}"
     ids = DocumentEncoder(tokenizer).vocab_size
     check_size(ids, config.vocab_size, folder)
     check_ids_fit(ids, config.vocab_size, folder)

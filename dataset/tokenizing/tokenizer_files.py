@@ -179,6 +179,5 @@ def check_ids_fit(ids: int, embeddings: int, what: str) -> None:
     """
     if ids > embeddings:
         raise ValueError(
-            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own with "
-            "--tokenizer_path"
+            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own"
         )
