@@ -48,8 +48,7 @@ from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, pass_over
 from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
-from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.long_texts import TooLongToEncode
+from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, most_positions, vocabulary_size
 from scripts.generate import Sampling, generate

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from dataset.tokenizing.byte_level_bpe import LLAMA_BPE, QWEN2
-from dataset.tokenizing.long_texts import DEEPSEEK, GPT4O
+from dataset.tokenizing.encoder import DEEPSEEK, GPT4O
 from tests.helpers import ROOT
 
 # Text that merges are learned from, with pairs that no piece may hold.
