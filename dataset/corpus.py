@@ -133,9 +133,9 @@ class Corpus:
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
-        # Whether the plan of the whole run is one: a share changes over it, or a source may come several times.
+        # The whole run is one plan: a share changes over it, or a source may come several times.
         self.is_one_plan = False
-        # Whether a share changes over the run, so that another end would be another order of its rows.
+        # A share changes over the run, so another end would be another order of its rows.
         self.shares_change = False
         if groups[0].shares is not None:
             # One source with a share is not a ConcatStore yet.
@@ -173,7 +173,7 @@ class Corpus:
 
     @property
     def _targets(self) -> Ints:
-        """Of each document of the store: a share counts trained tokens, so of one that is cut only the part that is trained."""
+        """Trained tokens of each document of the store, which is what a share counts: of one that is cut only the part that is left."""
         targets = target_counts(self.store)
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
@@ -367,7 +367,6 @@ class ValidationBatches:
             shuffle=False,
         )
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
-        self.store = store
         self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
 
     def __len__(self) -> int:

@@ -69,7 +69,7 @@ def _build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of ranks that start together one builds: a second file would look like an edit.
+    # One of the ranks that start together builds: a second file would look like an edit.
     with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             with atomic_file(path) as file:

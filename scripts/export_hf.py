@@ -200,7 +200,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
     # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
-    # Of classifiers, of encoders, or of this machine
+    # Fields of classifiers, of encoders, or of this machine
     for name in ("id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"):
         fields.pop(name, None)
     rope = fields["rope_parameters"]

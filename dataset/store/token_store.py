@@ -186,7 +186,7 @@ def open_or_make(
     """
     name = f"{source}-{key[:16]}"
     for place in places:
-        store = open_store(place / name, key)
+        store = open_store(place / name)
         if store is not None:
             return store
     place = first_writable(places)
@@ -208,7 +208,7 @@ def open_or_make(
                     with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
                         remove(left)
             # Another process may have made it while this one waited for the lock.
-            store = open_store(place / name, key, tell=True)
+            store = open_store(place / name, tell=True)
             if store is None:
                 with StoreWriter(place / name, temporary) as writer:
                     store = writer.commit(write(writer))
@@ -328,15 +328,12 @@ class StoreWriter:
         remove(self.temp)
 
 
-def open_store(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
+def open_store(folder: Path, tell: bool = False) -> TokenStore | None:
     """The store in the folder; None where there is none or a damaged one, of which it can tell."""
     if not folder.is_dir():
         return None
     try:
-        store = TokenStore(folder)
-        if store.fingerprint != key:
-            raise DamagedStore("it belongs to other data")
-        return store
+        return TokenStore(folder)
     except (DamagedStore, OSError) as error:
         if tell:
             announce(f"{folder} is damaged ({error}); it is made anew")

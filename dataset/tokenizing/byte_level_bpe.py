@@ -28,7 +28,7 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 # fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
 # and have their rules built in. So a model can go there only if its rule is one of those.
 
-# Of Llama 3. Word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
+# Llama 3's, word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
 LLAMA_BPE = (
     # The English contractions: 's, 't, 're, ...
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -44,7 +44,7 @@ LLAMA_BPE = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
-# Of Qwen 2 and Qwen 3: that of Llama 3, but each digit is a piece by itself.
+# Qwen 2's and Qwen 3's: that of Llama 3, but each digit is a piece by itself.
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
 # How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -78,7 +78,7 @@ class DocumentEncoder:
 
     # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
     blank_line_ends_document = False
-    # Whether the last part of a text may be held out.
+    # The last part of a text may be held out.
     can_be_cut = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
@@ -98,7 +98,7 @@ class DocumentEncoder:
         self._backend = self._own_backend(content)
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
-        # Whether a long one is encoded in parts.
+        # Long texts are encoded in parts.
         self._cuts_long_texts = can_be_cut(content, parse_special_tokens)
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]

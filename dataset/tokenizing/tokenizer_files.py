@@ -158,7 +158,7 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
-    """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
+    """SHA-256 of which token has which id: it tells the tokenizer of a weight from another one of the same size."""
     entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 

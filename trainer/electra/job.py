@@ -47,7 +47,7 @@ from trainer.updates import rows_of_update
 # Folder of the vocabulary that is trained where none is given, and its entries.
 OWN = "vocabulary"
 OWN_ENTRIES = 8192
-# Of the data that such a vocabulary is trained on.
+# bytes of the sample that such a vocabulary is trained on
 SAMPLE_BYTES = 60e6
 # Fields of a config that a resume does not depend on
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
@@ -58,7 +58,7 @@ DISC_WEIGHT = 50.0
 AUC_BINS = 200
 LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
-# Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
+# Seed of the validation's examples, masks and draws: the same in every run with one --eval_batch_size, so that two runs compare.
 VAL_SEED = 0
 FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
@@ -174,7 +174,7 @@ class ElectraJob(Job):
         )
 
     def _draw_seed(self) -> int:
-        """Of --seed None: a random one, and at a resume that of the run."""
+        """The seed of --seed None: a random one, and at a resume that of the run."""
         stem = self.files.stem
         saved = kept_of_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
@@ -348,7 +348,7 @@ class ElectraJob(Job):
         in_layers = sum(p.numel() for name, p in self.model.named_parameters() if ".layer." in name)
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
-        # Of this rank, padding included: it is computed too.
+        # This rank's, padding included: it is computed too.
         rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())

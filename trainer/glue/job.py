@@ -293,7 +293,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config.label2id = {word: i for i, word in enumerate(words)}
     config.problem_type = "regression" if task.is_regression else "single_label_classification"
     if settings.dropout is not None:
-        # Of hidden states, attention and head. A field that is None follows another one.
+        # In hidden states, attention and head. A field that is None follows another one.
         for name, value in config.to_dict().items():
             if "dropout" in name and type(value) in (int, float):
                 setattr(config, name, settings.dropout)
@@ -302,7 +302,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         init_position_embeddings(model)
         new = set(model.state_dict())
     else:
-        # Of another model's tokenizer nothing would be said; new embeddings fit any.
+        # Here alone: new embeddings fit any tokenizer.
         check_size(vocab_size, config.vocab_size, what)
         model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
         new = {*faults["missing_keys"], *faults["mismatched_keys"]}

@@ -112,7 +112,5 @@ def bytes_of_data(settings: SftSettings) -> float:
         for path in source.paths:
             if is_address(path):
                 return math.inf
-            for file in find_files(path):
-                assert isinstance(file, Path)
-                total += file.stat().st_size
+            total += sum(file.stat().st_size for file in find_files(path))
     return total
