@@ -108,7 +108,6 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in groups]
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
-        self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len = max_seq_len
         self.seed = seed
         self.pack = pack
@@ -117,6 +116,7 @@ class Corpus:
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         self.notices += [line for line in map(notice_of, stores) if line]
+        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # the documents to train
         self.documents = all_documents(self.store)
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none

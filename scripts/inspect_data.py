@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in settings.row:
         if number >= n_rows:
             raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
-    for line in [*look.corpus.notices, *(line for bad in look.corpus.bad_lines for line in bad.report())]:
+    for line in look.corpus.notices:
         announce(line)
     blocks = [str(section) for section in look.sections()]
     for number in settings.row:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from common.wording import loader_reason
-from dataset.tokenizing.byte_level_bpe import GPT2, LLAMA_BPE, QWEN2, bytes_of_characters
 from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller
 
 if TYPE_CHECKING:
@@ -28,6 +27,30 @@ LONGEST_WHOLE = 1 << 21
 # What a part may end before.
 MARKS = "\n ,.，。"
 
+# The rules by which tokenizers cut text into pieces before they merge, by the names of llama.cpp. The first alternative that
+# fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
+# and have their rules built in. So a model can go there only if its rule is one of those.
+
+# Llama 3's, word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
+LLAMA_BPE = (
+    # The English contractions: 's, 't, 're, ...
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    # Three digits at most, so that a long number takes no entry of its own.
+    r"|\p{N}{1,3}"
+    # Punctuation with the line breaks after it.
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    # Line breaks with the white space before them.
+    r"|\s*[\r\n]+"
+    # Other white space; the last character is left to the word that follows.
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+# Qwen 2's and Qwen 3's: that of Llama 3, but each digit is a piece by itself.
+QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
 GPT4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -264,6 +287,16 @@ def fast_bpe(content: str) -> "Encoding | None":
     for token in [*byte_of, *results]:
         ranks[bytes(byte_of[character] for character in token)] = model["vocab"][token]
     return tiktoken.Encoding("pieces", pat_str=LLAMA_BPE, mergeable_ranks=ranks, special_tokens={})
+
+
+def bytes_of_characters() -> dict[str, int]:
+    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    byte_of = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    for number, byte in enumerate(hidden):
+        byte_of[chr(0x100 + number)] = byte
+    return byte_of
 
 
 @cache

@@ -15,8 +15,7 @@ import torch
 from common.errors import DataError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.byte_level_bpe import QWEN2
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import QWEN2, DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
 from scripts.gguf_format import piece_rule, plain_template

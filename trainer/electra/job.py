@@ -356,7 +356,6 @@ class ElectraJob(Job):
         of_files = settings.discriminator_config is not None
         lines = [
             *corpus.notices,
-            *(line for bad_lines in corpus.bad_lines for line in bad_lines.report()),
             f"model: ELECTRA{'' if of_files else f' {settings.size}'}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
