@@ -328,7 +328,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
     """
-    if not val_fraction or not encoder.can_be_cut or len(stores) > 1 or len(stores[0]) > 1:
+    if not val_fraction or not encoder.can_hold_out_part or len(stores) > 1 or len(stores[0]) > 1:
         return stores
     store = copy.copy(stores[0])
     n_tokens = len(store.tokens)

@@ -138,20 +138,21 @@ def check_kind(path: Path) -> None:
     refuse_irregular(path)
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
-    if not head.startswith((ZIP_MAGIC, PICKLE_MAGIC)):
-        raise ValueError(
-            f"{path}: not a readable weight file: torch.save did not write it (a git-LFS pointer, for git lfs pull, or a web page?)"
-        )
+    reason = ""
     if head.startswith(ZIP_MAGIC):
         try:
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
+            # torch stores its files uncompressed and apart from each other; a bomb does not.
+            is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
+                reason = "a compressed archive, which torch never writes"
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
-            raise ValueError(f"{path}: not a readable weight file (the archive is damaged or cut off)") from None
-        # torch stores its files uncompressed and apart from each other; a bomb does not.
-        is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-        if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
-            raise ValueError(f"{path}: not a readable weight file (a compressed archive, which torch never writes)")
+            reason = "the archive is damaged or cut off"
+    elif not head.startswith(PICKLE_MAGIC):
+        reason = "torch.save did not write it: a git-LFS pointer, for git lfs pull, or a web page?"
+    if reason:
+        raise ValueError(f"{path}: not a readable weight file ({reason})")
 
 
 # ------------------------------------------------------------------------------- a config without a .json

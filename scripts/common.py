@@ -93,7 +93,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
 def load_model(weight: str | Path) -> PreTrainedModel:
     """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode.
 
-    Errors: UserError; where the weight is not there it names those that are.
+    Errors: UserError, ValueError; where the weight is not there they name those that are.
     """
     path = Path(weight)
     if not path.exists():
@@ -113,8 +113,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
-    with user_errors():
-        said = read_object(settings) if settings.exists() else {}
+    said = read_object(settings) if settings.exists() else {}
     config = load_config(str(path), path)
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):

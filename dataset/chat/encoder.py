@@ -136,7 +136,7 @@ class ChatEncoder(DocumentEncoder):
     answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template.
     """
 
-    can_be_cut = False
+    can_hold_out_part = False
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)

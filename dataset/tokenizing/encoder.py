@@ -101,8 +101,8 @@ class DocumentEncoder:
 
     # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
     blank_line_ends_document = False
-    # The last part of a text may be held out.
-    can_be_cut = True
+    # The last part of a single text can be held out for validation.
+    can_hold_out_part = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens

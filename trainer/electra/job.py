@@ -14,7 +14,6 @@ from transformers.utils.logging import disable_progress_bar
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
-from common.paths import ROOT
 from common.settings import read_plain
 from common.wording import announce, counted, loader_reason
 from dataset.corpus import Corpus
@@ -94,8 +93,7 @@ class ElectraJob(Job):
             seed_everything(settings.seed)
             # Before the vocabulary is made, which takes a while.
             check_library(settings.deduplicate)
-            embedded = ROOT / "dataset" / "python_docs.jsonl"
-            self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
+            self.data_path = settings.data_path or [str(build_embedded_corpus())]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)

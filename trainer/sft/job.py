@@ -26,7 +26,6 @@ CONVERSATIONS = TextKind(
     answers=True,
     flags_of_data="--data_path, --skip_bad_lines",
     usual_file=USUAL_FILE,
-    embedded="python_questions.jsonl",
     build_embedded=build_embedded_questions,
     in_embedded="questions on the documentation inside the installed Python",
 )
