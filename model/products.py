@@ -66,7 +66,7 @@ class _CPULinear(torch.autograd.Function):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)), [..., H] -> [..., H]; https://arxiv.org/abs/2002.05202."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float = 0.0) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)

@@ -96,7 +96,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
     return model.eval()
 
 
-def read_state_dict(path: Path, digests: Any = None) -> StateDict:
+def read_state_dict(path: Path, digests: Any) -> StateDict:
     """path -> {key: tensor} without RoPE tables, and without what DDP and torch.compile put before the keys.
 
     digests: the SHA-256 that the file may have; None: it is not known.

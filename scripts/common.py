@@ -164,7 +164,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
     return ids
 
 
-def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
+def tokenizer_folder(weight: str | Path, tokenizer_path: str | None) -> Path:
     """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
     if tokenizer_path:
         return Path(tokenizer_path)

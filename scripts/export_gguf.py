@@ -53,8 +53,6 @@ def export(
     Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not follow exactly, and for weights that
     the type cannot hold.
     """
-    if out.suffix != ".gguf":
-        raise UserError(f"--out {out}: the name must end in .gguf")
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already: choose another --out, or pass --overwrite")
     # Many do without the package.

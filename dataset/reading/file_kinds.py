@@ -116,7 +116,7 @@ class Choice(NamedTuple):
     left_out: list[Path]
 
 
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> Choice:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)

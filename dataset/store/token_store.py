@@ -219,7 +219,7 @@ def open_or_make(
         ) from error
 
 
-def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
+def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: str | None) -> list[Path]:
     """The files of some paths, in the order of the store that they make; see `find_files`. Errors: DataError."""
     files: list[Path] = []
     for path in paths:

@@ -106,7 +106,7 @@ def untrained_bpe(pieces: str) -> Tokenizer:
     return tokenizer
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
     pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
@@ -123,7 +123,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, 
         min_frequency=2,
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=max_token_bytes,
+        # in bytes
+        max_token_length=32,
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
