@@ -386,8 +386,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         assert labels is None or keeps_all, "labels need the logits of all positions: leave logits_to_keep out"
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        assert (input_ids is None) != (inputs_embeds is None), "pass exactly one of input_ids and inputs_embeds"
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = x.shape
         if use_cache and past_key_values is None:

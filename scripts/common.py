@@ -22,7 +22,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     DEFAULT,
-    check_ids_fit,
+    check_size,
     has_tokenizer,
     unnamed_vocabulary,
     vocabulary_digest,
@@ -53,7 +53,8 @@ def load(
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
-        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), f"--tokenizer_path {folder}")
+        embeddings = vocabulary_size(model.config)
+        check_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 

@@ -86,10 +86,9 @@ def kind_of(path: Path) -> FileKind:
 def text_suffix(value: str) -> str:
     """A value of --text_suffixes: `.py`, or `py` for short."""
     suffix = "." + value.lower().removeprefix(".")
-    if not re.fullmatch(r"\.[^./\\\s]+", suffix):
-        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a file's name, such as .py")
-    if suffix in CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES):
-        raise argparse.ArgumentTypeError(f"{suffix} files have a format of their own and are not read as plain text")
+    formats = CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES)
+    if not re.fullmatch(r"\.[^./\\\s]+", suffix) or suffix in formats:
+        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a text file's name, such as .py")
     return suffix
 
 

@@ -23,7 +23,7 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
-from dataset.tokenizing.tokenizer_files import check_ids_fit, check_size, save_tokenizer
+from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
 from model.electra.encoders import quicken_attention, ready_mask
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network
@@ -286,7 +286,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
-    check_ids_fit(vocab_size, config.vocab_size, what)
+    # New embeddings fit any tokenizer.
+    check_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
     config.id2label = dict(enumerate(words))
@@ -302,8 +303,6 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         init_position_embeddings(model)
         new = set(model.state_dict())
     else:
-        # Here alone: new embeddings fit any tokenizer.
-        check_size(vocab_size, config.vocab_size, what)
         model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
         new = {*faults["missing_keys"], *faults["mismatched_keys"]}
         # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
