@@ -17,7 +17,7 @@ def corpus_files() -> list[Path]:
     """English and Chinese, or the embedded corpus where there is no reference material."""
     files = [REFERENCE / "corpora" / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
     if not all(file.is_file() for file in files):
-        files = [build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")]
+        files = [build_embedded_corpus()]
     return files
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
-from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
 # The run that is killed, see gpu_checks.py. It lasts for some seconds after its first save.
@@ -73,7 +72,7 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
 
 def embedded_documents() -> list[str]:
     """In an order that mixes their sources."""
-    with open(build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl"), encoding="utf-8") as lines:
+    with open(build_embedded_corpus(), encoding="utf-8") as lines:
         documents = [json.loads(line)["text"] for line in lines]
     random.Random(0).shuffle(documents)
     return documents

@@ -108,7 +108,6 @@ class Corpus:
         self.paths_of_sources = [source.paths for source in groups]
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
-        self.bad_lines = [store.bad_lines for store in stores]
         self.max_seq_len = max_seq_len
         self.seed = seed
         self.pack = pack
@@ -117,6 +116,7 @@ class Corpus:
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         self.notices += [line for line in map(notice_of, stores) if line]
+        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # the documents to train
         self.documents = all_documents(self.store)
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
@@ -133,9 +133,9 @@ class Corpus:
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
         self.mixture: Mixture | None = None
-        # Whether the plan of the whole run is one: a share changes over it, or a source may come several times.
+        # The whole run is one plan: a share changes over it, or a source may come several times.
         self.is_one_plan = False
-        # Whether a share changes over the run, so that another end would be another order of its rows.
+        # A share changes over the run, so another end would be another order of its rows.
         self.shares_change = False
         if groups[0].shares is not None:
             # One source with a share is not a ConcatStore yet.
@@ -173,7 +173,7 @@ class Corpus:
 
     @property
     def _targets(self) -> Ints:
-        """Of each document of the store: a share counts trained tokens, so of one that is cut only the part that is trained."""
+        """Trained tokens of each document of the store, which is what a share counts: of one that is cut only the part that is left."""
         targets = target_counts(self.store)
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
@@ -331,7 +331,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
     """
-    if not val_fraction or not encoder.can_be_cut or len(stores) > 1 or len(stores[0]) > 1:
+    if not val_fraction or not encoder.can_hold_out_part or len(stores) > 1 or len(stores[0]) > 1:
         return stores
     store = copy.copy(stores[0])
     n_tokens = len(store.tokens)
@@ -370,7 +370,6 @@ class ValidationBatches:
             shuffle=False,
         )
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
-        self.store = store
         self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
 
     def __len__(self) -> int:

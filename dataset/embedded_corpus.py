@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from common.files import atomic_file, file_lock
+from common.start import ROOT
 
 # A line of a jsonl
 Record = dict[str, object]
@@ -52,7 +53,7 @@ LONGEST = 160
 NO_PROSE = ("->", "::", ">>>", "|")
 
 
-def build_embedded_corpus(path: str | Path) -> Path:
+def build_embedded_corpus(path: str | Path = ROOT / "dataset" / "python_docs.jsonl") -> Path:
     """Writes the corpus to `path` as jsonl, which takes some seconds, unless it is there; returns the path.
 
     The same Python and NumPy give the same file.
@@ -60,7 +61,7 @@ def build_embedded_corpus(path: str | Path) -> Path:
     return _build_once(Path(path), lambda: ({"text": text} for text in documents()))
 
 
-def build_embedded_questions(path: str | Path) -> Path:
+def build_embedded_questions(path: str | Path = ROOT / "dataset" / "python_questions.jsonl") -> Path:
     """Writes the conversations to `path` as jsonl, as `build_embedded_corpus` does the corpus."""
     return _build_once(Path(path), _conversations)
 
@@ -69,7 +70,7 @@ def _build_once(path: Path, records: Callable[[], Iterable[Record]]) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of ranks that start together one builds: a second file would look like an edit.
+    # One of the ranks that start together builds: a second file would look like an edit.
     with file_lock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             with atomic_file(path) as file:

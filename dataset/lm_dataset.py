@@ -23,8 +23,6 @@ class PretrainDataset(Dataset):
     """
 
     def __init__(self, data_path: str | Path, tokenizer: PreTrainedTokenizerBase, max_length: int = 512) -> None:
-        if max_length < 2:
-            raise ValueError(f"max_length {max_length}: an input and its target take at least 2 ids")
         self.max_length = max_length
         self.store = open_or_build(data_path, DocumentEncoder(tokenizer))
         candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)

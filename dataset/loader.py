@@ -271,7 +271,7 @@ class Loader:
         self._recipes: Iterable[Any] = ()
         self._processes: DataLoader[Any] | None = None
         self._workers: list[multiprocessing.process.BaseProcess] = []
-        # Whether this process waits for a batch.
+        # This process waits for a batch.
         self._waits = False
 
     def __iter__(self) -> Iterator[Any]:

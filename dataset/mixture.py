@@ -54,7 +54,7 @@ class SourceRows:
         targets = first.row_targets(0, first.n_rows)
         # targets of a row
         self.mean = targets / max(first.n_rows, 1)
-        # Of conversations the answers alone are trained, so a row holds more tokens than targets.
+        # In conversations the answers alone are trained, so a row holds more tokens than targets.
         self.pairs_of_target = first.n_pairs / max(targets, 1)
         # of each row of the passes that are laid out: its targets, and how many of the source have come by its middle, float64
         self.targets: Ints = np.empty(0, np.uint8)
@@ -178,7 +178,7 @@ class Mixture:
             if not there:
                 raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
         self.changes = any(source.changes for source in sources)
-        # Whether the whole run is one plan; else each epoch is.
+        # The whole run is one plan; else each epoch is.
         self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)
         # (epoch, its plan): what was asked for last
         self._last_plan: tuple[int, MixedPlan] | None = None
@@ -275,7 +275,7 @@ class Mixture:
         found = sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
         speed = 1.0
         for _ in range(CORRECTIONS):
-            # Of few rows among many sources none may come to its middle: then half of them count, and the speed is doubled.
+            # Where few rows come from many sources, none may come to its middle: then half of them count, and the speed is doubled.
             speed *= self.n_rows / (found or self.n_rows / 2)
             found = 0
             for source, share in zip(self.rows, self.shares, strict=True):

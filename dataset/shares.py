@@ -31,7 +31,7 @@ MOST_REPEATS = 1000
 SUM_ERROR = 1e-6
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 # path:share, path:share..share and either with :x and a number behind it. A shell takes `>` for itself where it is not quoted.
-WITH_SHARE = re.compile(rf"(.*):({NUMBER})(?:(?:\.\.|>)({NUMBER}))?(?::x({NUMBER}))?", re.DOTALL)
+WITH_SHARE = re.compile(rf"(.+):({NUMBER})(?:(?:\.\.|>)({NUMBER}))?(?::x({NUMBER}))?", re.DOTALL)
 # Parts of each piece of a curve, in which the area under it is taken for linear: wrong by 2e-6 of the piece at most.
 PARTS = 256
 # A progress that no run reaches, and that the moments of rows which never come have.
@@ -68,18 +68,11 @@ def source_of_argument(argument: str) -> Source:
     """The source of `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`; without a share where none is given, or
     where a file has that very name. Errors: DataError."""
     found = None if os.path.exists(argument) else WITH_SHARE.fullmatch(argument)
-    if found is not None:
-        path, *shares, repeat = found.groups()
-        points = [Point(float(i), float(share)) for i, share in enumerate(shares) if share]
-        return checked_source([path], points, float(repeat or 1), f"--data_path {argument}")
-    # A path may hold colons itself.
-    path, _, last = argument.rpartition(":")
-    if path and os.path.exists(path) and not os.path.exists(argument):
-        raise DataError(
-            f"--data_path {argument}: {last!r} is no share; as in {path}:0.7, {path}:0.7..0.2 (from begin to end of the "
-            f"run) or {path}:0.7:x4 (up to four passes)"
-        )
-    return Source([argument])
+    if found is None:
+        return Source([argument])
+    path, *shares, repeat = found.groups()
+    points = [Point(float(i), float(share)) for i, share in enumerate(shares) if share]
+    return checked_source([path], points, float(repeat or 1), f"--data_path {argument}")
 
 
 def checked_source(paths: list[str], points: Sequence[Point], repeat: float, where: str) -> Source:
@@ -200,13 +193,14 @@ def read_mixture(path: Path) -> list[Source]:
             if not isinstance(share, list):
                 share = [[0, share]]
             points = [Point(float(progress), float(height)) for progress, height in share]
-            if entry or not paths or not all(isinstance(named, str) and named for named in paths):
-                raise ValueError
+            is_source = not entry and paths and all(isinstance(named, str) and named for named in paths)
         except (KeyError, TypeError, ValueError):
+            is_source = False
+        if not is_source:
             raise DataError(
                 f"{where}: wanted are path (one or a list), share (a number, or points [progress of the run, share] such as [[0, 0.8], "
                 "[1, 0.2]]) and perhaps repeat (a number), and nothing else"
-            ) from None
+            )
         sources.append(checked_source(paths, points, repeat, where))
     check_sums(sources, f"--mixture {path}")
     return sources

@@ -48,12 +48,12 @@ class Fields:
     max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
     dropout: float = declare(0.0, architecture=True)
     tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
-    # Of minimind3; minimind2 draws from a uniform distribution, see `MiniMindForCausalLM._init_weights`.
+    # minimind3's; minimind2 draws from a uniform distribution, see `MiniMindForCausalLM._init_weights`.
     initializer_range: float = declare(0.02)
     bos_token_id: int | None = declare(1, exported=ALL_EXPORTS)
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
     pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
-    # Whether the rotary positions are stretched by YaRN; the four numbers after it are YaRN's.
+    # YaRN, which stretches the rotary positions; the four numbers after it are its own.
     inference_rope_scaling: bool = declare(False, architecture=True)
     yarn_factor: float = declare(16.0, architecture=True)
     yarn_beta_fast: float = declare(32.0, architecture=True)
@@ -144,14 +144,10 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     def check(self) -> None:
         """Errors: ValueError for values that do not go together, or that no model computes."""
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not divisible by "
-                f"num_key_value_heads={self.num_key_value_heads}"
-            )
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok={self.num_experts_per_tok} exceeds num_experts={self.num_experts}")
+        heads, kv_heads, experts = self.num_attention_heads, self.num_key_value_heads, self.num_experts
         for name, is_right, what in (
+            ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}"),
+            ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
             ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs of dimensions"),
             ("hidden_act", self.hidden_act == "silu", "offered: silu"),
             ("scoring_func", self.scoring_func == "softmax", "offered: softmax"),

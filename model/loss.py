@@ -13,7 +13,7 @@ IGNORE = -100
 CHUNK_ROWS = 2048
 # Each chunk is some ten launches, and a GPU has done 2,048 rows before the host has launched the next.
 CHUNK_ROWS_OF_GPU = 16_384
-# Of the logits of a chunk in fp32, so that a large vocabulary does not fill a small card.
+# Bytes of a chunk's logits in fp32, so that a large vocabulary does not fill a small card.
 CHUNK_BYTES_OF_GPU = 512_000_000
 FP32 = 4
 # GPUs multiply whole tiles.

@@ -5,7 +5,7 @@
     model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")
 
 Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
-kinds of MLP are in model/feed_forward.py and model/moe.py. What is written here is the plain model. model/fast computes the same faster in
+kinds of MLP are in model/products.py and model/moe.py. What is written here is the plain model. model/fast computes the same faster in
 training; a forward pass takes one of them as its backend, see model/backend.py.
 
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, V vocabulary, D head dimension,
@@ -28,10 +28,9 @@ from transformers.utils import can_return_tuple
 
 from model.backend import PLAIN_BACKEND, Backend, CompiledBackend, Layout, Mask, compiled_backend
 from model.config import MiniMindConfig
-from model.feed_forward import FeedForward
 from model.loss import IGNORE
 from model.moe import MoEFeedForward
-from model.products import projections
+from model.products import FeedForward, projections
 from model.pth_format import load_pth
 
 __all__ = ["MiniMindConfig", "MiniMindForCausalLM", "MiniMindModel", "MiniMindOutput"]
@@ -387,8 +386,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
         assert labels is None or keeps_all, "labels need the logits of all positions: leave logits_to_keep out"
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass exactly one of input_ids and inputs_embeds")
+        assert (input_ids is None) != (inputs_embeds is None), "pass exactly one of input_ids and inputs_embeds"
         x = self.model.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = x.shape
         if use_cache and past_key_values is None:

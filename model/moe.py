@@ -12,7 +12,7 @@ from torch import nn
 
 from model.config import MiniMindConfig
 from model.fast.experts import mixing
-from model.feed_forward import FeedForward
+from model.products import FeedForward
 
 
 class MoEFeedForward(nn.Module):

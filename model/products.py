@@ -1,4 +1,4 @@
-"""Matrix products: their precision, and how compiled training makes them quicker.
+"""Matrix products: their precision, how compiled training makes them quicker, and the dense MLP, which is made of them.
 
 Shape letters: N rows of the input, I its width, O the width of the output.
 """
@@ -61,3 +61,19 @@ class _CPULinear(torch.autograd.Function):
         parts = PARTS if len(x) % PARTS == 0 else 1
         d_weight = grad.view(parts, -1, grad.shape[1]).transpose(1, 2) @ x.view(parts, -1, x.shape[1])
         return grad @ weight, d_weight.float().sum(dim=0), None
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), [..., H] -> [..., H]; https://arxiv.org/abs/2002.05202."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = projections(x, self.gate_proj, self.up_proj)
+        (y,) = projections(F.silu(gate) * up, self.down_proj)
+        return self.dropout(y)

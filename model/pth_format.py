@@ -96,7 +96,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
     return model.eval()
 
 
-def read_state_dict(path: Path, digests: Any = None) -> StateDict:
+def read_state_dict(path: Path, digests: Any) -> StateDict:
     """path -> {key: tensor} without RoPE tables, and without what DDP and torch.compile put before the keys.
 
     digests: the SHA-256 that the file may have; None: it is not known.
@@ -138,20 +138,21 @@ def check_kind(path: Path) -> None:
     refuse_irregular(path)
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
-    if not head.startswith((ZIP_MAGIC, PICKLE_MAGIC)):
-        raise ValueError(
-            f"{path}: not a readable weight file: torch.save did not write it (a git-LFS pointer, for git lfs pull, or a web page?)"
-        )
+    reason = ""
     if head.startswith(ZIP_MAGIC):
         try:
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
+            # torch stores its files uncompressed and apart from each other; a bomb does not.
+            is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
+                reason = "a compressed archive, which torch never writes"
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
-            raise ValueError(f"{path}: not a readable weight file (the archive is damaged or cut off)") from None
-        # torch stores its files uncompressed and apart from each other; a bomb does not.
-        is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-        if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
-            raise ValueError(f"{path}: not a readable weight file (a compressed archive, which torch never writes)")
+            reason = "the archive is damaged or cut off"
+    elif not head.startswith(PICKLE_MAGIC):
+        reason = "torch.save did not write it: a git-LFS pointer, for git lfs pull, or a web page?"
+    if reason:
+        raise ValueError(f"{path}: not a readable weight file ({reason})")
 
 
 # ------------------------------------------------------------------------------- a config without a .json
@@ -165,7 +166,7 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     """
 
     def size(key: str, axis: int = 0) -> int:
-        """Of a tensor that every such MiniMind has."""
+        """An axis of a tensor that every such MiniMind has."""
         if key not in state or state[key].dim() <= axis:
             raise ValueError(f"not a MiniMind state dict, {key} is missing, or of another shape")
         return state[key].shape[axis]

@@ -10,9 +10,9 @@ from common.files import read_object
 DIGEST_FIELD = "weights_sha256"
 # The `vocabulary_digest` of the tokenizer
 VOCABULARY_FIELD = "vocabulary_sha256"
-# Whether the spelling of a special token inside a text was that token, as --parse_special_tokens says
+# --parse_special_tokens: the spelling of a special token inside a text was that token
 SPECIAL_TOKENS_FIELD = "parse_special_tokens"
-# Of a fine-tuned weight: whether answers with thoughts were trained
+# answers with thoughts were trained, in a fine-tuned weight
 THOUGHTS_FIELD = "trained_thoughts"
 
 

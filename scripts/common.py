@@ -22,7 +22,7 @@ from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     DEFAULT,
-    check_ids_fit,
+    check_size,
     has_tokenizer,
     unnamed_vocabulary,
     vocabulary_digest,
@@ -52,7 +52,9 @@ def load(
         model = load_model(weight)
         tokenizer = tokenizer_of(weight, tokenizer_path)
         encoder = DocumentEncoder(tokenizer, bool(record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
-        check_ids_fit(encoder.vocab_size, vocabulary_size(model.config), str(tokenizer_folder(weight, tokenizer_path)))
+        folder = tokenizer_folder(weight, tokenizer_path)
+        embeddings = vocabulary_size(model.config)
+        check_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
@@ -92,7 +94,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
 def load_model(weight: str | Path) -> PreTrainedModel:
     """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode.
 
-    Errors: UserError; where the weight is not there it names those that are.
+    Errors: UserError, ValueError; where the weight is not there they name those that are.
     """
     path = Path(weight)
     if not path.exists():
@@ -112,8 +114,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
-    with user_errors():
-        said = read_object(settings) if settings.exists() else {}
+    said = read_object(settings) if settings.exists() else {}
     config = load_config(str(path), path)
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
@@ -164,7 +165,7 @@ def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
     return ids
 
 
-def tokenizer_folder(weight: str | Path, tokenizer_path: str | None = None) -> Path:
+def tokenizer_folder(weight: str | Path, tokenizer_path: str | None) -> Path:
     """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
     if tokenizer_path:
         return Path(tokenizer_path)

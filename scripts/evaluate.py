@@ -39,7 +39,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.start import ROOT
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
@@ -48,8 +47,7 @@ from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines, Fault, pass_over
 from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
-from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.long_texts import TooLongToEncode
+from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, most_positions, vocabulary_size
 from scripts.generate import Sampling, generate
@@ -95,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")
-        args.data_path = [str(build_embedded_questions(ROOT / "dataset" / "python_questions.jsonl"))]
+        args.data_path = [str(build_embedded_questions())]
     # Half a window: each token has at least that much context, at twice the work.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:

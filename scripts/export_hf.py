@@ -38,7 +38,7 @@ from common.files import atomic_folder, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import add_bos, has_tokenizer, save_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import add_bos, check_size, has_tokenizer, save_tokenizer, vocabulary_digest
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
@@ -199,7 +199,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     """config.json with the spellings of older readers beside those of transformers 5."""
     # All fields, not only those that differ from the class: other readers have defaults of their own.
     fields = json.loads(config.to_json_string(use_diff=False))
-    # Of classifiers, of encoders, or of this machine
+    # Fields of classifiers, of encoders, or of this machine
     for name in ("id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"):
         fields.pop(name, None)
     rope = fields["rope_parameters"]
@@ -221,14 +221,9 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     """
     worst = torch.zeros(())
     positions = 0
+    check_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
     for text in TEXTS:
         ids = torch.tensor([encoder.prompt_ids(text)])
-        vocabulary = vocabulary_size(first.config)
-        if ids.max() >= vocabulary:
-            raise ValueError(
-                f"the tokenizer gives id {int(ids.max())}, beyond the vocabulary of {vocabulary}: name the weight's own "
-                "with --tokenizer_path"
-            )
         ours = first(ids).logits
         theirs = second(ids).logits
         scale = ours.abs().max().clamp(min=1)

@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in settings.row:
         if number >= n_rows:
             raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
-    for line in [*look.corpus.notices, *(line for bad in look.corpus.bad_lines for line in bad.report())]:
+    for line in look.corpus.notices:
         announce(line)
     blocks = [str(section) for section in look.sections()]
     for number in settings.row:
@@ -296,7 +296,7 @@ class DataLook:
             )
         for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
             originals, counts = np.unique(copies.of[chosen], return_counts=True)
-            # Of equally many the first one
+            # The first one of equally many
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
@@ -336,7 +336,7 @@ class DataLook:
                 part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
             number_with_copies = document
             if self.settings.deduplicate != OFF:
-                # Of equal texts the first one is left.
+                # The first of equal texts is left.
                 number_with_copies = int(np.flatnonzero(self.store.doc_hash[:] == store.doc_hash[document])[0])
             title = (
                 f"{self.place(number_with_copies)}, {part}; {'position' if len(places) == 1 else 'positions'} "

@@ -128,7 +128,7 @@ def train(args: argparse.Namespace) -> Path:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = MiniMindForCausalLM(config).train()
-    data_path = args.data_path or build_embedded_corpus(ROOT / "dataset" / "python_docs.jsonl")
+    data_path = args.data_path or build_embedded_corpus()
     data = read_tokens(Path(data_path), tokenizer)
 
     model.to(device)

@@ -54,7 +54,7 @@ def divisible_of(settings: ElectraSettings) -> Divisible:
     """What processes divide among themselves, known before anything is opened; networks from files count as the published size."""
     size = settings.network_sizes()
     width = size["hidden_size"]
-    # Of both networks; the generator's layers are narrower. The embeddings are shared, 30,522 are published.
+    # Both networks' layers; the generator's are narrower. The embeddings are shared, 30,522 are published.
     layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
     parameters = layers + 30_522 * size["embedding_size"]
     return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)

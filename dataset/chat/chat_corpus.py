@@ -91,9 +91,7 @@ class ChatCorpus(Corpus):
         ]
 
 
-def holds_conversations(
-    path: str, text_field: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
-) -> bool:
+def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> bool:
     """Whether the first document of a path is a conversation, and not a text. cache_dir: as of `find_files`.
 
     Errors: DataError where there is no file.

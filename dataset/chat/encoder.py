@@ -136,23 +136,21 @@ class ChatEncoder(DocumentEncoder):
     answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template.
     """
 
-    can_be_cut = False
+    can_hold_out_part = False
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
-        if tokenizer.chat_template not in OUR_TEMPLATES:
-            raise ValueError(
-                f"{tokenizer.name_or_path}: its chat template is not that of this repository, which tells what the assistant "
-                "says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
-            )
         # {special token: its id}
         self.special: dict[str, int] = {}
         for token_id, token in tokenizer.added_tokens_decoder.items():
             if token.special:
                 self.special[str(token)] = token_id
-        for wanted in (BOS, EOS):
-            if wanted not in self.special:
-                raise ValueError(f"{tokenizer.name_or_path}: no special token {wanted}, which the chat template writes")
+        if tokenizer.chat_template not in OUR_TEMPLATES or not {BOS, EOS} <= self.special.keys():
+            raise ValueError(
+                f"{tokenizer.name_or_path}: its chat template is not that of this repository, which tells what the assistant says, or "
+                f"{BOS} and {EOS} are no special tokens there: copy the chat_template of model/tokenizer_config.json into the "
+                "tokenizer_config.json there"
+            )
         # The longest first: of two that begin alike, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         self._cut_at = re.compile(f"({spellings})")

@@ -108,7 +108,7 @@ class Examples:
         wanted = np.where(of_single < SINGLE, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
-            """Of the line that holds the token before the place `at`."""
+            """The end of the line that holds the token before the place `at`."""
             line = np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)
             return np.minimum(line_ends[line], stop)
 

@@ -31,11 +31,11 @@ from dataset.store.format import Ints
 
 # Characters of a sentence: what a tokenizer holds of one beside its ids is many times as large.
 LONGEST_SENTENCE = 1 << 20
-# Of a cached file; raised when the same input would give other features.
+# Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
 ENCODED_TOGETHER = 4096
-# Of a batch's T: few shapes, and of the kind that tensor cores like.
+# What a batch's T is a multiple of: few shapes, and such as tensor cores like.
 MULTIPLE = 8
 
 
@@ -81,7 +81,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                     raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are wanted")
                 record = dict(zip(header, columns, strict=True))
             sentences = tuple(record[name] for name in task.text)
-            # Of a .jsonl file it may be a number, or a truth value as JSON spells it.
+            # In a .jsonl file it may be a number, or a truth value as JSON spells it.
             label = record[task.label] if labelled else ""
             label = label if isinstance(label, str) else json.dumps(label)
             # No text at all, or half of a surrogate pair, which is no character

@@ -6,7 +6,7 @@ Words = tuple[str, ...]
 # ((name, file), ...)
 Files = tuple[tuple[str, str], ...]
 
-# Of the tasks of one's own: an example has a class, or a score.
+# metrics of a task of one's own, by --kind: an example has a class, or a score
 METRICS = {"classification": ("accuracy", "macro_f1"), "regression": ("pearson", "spearman")}
 # Scores are kept in float32, and the loss adds up their squares there.
 LARGEST_SCORE = 1e16
@@ -15,7 +15,7 @@ LARGEST_SCORE = 1e16
 class Task(NamedTuple):
     """A task. `dev` and `test` are (suffix of the metrics' names, file), (name of the predictions, file)."""
 
-    # Of the benchmark, or the name of one's own task.
+    # the benchmark's folder, or the name of one's own task
     folder: str
     # Columns of the sentences.
     text: Words
@@ -32,7 +32,7 @@ class Task(NamedTuple):
     # The public file has lines with too few fields.
     skip_short_lines: bool = False
     train: str = "train.tsv"
-    # Of the scores.
+    # least and largest score
     bounds: tuple[float, float] = (0.0, 5.0)
 
     @property

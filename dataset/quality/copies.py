@@ -29,14 +29,14 @@ from common.errors import optional_package
 from dataset.store.format import Column, Ints
 
 SHINGLE = 5
-# Of a longer text the beginning counts. Its shingles take up to ninety bytes a character.
+# The beginning of a longer text counts. Its shingles take up to ninety bytes a character.
 MOST_CHARACTERS = 1 << 21
 
 BANDS = 40
 ROWS = 6
 SLOTS = BANDS * ROWS
-# Of the numbers of a signature. The share that is equal lies within 0.026 of the similarity in two cases of three, so
-# this finds nearly all that are similar by 0.8.
+# Share of equal numbers in two signatures from which they are near. It lies within 0.026 of the similarity in two cases of
+# three, so this finds nearly all that are similar by 0.8.
 NEAR_FROM = 0.75
 SEED = 2
 # A bucket of documents that look alike and are not near each other is given up after so many rounds, see `_compare`.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 # Tags and entities of HTML and XML
 MARKUP = re.compile(r"</?[a-zA-Z!][^<>\n]{0,300}>|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
-# Of the characters of a document. Programs and manuals about them may have a few tags.
+# share of a document's characters; programs and manuals about them may have a few tags
 MARKUP_SHARE = 0.05
 # No word is so long. Base64, keys, minified code.
 UNBROKEN = re.compile(r"(?<![!-~])[!-~]{500}")
@@ -20,7 +20,7 @@ REPEATED_SHARE = 0.5
 COMPRESSED_SHARE = 0.1
 COMPRESSED_BYTES = 1 << 16
 COMPRESSED_FROM = 1000
-# Of the characters that are not white space
+# share of the characters that are not white space
 LETTERS_SHARE = 0.3
 LETTERS_FROM = 50
 LONG_ROWS = 64

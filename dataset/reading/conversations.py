@@ -23,11 +23,10 @@ FIELDS = ("conversations", "messages")
 ROLES = ("system", "user", "assistant", "tool")
 # Schemas of tools have about ten levels. Templates walk through them by recursion, which ends at some hundreds.
 MOST_LEVELS = 64
-# As the chat template writes them.
+# as the chat template writes them
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
-
-# As JSON gives it
+# an object, as JSON gives it
 Record = dict[str, Any]
 
 
@@ -141,15 +140,13 @@ def _listed(value: Any, what: str) -> list[Record]:
         if isinstance(value, str):
             value = json.loads(value) if value.strip() else None
         json.dumps(value, allow_nan=False)
+        is_listed = isinstance(value or [], list) and all(isinstance(entry, dict) for entry in value or [])
     except (ValueError, RecursionError):
-        raise BadLine("bad tools", f"{what}: neither a list nor JSON of one; NaN and Infinity are no JSON") from None
-    if not value:
-        return []
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise BadLine("bad tools", f"{what}: no list of objects")
-    if _is_deeper(value, MOST_LEVELS):
-        raise BadLine("bad tools", f"{what}: more than {MOST_LEVELS} levels of brackets")
-    return value
+        is_listed = False
+    if not is_listed or _is_deeper(value, MOST_LEVELS):
+        wanted = f"no list of objects, or JSON of one, of at most {MOST_LEVELS} levels"
+        raise BadLine("bad tools", f"{what}: {wanted}; NaN and Infinity are no JSON")
+    return value or []
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

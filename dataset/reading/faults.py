@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,8 @@ class BadLines:
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` takes, to be written as JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "BadLines":
-        """What `to_dict` gave."""
+        """The BadLines of which `asdict` gave this."""
         places = {kind: [Fault(**fault) for fault in faults] for kind, faults in data["places"].items()}
         return cls(data["counts"], places)

@@ -85,10 +85,9 @@ def kind_of(path: Path) -> FileKind:
 def text_suffix(value: str) -> str:
     """A value of --text_suffixes: `.py`, or `py` for short."""
     suffix = "." + value.lower().removeprefix(".")
-    if not re.fullmatch(r"\.[^./\\\s]+", suffix):
-        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a file's name, such as .py")
-    if suffix in CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES):
-        raise argparse.ArgumentTypeError(f"{suffix} files have a format of their own and are not read as plain text")
+    formats = CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES)
+    if not re.fullmatch(r"\.[^./\\\s]+", suffix) or suffix in formats:
+        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a text file's name, such as .py")
     return suffix
 
 
@@ -109,17 +108,15 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache
 
 
 class Choice(NamedTuple):
-    """Of the files of a path, those that are read, and those that are left out."""
+    """The files of a path that are read, and those that are left out."""
 
     read: list[Path]
     left_out: list[Path]
 
 
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> Choice:
+def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
     """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
     data_path = str(data_path).removeprefix("file://")
-    if not data_path.strip():
-        raise DataError("--data_path is empty: name a file, a folder or a glob")
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
@@ -189,24 +186,22 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
         folder = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key
         copy = folder / Path(urlsplit(address).path).name
         folder.mkdir(parents=True, exist_ok=True)
-        # Of ranks that start together one fetches.
+        # One of the ranks that start together fetches.
         with file_lock(folder / ".lock"):
             if not (tags and copy.exists()):
                 announce(f"fetching {address}")
                 part = copy.with_name(f".{copy.name}.part")
                 system.get_file(address, str(part))
-                if size not in (None, part.stat().st_size):
-                    raise OSError(f"{part.stat().st_size:,} bytes came where {size:,} were told")
                 system.invalidate_cache()
-                if _version(system.info(address)) != version:
-                    raise OSError("it changed while it was fetched; start again")
+                if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
+                    raise OSError("it was cut off, or changed while it was fetched; start again")
                 os.replace(part, copy)
         return copy
-    except FileNotFoundError:
-        raise DataError(f"{address}: no such file or server; a folder or a pattern is to be downloaded first") from None
     except Exception as error:
         # botocore and aiohttp have errors of their own.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            reason = "no such file or server; a folder or a pattern is to be downloaded first"
         raise DataError(f"{address}: cannot be read ({reason})") from None
 
 
@@ -230,15 +225,15 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _refuse_what_is_no_file(path)
     if not matches:
+        reason = f"no such file or folder, and no file matches it as a pattern; {READABLE}"
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             # ValueError: a NUL character, which is in the name of no file.
-            raise DataError(
-                f"{path}: no such file or folder, and no file matches it as a pattern; {READABLE}"
-            ) from None
+            pass
         except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+            reason = f"cannot be read ({error.strerror})"
+        raise DataError(f"{path}: {reason}")
     # A dict, since `data/**` matches a file by itself and within its folder.
     found: dict[Path, None] = {}
     for match in matches:
@@ -281,11 +276,8 @@ def _matches_of(pattern: Path) -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced. Errors: DataError for the home of nobody."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: {error}") from None
+    """The path with its ~ replaced, as a shell does it: that of nobody's home stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def _refuse_what_is_no_file(path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from common.errors import DataError
 from dataset.reading import faults
-from dataset.reading.conversations import CONVERSATION, text_of_conversation
+from dataset.reading.conversations import CONVERSATION, FIELDS, text_of_conversation
 from dataset.reading.faults import BadLine, Found, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
@@ -55,9 +55,8 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
         text = text_of_conversation(record)
     elif text_field not in record:
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        advice = "--text_field names another one"
-        if {"conversations", "messages"} & set(record):
-            advice = "these are conversations, which train_sft.py reads"
+        is_chat = any(field in record for field in FIELDS)
+        advice = "these are conversations, which train_sft.py reads" if is_chat else "--text_field names another one"
         raise BadLine("no text", f"no {text_field!r} in the object (its keys: {keys}; {advice})")
     else:
         text = record[text_field]

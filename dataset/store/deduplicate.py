@@ -62,7 +62,7 @@ def open_sources(
 
     @cache
     def copies() -> Copies:
-        """Of the documents of all sources, numbered through. Looked for once, and where a store is made alone."""
+        """The copies among the documents of all sources, numbered through. Looked for once, and only where a store is made."""
         exact = exact_copies(np.concatenate([store.doc_hash[:] for store in whole]))
         if deduplicate == EXACT:
             return exact

@@ -14,8 +14,7 @@ from common.errors import DataError
 from common.processes import end_with, environment, id_for_children, ignore_stop_signals
 from dataset.reading.documents import Block
 from dataset.reading.faults import BadLine, BadLines, Fault
-from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.long_texts import TooLongToEncode
+from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 
 # An array.array while a block is encoded, a numpy array where one is read from a file.
 Numbers = Any

@@ -1,8 +1,8 @@
 """The files of a token store and how they are read: one store, several as one, and whether the files are what was written.
 
 What the digests are for: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut
-documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split. None of them would
-raise an error. So meta.json has the SHA-256 of each file, and its own; a store that does not agree with them is made
+documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split, all without an
+error. So meta.json has the SHA-256 of each file, and its own; a store that does not agree with them is made
 anew out of the data.
 """
 

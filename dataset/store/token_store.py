@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -184,7 +185,7 @@ def open_or_make(
     """
     name = f"{source}-{key[:16]}"
     for place in places:
-        store = open_store(place / name, key)
+        store = open_store(place / name)
         if store is not None:
             return store
     place = first_writable(places)
@@ -206,7 +207,7 @@ def open_or_make(
                     with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
                         remove(left)
             # Another process may have made it while this one waited for the lock.
-            store = open_store(place / name, key, tell=True)
+            store = open_store(place / name, tell=True)
             if store is None:
                 with StoreWriter(place / name, temporary) as writer:
                     store = writer.commit(write(writer))
@@ -217,7 +218,7 @@ def open_or_make(
         ) from error
 
 
-def files_of(paths: list[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
+def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: str | None) -> list[Path]:
     """The files of some paths, in the order of the store that they make; see `find_files`. Errors: DataError."""
     files: list[Path] = []
     for path in paths:
@@ -298,7 +299,7 @@ class StoreWriter:
             **meta,
             "documents": self.documents,
             "tokens": self.tokens,
-            "bad_lines": self.bad_lines.to_dict(),
+            "bad_lines": asdict(self.bad_lines),
             "sha256": {name: self.files[name].digest.hexdigest() for name in FILES},
         }
         whole = {**content, "meta_sha256": digest_of_json(content)}
@@ -326,15 +327,12 @@ class StoreWriter:
         remove(self.temp)
 
 
-def open_store(folder: Path, key: str, tell: bool = False) -> TokenStore | None:
+def open_store(folder: Path, tell: bool = False) -> TokenStore | None:
     """The store in the folder; None where there is none or a damaged one, of which it can tell."""
     if not folder.is_dir():
         return None
     try:
-        store = TokenStore(folder)
-        if store.fingerprint != key:
-            raise DamagedStore("it belongs to other data")
-        return store
+        return TokenStore(folder)
     except (DamagedStore, OSError) as error:
         if tell:
             announce(f"{folder} is damaged ({error}); it is made anew")

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from common.files import atomic_file
+from dataset.tokenizing.encoder import LLAMA_BPE, QWEN2
 from dataset.tokenizing.tokenizer_files import bos_template
 
 # Ids are the places in this list; the first three are those of the public tokenizers.
@@ -24,36 +25,11 @@ CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
-# The rules by which tokenizers cut text into pieces before they merge, by the names of llama.cpp. The first alternative that
-# fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
-# and have their rules built in. So a model can go there only if its rule is one of those.
-
-# Of Llama 3. Word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
-LLAMA_BPE = (
-    # The English contractions: 's, 't, 're, ...
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-    # Three digits at most, so that a long number takes no entry of its own.
-    r"|\p{N}{1,3}"
-    # Punctuation with the line breaks after it.
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    # Line breaks with the white space before them.
-    r"|\s*[\r\n]+"
-    # Other white space; the last character is left to the word that follows.
-    r"|\s+(?!\S)"
-    r"|\s+"
-)
-# Of Qwen 2 and Qwen 3: that of Llama 3, but each digit is a piece by itself.
-QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
-# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
 # What train_tokenizer.py --pieces takes.
 PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
-# 1. The text is cut into pieces, by one of the rules above. Merges never cross a border between two.
+# 1. The text is cut into pieces, by one of the rules in encoder.py. Merges never cross a border between two.
 # 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table gives each of the 256 a
 #    visible character that stands for it (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
 # 3. Training counts which two entries stand side by side in the pieces of the sample, makes one entry of the commonest
@@ -130,7 +106,7 @@ def untrained_bpe(pieces: str) -> Tokenizer:
     return tokenizer
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, pieces: str = "llama-bpe") -> Tokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
     pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
@@ -147,7 +123,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, max_token_bytes: int = 32, 
         min_frequency=2,
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=max_token_bytes,
+        # in bytes
+        max_token_length=32,
         show_progress=sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -176,16 +153,6 @@ def tokenizer_config() -> dict[str, Any]:
         "model_max_length": 32768,
         "chat_template": CHAT_TEMPLATE,
     }
-
-
-def bytes_of_characters() -> dict[str, int]:
-    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    byte_of = {chr(byte): byte for byte in visible}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    for number, byte in enumerate(hidden):
-        byte_of[chr(0x100 + number)] = byte
-    return byte_of
 
 
 def save(tokenizer: Tokenizer, out_dir: Path) -> None:

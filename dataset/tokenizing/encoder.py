@@ -6,20 +6,68 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from common.wording import loader_reason
-from dataset.tokenizing.byte_level_bpe import LLAMA_BPE, bytes_of_characters
-from dataset.tokenizing.long_texts import LONGEST_WHOLE, PART_CHARACTERS, TooLongToEncode, can_be_cut, parts_of
 from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
     from transformers import PreTrainedTokenizerBase
+
+
+# A longer text is encoded in parts of at most so many characters.
+PART_CHARACTERS = 1 << 18
+# About 700 MB in the tokenizer where every character is a token.
+LONGEST_WHOLE = 1 << 21
+# What a part may end before.
+MARKS = "\n ,.，。"
+
+# The rules by which tokenizers cut text into pieces before they merge, by the names of llama.cpp. The first alternative that
+# fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
+# and have their rules built in. So a model can go there only if its rule is one of those.
+
+# Llama 3's, word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
+LLAMA_BPE = (
+    # The English contractions: 's, 't, 're, ...
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    # A word or a run of Han characters, with the space, bracket, dot or comma before it.
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    # Three digits at most, so that a long number takes no entry of its own.
+    r"|\p{N}{1,3}"
+    # Punctuation with the line breaks after it.
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    # Line breaks with the white space before them.
+    r"|\s*[\r\n]+"
+    # Other white space; the last character is left to the word that follows.
+    r"|\s+(?!\S)"
+    r"|\s+"
+)
+# Qwen 2's and Qwen 3's: that of Llama 3, but each digit is a piece by itself.
+QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
+# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+KNOWN_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, *DEEPSEEK}
+
+
+class TooLongToEncode(ValueError):
+    """A text that cannot be encoded both exactly and in bounded memory."""
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
@@ -53,8 +101,8 @@ class DocumentEncoder:
 
     # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
     blank_line_ends_document = False
-    # Whether the last part of a text may be held out.
-    can_be_cut = True
+    # The last part of a single text can be held out for validation.
+    can_hold_out_part = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", parse_special_tokens: bool = False) -> None:
         self.parse_special_tokens = parse_special_tokens
@@ -73,7 +121,7 @@ class DocumentEncoder:
         self._backend = self._own_backend(content)
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
-        # Whether a long one is encoded in parts.
+        # Long texts are encoded in parts.
         self._cuts_long_texts = can_be_cut(content, parse_special_tokens)
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
@@ -198,6 +246,9 @@ class LineEncoder(DocumentEncoder):
                 yield [self.sep_id]
 
 
+# ------------------------------------------------------------------------------------------------ tiktoken
+
+
 def fast_bpe(content: str) -> "Encoding | None":
     """tiktoken's encoder for a tokenizer.json; None where it is not the same, or tiktoken is not installed.
 
@@ -238,6 +289,16 @@ def fast_bpe(content: str) -> "Encoding | None":
     return tiktoken.Encoding("pieces", pat_str=LLAMA_BPE, mergeable_ranks=ranks, special_tokens={})
 
 
+def bytes_of_characters() -> dict[str, int]:
+    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    byte_of = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    for number, byte in enumerate(hidden):
+        byte_of[chr(0x100 + number)] = byte
+    return byte_of
+
+
 @cache
 def _doubtful() -> re.Pattern[str]:
     """Any character that may be a letter, a digit or white space for one of the two engines of regular expressions only."""
@@ -249,3 +310,57 @@ def _doubtful() -> re.Pattern[str]:
             settled.append(re.escape(chr(code)))
     # Emoji, and Han characters beyond the basic plane.
     return re.compile(f"[^{''.join(settled)}\U0001f000-\U0001faff\U00020000-\U0002a6d6]")
+
+
+# --------------------------------------------------------------------------------------------- long texts in parts
+
+
+# A tokenizer holds more than 100 bytes for each byte of a text until the text is done, so a long text is encoded in parts, whose
+# ids, one after the other, are those of the whole. A part ends behind a letter and before a line end, a space, a comma or a full
+# stop. There the pre-tokenizers of KNOWN_PATTERNS end a piece whatever follows: a run of letters is over, and what comes next
+# begins a piece of its own; no merge crosses a border between two pieces. A text for another tokenizer, or without such a place,
+# is encoded whole, up to LONGEST_WHOLE characters.
+def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
+    """Whether long texts may be cut for the tokenizer of this tokenizer.json."""
+    spec = json.loads(content)
+    for token in spec["added_tokens"]:
+        # These are taken out of the text before it is cut into pieces. One that spans a cut, or looks beside itself, forbids it.
+        if parse_special_tokens or not token["special"]:
+            spans = any(pair[0].isalpha() and pair[1] in MARKS for pair in pairwise(token["content"]))
+            if spans or token["rstrip"] or token["single_word"]:
+                return False
+    normalizer = (spec["normalizer"] or {"type": "none"})["type"]
+    if normalizer == "BertNormalizer":
+        return bool(spec["pre_tokenizer"] and spec["pre_tokenizer"]["type"] == "BertPreTokenizer")
+    step = spec["pre_tokenizer"]
+    if normalizer not in ("none", "NFC") or step is None or spec["model"].get("dropout"):
+        return False
+    steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    # One without a pattern would leave the text whole.
+    return all(map(_is_known, steps)) and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
+
+
+def _is_known(step: dict[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        # A prefix would stand before each part.
+        return not step["add_prefix_space"]
+    if step["type"] == "Split":
+        return step["behavior"] in ("Isolated", "Removed") and step["pattern"].get("Regex") in KNOWN_PATTERNS
+    return bool(step["type"] == "Digits")
+
+
+def parts_of(text: str, most: int) -> Iterator[str]:
+    """The text in parts of at most `most` characters; a longer one only where it has no place to be cut."""
+    category = unicodedata.ucd_3_2_0.category
+    begin = 0
+    while len(text) - begin > most:
+        # As much as tells that a part is too long
+        furthest = min(len(text), begin + LONGEST_WHOLE + 1)
+        # The last place within the part, else the first one behind it
+        places = chain(range(begin + most, begin, -1), range(begin + most + 1, furthest))
+        # Behind a letter since 2002, of which all tables of Unicode say the same
+        cuts = (at for at in places if text[at] in MARKS and category(text[at - 1])[0] == "L")
+        end = next(cuts, furthest)
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]

@@ -158,27 +158,19 @@ def check_known(tokens: Column, unk_id: int | None, what: str, others: Collectio
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
-    """Of which token has which id: what tells the tokenizer of a weight from another one of the same size."""
+    """SHA-256 of which token has which id: it tells the tokenizer of a weight from another one of the same size."""
     entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-def check_size(entries: int, embeddings: int, what: str) -> None:
-    """Errors: ValueError where a model has embeddings for far more entries than the tokenizer has: another model's."""
-    if entries < LEAST_FILLED * embeddings:
-        raise ValueError(
-            f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the "
-            "tokenizer of another model"
-        )
+def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:
+    """entries: the tokenizer's highest id and 1. embeddings: how many the model has. what: names the tokenizer.
 
-
-def check_ids_fit(ids: int, embeddings: int, what: str) -> None:
-    """ids: the tokenizer's highest id and 1; embeddings: how many the model has. what: names the tokenizer.
-
-    Errors: ValueError where the tokenizer has ids that the model has no embedding for. Fewer are fine.
+    Errors: ValueError where the tokenizer is another model's: an id has no embedding, or far fewer have one than there are.
     """
-    if ids > embeddings:
+    least = 0.0 if fewer_are_fine else LEAST_FILLED * embeddings
+    if not least <= entries <= embeddings:
         raise ValueError(
-            f"{what}: the tokenizer has {ids:,} entries and the model embeddings for {embeddings:,}: name the model's own with "
-            "--tokenizer_path"
+            f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the tokenizer of "
+            "another model; name the model's own"
         )

@@ -267,7 +267,7 @@ def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks 
 
 
 def running_sums(numbers: torch.Tensor) -> torch.Tensor:
-    """Of each row the sums up to each place: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
+    """The sums up to each place of each row: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
     if not torch.are_deterministic_algorithms_enabled():
         return numbers.cumsum(-1)
     # On a GPU earlier versions of torch refuse theirs here, and 2.13 still lists it as refused, since it may add up in any order. A product

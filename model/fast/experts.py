@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from model.feed_forward import FeedForward
-from model.products import compute_dtype
+from model.products import FeedForward, compute_dtype
 
 # Up to here a step of decoding loops over the experts.
 FEW_TOKENS = 16

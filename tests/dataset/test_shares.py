@@ -36,7 +36,6 @@ def test_an_argument_is_a_path_with_shares_and_passes(argument, path, shares, re
         (["a:0.7..0.2", "b:0.3"], "shares sum to 1 at the beginning and to 0.5 at 1 of the run"),
         (["a:0.7..0.2"], "--data_path: the shares sum to 0.7 at the beginning and to 0.2 at 1 of the run"),
         (["a:0.7..0.2", "b"], "give every source a share, or none; b has none"),
-        (["/tmp:x4"], "--data_path /tmp:x4: 'x4' is no share; as in /tmp:0.7"),
         (["a:0.5:x0", "b:0.5"], "a source is repeated 1 to 1,000 times, not 0"),
         (["a:-1..1", "b:2..0"], "--data_path a:-1..1: a share is a number from 0 to 1e[+]09, not -1"),
     ],

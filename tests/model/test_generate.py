@@ -106,7 +106,7 @@ def test_logits_to_keep_and_inputs_embeds():
     embeds = model.get_input_embeddings()(ids)
     torch.testing.assert_close(model(inputs_embeds=embeds).logits, out.logits)
     assert isinstance(model(ids, return_dict=False), tuple)
-    with pytest.raises(ValueError, match="exactly one"):
+    with pytest.raises(AssertionError, match="exactly one"):
         model()
     with pytest.raises(AssertionError, match="labels need the logits of all positions"):
         model(ids, labels=ids, logits_to_keep=torch.arange(6, -1, -1))

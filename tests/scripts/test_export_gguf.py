@@ -15,8 +15,7 @@ import torch
 from common.errors import DataError
 from dataset import embedded_corpus
 from dataset.tokenizing import byte_level_bpe
-from dataset.tokenizing.byte_level_bpe import QWEN2
-from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.encoder import QWEN2, DocumentEncoder, load_tokenizer
 from scripts import export_gguf, export_hf
 from scripts.common import load_model
 from scripts.gguf_format import piece_rule, plain_template
@@ -263,7 +262,7 @@ def test_a_rule_goes_by_its_name_in_llama_cpp(rule, tmp_path, tokens):
 
 
 def test_tokenizers_that_llama_cpp_does_not_follow_or_of_other_models_are_refused(tmp_path, tokens):
-    cases = [(VOCABULARY - 50, {}, "name the model's own with --tokenizer_path")]
+    cases = [(VOCABULARY - 50, {}, "name the model's own")]
     cases += [(4 * VOCABULARY, {}, "the tokenizer of another model")]
     cases += [(VOCABULARY, change, "--pieces llama-bpe") for change in OTHER_PIECES]
     for number, (vocab_size, change, message) in enumerate(cases):

@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 
 def refused(folder, message):
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         load_model(folder)
     line = str(error.value)
     assert str(folder) in line and "\n" not in line and len(line) < 400

@@ -132,7 +132,12 @@ def look_at_data(
     # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
     n_tokens = len(corpus.store.tokens)
     is_free = not {"val_path", "val_fraction"} & set(given)
-    if is_free and n_documents == 1 and encoder.can_be_cut and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS:
+    if (
+        is_free
+        and n_documents == 1
+        and encoder.can_hold_out_part
+        and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS
+    ):
         # One long text: its last part.
         held_out_now = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
     elif is_free and n_documents >= FEWEST_DOCUMENTS:

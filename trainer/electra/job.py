@@ -15,7 +15,6 @@ from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
 from common.settings import read_plain
-from common.start import ROOT
 from common.wording import announce, counted, loader_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -46,7 +45,7 @@ from trainer.saving.checkpoint import kept_of_run
 # Folder of the vocabulary that is trained where none is given, and its entries.
 OWN = "vocabulary"
 OWN_ENTRIES = 8192
-# Of the data that such a vocabulary is trained on.
+# bytes of the sample that such a vocabulary is trained on
 SAMPLE_BYTES = 60e6
 # Fields of a config that a resume does not depend on
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
@@ -57,7 +56,7 @@ DISC_WEIGHT = 50.0
 AUC_BINS = 200
 LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
-# Of examples, masks and draws: the same in every run with one --eval_batch_size, so that figures of two runs can be compared.
+# Seed of the validation's examples, masks and draws: the same in every run with one --eval_batch_size, so that two runs compare.
 VAL_SEED = 0
 FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
@@ -93,8 +92,7 @@ class ElectraJob(Job):
             seed_everything(settings.seed)
             # Before the vocabulary is made, which takes a while.
             check_library(settings.deduplicate)
-            embedded = ROOT / "dataset" / "python_docs.jsonl"
-            self.data_path = settings.data_path or [str(build_embedded_corpus(embedded))]
+            self.data_path = settings.data_path or [str(build_embedded_corpus())]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
@@ -173,7 +171,7 @@ class ElectraJob(Job):
         )
 
     def _draw_seed(self) -> int:
-        """Of --seed None: a random one, and at a resume that of the run."""
+        """The seed of --seed None: a random one, and at a resume that of the run."""
         stem = self.files.stem
         saved = kept_of_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
@@ -347,7 +345,7 @@ class ElectraJob(Job):
         in_layers = sum(p.numel() for name, p in self.model.named_parameters() if ".layer." in name)
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
-        # Of this rank, padding included: it is computed too.
+        # This rank's, padding included: it is computed too.
         rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
@@ -355,7 +353,6 @@ class ElectraJob(Job):
         of_files = settings.discriminator_config is not None
         lines = [
             *corpus.notices,
-            *(line for bad_lines in corpus.bad_lines for line in bad_lines.report()),
             f"model: ELECTRA{'' if of_files else f' {settings.size}'}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "

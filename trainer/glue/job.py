@@ -284,15 +284,15 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
-    if config.vocab_size < vocab_size:
-        raise UserError(f"{what}: vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} entries")
+    # New embeddings fit any tokenizer.
+    check_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
     config.id2label = dict(enumerate(words))
     config.label2id = {word: i for i, word in enumerate(words)}
     config.problem_type = "regression" if task.is_regression else "single_label_classification"
     if settings.dropout is not None:
-        # Of hidden states, attention and head. A field that is None follows another one.
+        # In hidden states, attention and head. A field that is None follows another one.
         for name, value in config.to_dict().items():
             if "dropout" in name and type(value) in (int, float):
                 setattr(config, name, settings.dropout)
@@ -301,8 +301,6 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         init_position_embeddings(model)
         new = set(model.state_dict())
     else:
-        # Of another model's tokenizer nothing would be said; new embeddings fit any.
-        check_size(vocab_size, config.vocab_size, what)
         model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
         new = {*faults["missing_keys"], *faults["mismatched_keys"]}
         # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.

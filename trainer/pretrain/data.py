@@ -28,8 +28,8 @@ class TextKind(NamedTuple):
     """What is read, and how. make_encoder: of a tokenizer; it makes ids of a text. answers: conversations, of which the answers
     alone are trained. flags_of_data: what mends data that is not that of a resumed run.
 
-    usual_file: in dataset/, what is trained on where no data is named. Where that is absent, an embedded one: its name there,
-    what writes it unless it is there, and what is in it.
+    usual_file: in dataset/, what is trained on where no data is named. Where that is absent, an embedded one: what writes it unless
+    it is there, and what is in it.
     """
 
     corpus: type[Corpus]
@@ -37,8 +37,7 @@ class TextKind(NamedTuple):
     answers: bool
     flags_of_data: str
     usual_file: str
-    embedded: str
-    build_embedded: Callable[[Path], Path]
+    build_embedded: Callable[[], Path]
     in_embedded: str
 
 
@@ -48,7 +47,6 @@ DOCUMENTS = TextKind(
     answers=False,
     flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
     usual_file="pretrain_hq.jsonl",
-    embedded="python_docs.jsonl",
     build_embedded=build_embedded_corpus,
     in_embedded="the documentation inside the installed Python",
 )
@@ -98,7 +96,7 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = Tru
     default = ROOT / "dataset" / kind.usual_file
     if default.exists():
         return [str(default)]
-    embedded = kind.build_embedded(ROOT / "dataset" / kind.embedded)
+    embedded = kind.build_embedded()
     if tell:
         announce(
             f"{default} is not there: training on {embedded}, {kind.in_embedded}.\n"

@@ -17,7 +17,6 @@ from common.files import utf8_folder
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
-    check_ids_fit,
     check_size,
     has_tokenizer,
     unnamed_vocabulary,
@@ -99,7 +98,6 @@ def open_model(
     model = make()
     check_length(settings.max_seq_len, model.config)
     check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
-    check_ids_fit(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
     if group_size_of(settings.shard, ranks) == 1:
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:

@@ -51,8 +51,6 @@ def pretraining_outlook(
     parameters = sum(p.numel() for p in model.parameters())
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.cut_off_report(plan)]
-    for bad_lines in corpus.bad_lines:
-        lines += bad_lines.report()
     lines += [
         f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
         f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "

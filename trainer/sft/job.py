@@ -26,7 +26,6 @@ CONVERSATIONS = TextKind(
     answers=True,
     flags_of_data="--data_path, --skip_bad_lines",
     usual_file=USUAL_FILE,
-    embedded="python_questions.jsonl",
     build_embedded=build_embedded_questions,
     in_embedded="questions on the documentation inside the installed Python",
 )
@@ -112,7 +111,5 @@ def bytes_of_data(settings: SftSettings) -> float:
         for path in source.paths:
             if is_address(path):
                 return math.inf
-            for file in find_files(path):
-                assert isinstance(file, Path)
-                total += file.stat().st_size
+            total += sum(file.stat().st_size for file in find_files(path))
     return total

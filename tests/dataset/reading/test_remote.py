@@ -78,7 +78,7 @@ def test_a_file_that_changes_while_it_is_fetched_is_not_kept(tmp_path, s3, monke
         put("during/a.jsonl", LINES[::-1])
 
     monkeypatch.setattr(system, "get_file", changing)
-    with pytest.raises(DataError, match="it changed while it was fetched; start again"):
+    with pytest.raises(DataError, match="changed while it was fetched; start again"):
         find_files(address)
     assert not list((tmp_path / "xdg").rglob("a.jsonl"))
 

@@ -10,9 +10,7 @@ from tokenizers import Tokenizer
 from common.errors import DataError
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing import encoder as encoder_module
-from dataset.tokenizing import long_texts
-from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.long_texts import parts_of
+from dataset.tokenizing.encoder import DocumentEncoder, parts_of
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, tokenizer_of
 from tests.helpers import write_texts
@@ -60,13 +58,12 @@ def test_text_for_the_public_families_is_cut_behind_words(kind):
         parts = list(parts_of(text * 50, 64))
         assert "".join(parts) == text * 50
         assert max(map(len, parts)) <= 64
-        assert all(part[0] in long_texts.MARKS for part in parts[1:])
+        assert all(part[0] in encoder_module.MARKS for part in parts[1:])
 
 
 def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkeypatch):
     """Letters without a gap, and any long text for a tokenizer of which nothing is known: file and line, no traceback."""
     monkeypatch.setattr(encoder_module, "LONGEST_WHOLE", 1000)
-    monkeypatch.setattr(long_texts, "LONGEST_WHOLE", 1000)
     monkeypatch.setattr(encoder_module, "PART_CHARACTERS", 100)
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
     path = write_texts(tmp_path / "data.jsonl", texts)
