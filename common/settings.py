@@ -51,10 +51,11 @@ def setting(
 
     default: MISSING for a flag that must be given. check: makes the value from the text of the flag, and raises
     argparse.ArgumentTypeError for one that it does not take; default: text as it is. several: the flag takes one or more
-    values. may_be_empty: an empty text means something. first: --help shows it at the top.
+    values, and may come several times. may_be_empty: an empty text means something. first: --help shows it at the top.
     """
-    options = {"help": help, "type": check or str, "nargs": "+" if several else None, "choices": choices}
-    options["metavar"] = metavar
+    options = {"help": help, "type": check or str, "choices": choices, "metavar": metavar}
+    if several:
+        options |= {"nargs": "+", "action": "extend"}
     metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}
     if isinstance(default, list):
         # Each settings object gets a list of its own.

@@ -110,6 +110,10 @@ def test_a_settings_file_gives_the_same_settings(command, tmp_path):
     assert kind.parse(["--config", str(tmp_path / "run.settings.yaml")]) == settings
 
 
+def test_a_flag_of_several_values_may_come_several_times():
+    assert PretrainSettings.parse(["--data_path", "a", "b", "--data_path", "c"]).data_path == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("text", ["012", "1:30", "2026-11-21", "1e3", "'no'"])
 def test_a_value_is_the_text_that_stands_there(text, tmp_path):
     """Reference: the same text as a flag. YAML alone would make ten, ninety, a date or a number of it."""

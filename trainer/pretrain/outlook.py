@@ -55,7 +55,7 @@ def pretraining_outlook(
         f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
         f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
         f"{flops_per_token(config, settings.max_seq_len) / 1e6:.1f} MFLOP per token (full rows)",
-        f"data: {counted(len(corpus.store), 'conversation' if answers else 'document')}, "
+        f"data: {counted(len(corpus.documents), 'conversation' if answers else 'document')}, "
         f"{counted(plan.row_targets(0, plan.n_rows), 'token')} to train in {counted(plan.n_rows, 'row')} of {plan.T} "
         f"({plan.fill:.1%} full)",
     ]
@@ -112,7 +112,7 @@ def pretraining_outlook(
         lines=lines,
         notices=said,
         model_fields={**config.to_diff_dict(), "parameters": parameters},
-        n_documents=len(corpus.store),
+        n_documents=len(corpus.documents),
         data_fields=data_fields,
         # For the share of the product rate in the log: what a trained token of this corpus really needs.
         flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
