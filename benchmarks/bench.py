@@ -65,7 +65,7 @@ LONGEST = 512
 # Each side imports torch anew, with its own number of threads.
 SPAWN = multiprocessing.get_context("spawn")
 
-# Of a turn: updates, text, positions, seconds.
+# {figure of a turn, such as updates, text, positions, seconds: its value}
 Slice = dict[str, float]
 # {figure of a run: its value}
 Record = dict[str, Any]
@@ -102,7 +102,7 @@ def write_documents(path: Path, n: int) -> list[int]:
 
 
 def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
-    """Of the positions of rows with one document each, cut to max_seq_len tokens, the share that trains something."""
+    """The share of positions that train something, in rows of one document each, cut to max_seq_len tokens."""
     trained = sum(min(n, max_seq_len - 1) for n in pairs)
     return trained / (len(pairs) * (max_seq_len - 1))
 

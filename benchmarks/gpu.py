@@ -131,7 +131,7 @@ def throughput(device: torch.device, small: bool) -> Iterator[Result]:
 
 
 def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Result]:
-    """Of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
+    """The figures of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
     start = time.perf_counter()
     training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
     seconds(training.step, device)

@@ -83,7 +83,7 @@ def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.dev
     """Loss and gradient of one batch of a model with heads of 96."""
     loss, gradient = reference_of(kind)
     training = Training({**SMALL, **KINDS[kind]}, device, ROWS, T, compiled=compiled, dtype=dtype)
-    # Of the same weights: drawn on the CPU with the same seed, and moved.
+    # The weights are the same: drawn on the CPU with the same seed, and moved.
     our_loss, our_gradient = gradient_of(training)
     loss_error = abs(our_loss - loss) / loss
     gradient_error = float((our_gradient - gradient).norm() / gradient.norm())
@@ -119,7 +119,7 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     layer: Any = training.model.model.layers[0]
     router = layer.mlp.gate.weight
     with torch.no_grad():
-        # Of two opposite scores one is above 0, and the other experts have 0.
+        # One of two opposite scores is above 0, and the other experts have 0.
         router.zero_()
         router[0] = 1
         router[1] = -1

@@ -133,7 +133,7 @@ class Answers:
 class ChatEncoder(DocumentEncoder):
     """Encodes conversations as dataset/reading/conversations.py gives them: JSON with "messages" and perhaps "tools".
 
-    answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template.
+    answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template or tokens.
     """
 
     can_hold_out_part = False
@@ -147,9 +147,8 @@ class ChatEncoder(DocumentEncoder):
                 self.special[str(token)] = token_id
         if tokenizer.chat_template not in OUR_TEMPLATES or not {BOS, EOS} <= self.special.keys():
             raise ValueError(
-                f"{tokenizer.name_or_path}: its chat template is not that of this repository, which tells what the assistant says, or "
-                f"{BOS} and {EOS} are no special tokens there: copy the chat_template of model/tokenizer_config.json into the "
-                "tokenizer_config.json there"
+                f"{tokenizer.name_or_path}: conversations take the special tokens {BOS} and {EOS}, and a template that tells what the "
+                "assistant says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
             )
         # The longest first: of two that begin alike, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))

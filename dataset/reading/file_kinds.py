@@ -87,7 +87,7 @@ def text_suffix(value: str) -> str:
     suffix = "." + value.lower().removeprefix(".")
     formats = CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES)
     if not re.fullmatch(r"\.[^./\\\s]+", suffix) or suffix in formats:
-        raise argparse.ArgumentTypeError(f"{value!r} is not the end of a text file's name, such as .py")
+        raise argparse.ArgumentTypeError(f"{value!r} ends no plain text: .py does, .jsonl has a format of its own")
     return suffix
 
 
@@ -225,7 +225,8 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _refuse_what_is_no_file(path)
     if not matches:
-        reason = f"no such file or folder, and no file matches it as a pattern; {READABLE}"
+        share = ", and no share such as :0.7, :0.7..0.2 or :0.7:x4 ends it" if ":" in path.name else ""
+        reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -166,7 +166,7 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
 def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:
     """entries: the tokenizer's highest id and 1. embeddings: how many the model has. what: names the tokenizer.
 
-    Errors: ValueError where the tokenizer is another model's: an id has no embedding, or far fewer have one than there are.
+    Errors: ValueError where the tokenizer is another model's: an id has no embedding, or far more embeddings than ids are there.
     """
     least = 0.0 if fewer_are_fine else LEAST_FILLED * embeddings
     if not least <= entries <= embeddings:

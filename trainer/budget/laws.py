@@ -78,7 +78,7 @@ CONTEXT_OF_LAW = 453.0
 GAIN_OF_CONTEXT = 0.0135
 TOKENS_OF_CONTEXT = 3.2e5
 POWER_OF_CONTEXT = 0.75
-# Of shorter documents nothing is known.
+# Nothing is known of shorter documents.
 SHORTEST_CONTEXT = 100.0
 
 

@@ -368,7 +368,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """The updates to choose from, as far as the user has left them open, in the largest micro-batches that fit the memory."""
     ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    # Of longer rows fewer, which have as many positions.
+    # Fewer of longer rows, which have as many positions.
     times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
     if costs.batch_size is not None:

@@ -284,7 +284,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
-    # New embeddings fit any tokenizer.
+    # New embeddings may outnumber its entries: no tokenizer was trained with them.
     check_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)

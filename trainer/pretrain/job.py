@@ -89,7 +89,7 @@ class PretrainJob(Job):
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            # Of a run with a --budget
+            # the plan of a run with a --budget
             write_at_start=plan_to_keep(settings, stem, ranks),
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
@@ -159,7 +159,7 @@ class PretrainJob(Job):
             self.settings,
             self.first_model,
             self.corpus,
-            # Of a run that is one plan all is said, wherever it stands.
+            # All is said of a run that is one plan, wherever it stands.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
             ranks=self.ranks,

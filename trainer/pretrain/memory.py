@@ -101,7 +101,7 @@ def training_bytes(
     # Kept by a block for the backward pass, bytes a token. The plain code keeps twice as much.
     block: float = half * (10 * H + 3 * mlp) * (1 if compiled else 2)
     if device_type == "cpu":
-        # Of all pairs of positions the weights before and after the dropout, and what it drew; of half of them exp(scores).
+        # The weights of all pairs of positions before and after the dropout, and what it drew; exp(scores) of half of the pairs.
         of_pair = 3 * FP32 if config.dropout else 0.6 * half * compiled
         block += config.num_attention_heads * T * of_pair
     # Recomputed, a block is there with its gradients, and the others with what goes in.
