@@ -172,5 +172,5 @@ def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = 
     if not least <= entries <= embeddings:
         raise ValueError(
             f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the tokenizer of "
-            "another model; name the model's own"
+            "another model, or has entries that were added later; name the model's own"
         )
