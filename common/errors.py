@@ -37,9 +37,9 @@ def user_errors() -> Iterator[None]:
 
 
 def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
-    """A module that only some users need, or a DataError that tells what to install. package: where pip has another name for it."""
+    """A module that only some users need, or a DataError that says what to install, also where its own code fails. package: pip's name."""
     package = package or module.split(".")[0]
     try:
         return importlib.import_module(module)
-    except ImportError:
-        raise DataError(f"the package {package} is needed {purpose}: pip install {package}") from None
+    except Exception as error:
+        raise DataError(f"{error}: the package {package} is needed {purpose}: pip install {package}") from error

@@ -34,7 +34,7 @@ from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizer
-from trainer.optim.muon import parts_of
+from trainer.optim.muon import iteration_dtype, parts_of
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings, RunSettings
@@ -397,8 +397,10 @@ def make_engine(
 
     identity: of the job, compared among the ranks. shard: --shard. is_recordable, cuda_graphs: see Engine. adam: options of AdamW.
     """
-    # The hardware of a rank may have chosen another precision than --dtype. With float16 losses are scaled, and so are gradients.
+    # The hardware of a rank chooses these, whatever --dtype says. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
+    if settings.optimizer == "muon":
+        facts["precision of Muon's iterations"] = str(iteration_dtype(device))
     put_on_device(model, facts, shard, ranks, device)
     return Engine(
         model,

@@ -54,10 +54,8 @@ def rows_of_ranks(rows: int, size: int) -> list[int]:
 
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
     """The rows of a whole tensor that this rank has of a sharded one."""
-    rank = like.device_mesh.get_local_rank()
     rows = rows_of_ranks(like.shape[0], like.device_mesh.size())
-    first_row = sum(rows[:rank])
-    return whole[first_row : first_row + rows[rank]]
+    return whole.split(rows)[like.device_mesh.get_local_rank()]
 
 
 def sharded(whole: torch.Tensor, like: "DTensor") -> "DTensor":
