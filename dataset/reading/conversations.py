@@ -40,7 +40,9 @@ def text_of_conversation(record: Record) -> str:
     there = [record[name] for name in FIELDS if record.get(name)]
     if not there or not isinstance(there[0], list):
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
-        raise BadLine("no conversation", f"no list of messages in 'conversations' or 'messages' (the keys: {keys})")
+        wanted = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+        reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); wanted: {wanted}"
+        raise BadLine("no conversation", reason)
     if there[0] != there[-1]:
         raise BadLine(
             "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
