@@ -188,8 +188,10 @@ def read_mixture(path: Path) -> list[Source]:
         where = f"--mixture {path}: source {number}"
         try:
             entry = dict(entry)
-            paths, share, repeat = entry.pop("path"), entry.pop("share"), float(entry.pop("repeat", 1))
+            paths = entry.pop("path")
             paths = [paths] if isinstance(paths, str) else list(paths)
+            share = entry.pop("share")
+            repeat = float(entry.pop("repeat", 1))
             if not isinstance(share, list):
                 share = [[0, share]]
             points = [Point(float(progress), float(height)) for progress, height in share]

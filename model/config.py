@@ -144,7 +144,9 @@ class MiniMindConfig(Fields, PretrainedConfig):
 
     def check(self) -> None:
         """Errors: ValueError for values that do not go together, or that no model computes."""
-        heads, kv_heads, experts = self.num_attention_heads, self.num_key_value_heads, self.num_experts
+        heads = self.num_attention_heads
+        kv_heads = self.num_key_value_heads
+        experts = self.num_experts
         for name, is_right, what in (
             ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}"),
             ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),

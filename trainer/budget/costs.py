@@ -366,8 +366,11 @@ class RunCosts:
         may be slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
         All ranks must call it: they wait for each other, as in the run.
         """
-        device, dtype, ranks = self.machine.device, self.machine.dtype, self.machine.ranks
-        T, recomputes = self.data.T, self.settings.gradient_checkpointing
+        device = self.machine.device
+        dtype = self.machine.dtype
+        ranks = self.machine.ranks
+        T = self.data.T
+        recomputes = self.settings.gradient_checkpointing
         # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
         torch.compiler.reset()
         batch = to_device(self.data.batch_of(rows), device)
