@@ -110,7 +110,8 @@ def typed_prompts() -> Iterator[str]:
         for line in sys.stdin:
             if line.strip():
                 came = True
-                yield line.rstrip("\n")
+                # Windows begins what it hands over with a byte-order mark.
+                yield line.removeprefix("\ufeff").rstrip("\n")
         if not came:
             raise UserError("no prompt came through the pipe: nothing to continue")
         return
