@@ -38,7 +38,7 @@ from transformers.generation.streamers import BaseStreamer
 from common.errors import UserError
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
-from dataset.tokenizing.byte_level_bpe import OUR_TEMPLATES
+from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
 from scripts.common import end_ids, load, most_positions
@@ -110,7 +110,8 @@ def typed_prompts() -> Iterator[str]:
         for line in sys.stdin:
             if line.strip():
                 came = True
-                yield line.rstrip("\n")
+                # Windows begins what it hands over with a byte-order mark.
+                yield line.removeprefix("\ufeff").rstrip("\n")
         if not came:
             raise UserError("no prompt came through the pipe: nothing to continue")
         return
@@ -264,8 +265,8 @@ def print_text(text: str) -> None:
 
 
 class TextStream(BaseStreamer):
-    """Prints text as its tokens come. `text` is what was printed, the same as decoding all tokens at once; `count` is
-    the number of tokens.
+    """Prints text as its tokens come. `text` is what was printed, the same as decoding all tokens at once, without the
+    special ones but for those around thoughts and calls; `count` is the number of tokens.
 
     A Chinese character has three bytes, and its bytes may be spread over several tokens. So tokens are held back until
     the text that they end is whole. Some decoders look at the token before, to decide on a space: the tokens printed
@@ -274,6 +275,8 @@ class TextStream(BaseStreamer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object] = print_text) -> None:
         self.tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        self.hidden = {i for i, token in added if token.special and str(token) not in CHAT_TOKENS}
         self.write = write
         self.text = ""
         self.count = 0
@@ -304,7 +307,7 @@ class TextStream(BaseStreamer):
         return self._text_of(self.shown + self.held_back)[len(before) :]
 
     def _text_of(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode([i for i in ids if i not in self.hidden]))
 
     def _print(self, text: str) -> None:
         self.shown = self.held_back

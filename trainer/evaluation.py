@@ -220,7 +220,8 @@ def read_prompts(arguments: list[str]) -> list[str]:
     with user_errors():
         # Unlike Path.is_file, this one has no errors of its own for a text that is too long for a name.
         if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
-            lines = Path(arguments[0]).read_text(encoding="utf-8").splitlines()
+            # A prompt may hold a U+2028, and Windows writes a byte-order mark.
+            lines = Path(arguments[0]).read_text(encoding="utf-8-sig").split("\n")
             prompts = [line for line in lines if line.strip()]
             if not prompts:
                 raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from dataset.loader import Batch
-from dataset.reading.conversations import is_trained
+from dataset.reading.conversations import checked_message, is_trained
 from dataset.store.format import Documents, Ints
 from dataset.tokenizing.byte_level_bpe import BOS, CHAT_TEMPLATE, EOS, OUR_TEMPLATES
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -178,7 +178,9 @@ class ChatEncoder(DocumentEncoder):
 
     def turns_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The ids of the turns so far, up to where the assistant answers. tools: the functions that it may call."""
-        text = json.dumps({"messages": list(messages), "tools": list(tools)}, ensure_ascii=False)
+        # As the lines of data: thoughts at the beginning of an answer are thoughts.
+        checked = [checked_message(message, number) for number, message in enumerate(messages, 1)]
+        text = json.dumps({"messages": checked, "tools": list(tools)}, ensure_ascii=False)
         return self._ids_of(text, is_asked=True)
 
     def _ids_of(self, text: str, is_asked: bool = False) -> list[int]:

@@ -49,7 +49,7 @@ def text_of_conversation(record: Record) -> str:
         )
     conversation: Record = {"messages": []}
     for number, message in enumerate(there[0], 1):
-        checked = _checked_message(message, number)
+        checked = checked_message(message, number)
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
             tools = _listed(message.get("tools") or message.get("functions"), f"message {number}: tools")
@@ -81,7 +81,7 @@ def said_in(text: str) -> str:
     return "\n".join(part for part in said if part)
 
 
-def _checked_message(message: Any, number: int) -> Record:
+def checked_message(message: Any, number: int) -> Record:
     """A message with the fields that the template reads, and no others."""
     if not isinstance(message, dict):
         raise BadLine("bad message", f"message {number} is no object with role and content")

@@ -20,7 +20,7 @@ from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.csv_files import find_rows
-from dataset.reading.faults import BadLine, BadLines, Fault, Found, pass_over, refuse_utf16, text_of, too_long
+from dataset.reading.faults import BadLine, BadLines, Fault, Found, pass_over, refuse_other_content, text_of, too_long
 from dataset.reading.file_kinds import OBJECTS, kind_of
 from dataset.reading.json_files import find_objects, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
@@ -84,7 +84,7 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
     done = 0
     # `stream` gives the decompressed bytes; `file` is what lies on the disk, and how far it was read says how much is done.
     with open_stream(path, kind.compression) as (stream, file):
-        refuse_utf16(stream.peek(64)[:64], path)
+        refuse_other_content(stream.peek(64)[:64], path)
         for line, raw in find(stream, str(path), text_field):
             found.append((line, raw))
             size += len(raw) if isinstance(raw, bytes) else 0

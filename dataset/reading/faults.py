@@ -82,8 +82,10 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
     raise DataError(f"{place}: {what} {text_field!r} (its columns: {shown}; {advice})")
 
 
-def refuse_utf16(beginning: bytes, path: Path) -> None:
-    """Errors: DataError for a file that begins as text in UTF-16 does. beginning: its first bytes, decompressed."""
+def refuse_other_content(beginning: bytes, path: Path) -> None:
+    """Errors: DataError for text in UTF-16, and for what git leaves where LFS is not there. beginning: the first bytes, decompressed."""
+    if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
+        raise DataError(f"{path}: a pointer of git LFS and not the file itself, which `git lfs pull` fetches")
     if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
         raise DataError(
             f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format(path.suffix, 'utf-16', path)}"

@@ -290,12 +290,13 @@ def _refuse_what_is_no_file(path: Path) -> None:
 
 
 def is_own_output(below: Path, there: Collection[Path]) -> bool:
-    """Whether a run, a token store or a model has left the file where data lies too.
+    """Whether a run, a token store, a model or a cache has left the file where data lies too.
 
     below: its path from the folder that was named. there: those of all files of the folder.
     """
-    endings = (".metrics.jsonl", ".report.html", ".settings.yaml", ".plan.yaml")
-    if below.name.endswith(endings) or below.name == "hashes.json":
+    # The last is of map() and shuffle() of Hugging Face datasets: the same texts once more, or numbers of rows.
+    names = r"(?s).*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow"
+    if re.fullmatch(names, below.name):
         return True
     # The settings of a model stand beside its weights.
     if below.suffix == ".json" and below.with_suffix(".pth") in there:

@@ -30,7 +30,7 @@ def run(weight, *arguments, capsys):
 
 def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
     """Reference: decoding all tokens at once. Bytes of characters are split over tokens here."""
-    text = "a 🦜 and 龘, naïve\n中文 half"
+    text = "<think>a 🦜 and 龘, naïve</think>\n中文 half"
     ids = [tokenizer.convert_tokens_to_ids(t) for t in tokenizer.tokenize(text)]
     pieces = []
     stream = generate.TextStream(tokenizer, pieces.append)
@@ -40,13 +40,12 @@ def test_the_stream_is_the_decoded_text_and_never_half_a_character(tokenizer):
     stream.end()
     assert "".join(pieces) == stream.text == text and stream.count == len(ids)
     assert not any("\ufffd" in piece for piece in pieces) and len(pieces) > 10
-    # cut in the middle of a character: what is there is shown at the end, as by decoding
     cut = tokenizer.encode("🦜", add_special_tokens=False)[:-1]
     stream = generate.TextStream(tokenizer, pieces.append)
     stream.put(torch.tensor([[1]]))
     stream.put(torch.tensor(cut))
     stream.end()
-    assert stream.text == tokenizer.decode(cut)
+    assert stream.text == tokenizer.decode(cut)  # half a character at the end is shown as by decoding
 
 
 def test_temperature_0_is_greedy_search_from_bos(weight, tokenizer, capsys):
@@ -80,11 +79,11 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     with pytest.raises(UserError, match="no prompt came through the pipe"):
         run(weight, capsys=capsys)
 
-    seen = []
-    monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or "yes")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    seen, answer = [], "<think>\nhm\n</think>\n\nyes"
+    monkeypatch.setattr(generate, "reply", lambda model, tokenizer, ids, *rest: seen.append(ids) or answer)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\ufeffone\ntwo\n"))
     run(weight, "--chat", capsys=capsys)
-    turns = [turn("user", "one"), turn("assistant", "yes"), turn("user", "two")]
+    turns = [turn("user", "one"), turn("assistant", "yes", reasoning_content="hm"), turn("user", "two")]
     assert tokenizer.decode(seen[1]) == tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     encode = generate.turns_encoder(tokenizer)
     assert generate.chat_ids(encode, turns, 20) == generate.chat_ids(encode, turns[2:], 20)  # the oldest go first

@@ -108,15 +108,16 @@ def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt", ".csv.gz"])
-def test_text_in_utf_16_is_told_as_such(tmp_path, suffix, line_end):
+def test_text_in_utf_16_and_pointers_of_git_are_told_as_such(tmp_path, suffix, line_end):
     file = tmp_path / f"a{suffix}"
     # The line ends of a first English line tell the encoding where there is no mark.
     for content in (
         content_in("." + suffix.split(".")[1], "utf-16", line_end),
         f"id,text{line_end}".encode("utf-16-be"),
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
     ):
         file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-        with pytest.raises(DataError, match=f"{file.name}: the text is in UTF-16; convert it to UTF-8: python -c"):
+        with pytest.raises(DataError, match=f"{file.name}: (the text is in UTF-16.* python -c|a pointer of git LFS)"):
             texts_of(file)
 
 
