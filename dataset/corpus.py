@@ -16,13 +16,12 @@ from dataset.packing import (
     EpochPlan,
     RowPlan,
     all_documents,
-    number_type,
     target_counts,
 )
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.deduplicate import notice_of, open_sources
+from dataset.store.deduplicate import Mask, check_library, copies_among
 from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -101,13 +100,22 @@ class Corpus:
         **store_options: Unpack[StoreOptions],
     ) -> None:
         groups = sources_of(data_path)
-        stores = open_sources([source.paths for source in groups], encoder, deduplicate, **store_options)
-        stores = with_last_part(stores, encoder, 0.0 if val_path else val_fraction)
-        self.stores = stores
+        check_library(deduplicate)
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]
+        stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
+        is_copy: Mask | None = None
+        about_copies: list[str] = []
+        fingerprint = ""
+        if deduplicate != OFF:
+            is_copy, fingerprint, about_copies = copies_among(
+                stores, self.paths_of_sources, encoder, deduplicate, **store_options
+            )
+        if len(stores) == 1 and len(stores[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
+            stores = [with_last_part(stores[0], encoder, val_fraction)]
+        self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
-        self.fingerprint = self.store.fingerprint
+        self.fingerprint = fingerprint or self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
         self.pack = pack
@@ -115,10 +123,12 @@ class Corpus:
         self.val_fraction = val_fraction
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
-        self.notices += [line for line in map(notice_of, stores) if line]
+        self.notices += about_copies
         self.notices += [line for store in stores for line in store.bad_lines.report()]
         # the documents to train
         self.documents = all_documents(self.store)
+        if is_copy is not None and is_copy.any():
+            self.documents = self.documents[~is_copy]
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
@@ -128,7 +138,7 @@ class Corpus:
             self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
-            self.documents, held_out = split_by_hash(self.store, val_fraction)
+            self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
             self._evaluate(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
@@ -312,28 +322,24 @@ class Corpus:
         return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
 
 
-def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
-    """(training, validation): the document numbers of each side, ascending, 4 bytes each (8 beyond 2^32 documents).
+def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
+    """(training, validation): of the numbers of some documents those of each side, in their order.
 
     A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
     and whatever is added to it, the same documents stay out, and copies of one text stay together.
     """
     assert 0 <= fraction < 1
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
-    threshold = np.uint64(int(fraction * 2**64))
-    dtype = number_type(len(store))
-    held_out = np.asarray(store.doc_hash[:]) < threshold
-    return np.flatnonzero(~held_out).astype(dtype), np.flatnonzero(held_out).astype(dtype)
+    is_held_out = np.asarray(store.doc_hash[:])[documents] < np.uint64(int(fraction * 2**64))
+    return documents[~is_held_out], documents[is_held_out]
 
 
-def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
-    """The stores; a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
+def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: float) -> TokenStore:
+    """A store of a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
     """
-    if not val_fraction or not encoder.can_hold_out_part or len(stores) > 1 or len(stores[0]) > 1:
-        return stores
-    store = copy.copy(stores[0])
+    store = copy.copy(store)
     n_tokens = len(store.tokens)
     cut = n_tokens - round(val_fraction * n_tokens)
     last_part = np.asarray(store.tokens[cut:])
@@ -345,7 +351,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     store.offsets = np.array([0, cut, n_tokens], np.int64)
     store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
     store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)
-    return [store]
+    return store
 
 
 class ValidationBatches:

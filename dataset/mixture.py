@@ -176,7 +176,9 @@ class Mixture:
         self.targets = [self._sum_of(chosen) for chosen in self.documents]
         for source, there in zip(sources, self.targets, strict=True):
             if not there:
-                raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
+                raise DataError(
+                    f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
+                )
         self.changes = any(source.changes for source in sources)
         # The whole run is one plan; else each epoch is.
         self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)

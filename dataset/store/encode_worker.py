@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from common.errors import DataError
 from common.processes import end_with, environment, id_for_children, ignore_stop_signals
 from dataset.reading.documents import Block
-from dataset.reading.faults import BadLine, BadLines, Fault
+from dataset.reading.faults import BadLine, Fault
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 
 # An array.array while a block is encoded, a numpy array where one is read from a file.
@@ -27,7 +27,7 @@ class EncodedBlock(NamedTuple):
     lengths: Numbers  # int64: tokens of each document
     text_bytes: Numbers  # uint32: UTF-8 bytes of each document
     hashes: Numbers  # uint64: hash of each document's text
-    bad: BadLines
+    faults: list[Fault]
 
 
 @dataclass
@@ -40,7 +40,7 @@ class BlockEncoder:
 
     def __call__(self, block: Block) -> EncodedBlock:
         typecode = "H" if self.encoder.vocab_size <= 1 << 16 else "I"
-        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), BadLines())
+        out = EncodedBlock(array(typecode), array("q"), array("I"), array("Q"), [])
         for line, text in block.documents(self.text_field):
             before = len(out.tokens)
             if isinstance(text, str):
@@ -51,7 +51,7 @@ class BlockEncoder:
                     del out.tokens[before:]
                     text = BadLine("too long", str(error))
             if isinstance(text, BadLine):
-                out.bad.add(Fault(str(block.path), line, *text.args))
+                out.faults.append(Fault(str(block.path), line, *text.args))
                 if not self.skip_bad_lines:
                     # The caller raises it: the rest of the block is not wanted.
                     break
