@@ -3,22 +3,18 @@
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
-import contextlib
 import math
-import multiprocessing
-import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from common.processes import end_with, id_for_children, ignore_stop_signals
+from common.processes import WorkerLost, Workers
 from dataset.packing import Recipe
 from dataset.store.format import Documents
 from model.loss import IGNORE
@@ -29,9 +25,6 @@ UPDATES_AHEAD = 2
 
 # batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
 BATCHES_AHEAD = 4
-
-# How often a wait for a batch asks whether the loader processes are alive
-ALIVE_EVERY_S = 1.0
 
 # A NamedTuple of tensors and numbers. That its constructor takes its own parts is more than a type can say: hence the Any.
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
@@ -240,6 +233,12 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
         ) from error
 
 
+def assembled_arrays(assembler: MakesBatches, recipe: Any) -> Any:
+    """The batch of a recipe with numpy arrays in the place of its tensors: between processes these go through a pipe, where tensors
+    would go through shared memory, of which some machines have little. Errors: LoaderError."""
+    return with_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
+
+
 class Loader:
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
@@ -261,8 +260,7 @@ class Loader:
         self.pin_memory = pin_memory
         # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._pool: ProcessPoolExecutor | None = None
-        self._workers: list[multiprocessing.process.BaseProcess] = []
+        self._workers: Workers | None = None
 
     def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
@@ -310,74 +308,19 @@ class Loader:
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The batches of the recipes, made in processes, which are started for the first ones. Errors: LoaderError."""
+        if self._workers is None:
+            one_thread = partial(torch.set_num_threads, 1)
+            self._workers = Workers(self.num_workers, partial(assembled_arrays, self.assembler), one_thread)
         try:
-            others = set(multiprocessing.active_children())
-            if self._pool is None:
-                start = (self.assembler, id_for_children())
-                self._pool = ProcessPoolExecutor(self.num_workers, initializer=_begin, initargs=start)
-            ahead = BATCHES_AHEAD * self.num_workers + per_update
-            waiting = deque(self._pool.submit(_assemble, one) for one in islice(recipes, ahead))
-            self._workers += [child for child in multiprocessing.active_children() if child not in others]
-            while waiting:
-                batch = self._arrived(waiting.popleft())
-                waiting.extend(self._pool.submit(_assemble, one) for one in islice(recipes, 1))
-                yield batch
-        except LoaderError:
-            raise
-        except (OSError, RuntimeError) as error:
-            raise self._explained(error) from error
-
-    def _arrived(self, future: Future[Any]) -> Any:
-        """The batch of a process, its tensors as they were made. Errors: LoaderError; RuntimeError where a process is gone."""
-        batch = None
-        while batch is None:
-            # Asked again and again: one that was killed while it sent a batch leaves half of it in the pipe, and the pool would wait for
-            # the rest for ever.
-            if not all(worker.is_alive() for worker in self._workers):
-                raise RuntimeError("a process is gone")
-            with contextlib.suppress(TimeoutError):
-                batch = future.result(timeout=ALIVE_EVERY_S)
-        return type(batch)(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch))
-
-    def _explained(self, error: Exception) -> LoaderError:
-        """How a process ended that should still be there, or why none could be started."""
-        for worker in self._workers:
-            worker.join(timeout=0.1)
-            # The others end by themselves, with code 0.
-            if code := worker.exitcode:
-                how = f"ended with code {code}"
-                if code < 0:
-                    how = f"was killed by {signal.Signals(-code).name} (out of memory?)"
-                return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
-        reason = " ".join(str(error).split())[:200]
-        return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
+            for arrays in self._workers.results(recipes, ahead=BATCHES_AHEAD * self.num_workers + per_update):
+                yield type(arrays)(
+                    *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)
+                )
+        except WorkerLost as lost:
+            raise LoaderError(f"the loader's {lost}; --num_workers 0 does without processes") from lost
 
     def close(self) -> None:
         """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
-        for worker in self._workers:
-            worker.kill()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        self._workers = []
-        self._pool = None
-
-
-# ------------------------------------------------------------------------------------------ in a loader process
-
-_assembler: MakesBatches | None = None
-
-
-def _begin(assembler: MakesBatches, parent: int) -> None:
-    """A loader process's first act. It ends with the trainer's, and computes with one thread."""
-    global _assembler
-    ignore_stop_signals()
-    end_with(parent)
-    torch.set_num_threads(1)
-    _assembler = assembler
-
-
-def _assemble(recipe: Any) -> Any:
-    """A batch with numpy arrays in the place of its tensors: these go through a pipe, where tensors would go through shared memory,
-    of which some machines have little."""
-    assert _assembler is not None
-    return with_tensors(assembled(_assembler, recipe), torch.Tensor.numpy)
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None

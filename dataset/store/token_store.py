@@ -198,10 +198,10 @@ def _tokenise(
         split_into_blocks(file, encode.text_field, BLOCK_BYTES, ends_at_blank_line) for file in files
     )
     with closing(encode_blocks(blocks, encode, num_procs)) as results:
-        for block, encoded in results:
-            for fault in encoded.faults:
+        for block in results:
+            for fault in block.faults:
                 pass_over(fault, writer.bad_lines if encode.skip_bad_lines else None)
-            writer.add(encoded)
+            writer.add(block)
             done += block.source_bytes
             now = time.monotonic()
             rate = done / max(now - begin, 1e-9)
