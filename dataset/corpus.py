@@ -21,7 +21,7 @@ from dataset.packing import (
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.deduplicate import Mask, check_library, copies_among
+from dataset.store.deduplicate import check_library, copies_among
 from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -103,19 +103,13 @@ class Corpus:
         check_library(deduplicate)
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]
-        stores = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
-        is_copy: Mask | None = None
-        about_copies: list[str] = []
-        fingerprint = ""
-        if deduplicate != OFF:
-            is_copy, fingerprint, about_copies = copies_among(
-                stores, self.paths_of_sources, encoder, deduplicate, **store_options
-            )
-        if len(stores) == 1 and len(stores[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
-            stores = [with_last_part(stores[0], encoder, val_fraction)]
+        whole = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
+        stores = whole
+        if len(whole) == 1 and len(whole[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
+            stores = [with_last_part(whole[0], encoder, val_fraction)]
         self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
-        self.fingerprint = fingerprint or self.store.fingerprint
+        self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
         self.seed = seed
         self.pack = pack
@@ -123,12 +117,16 @@ class Corpus:
         self.val_fraction = val_fraction
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
-        self.notices += about_copies
-        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # the documents to train
         self.documents = all_documents(self.store)
-        if is_copy is not None and is_copy.any():
-            self.documents = self.documents[~is_copy]
+        if deduplicate != OFF:
+            is_copy, self.fingerprint, lines = copies_among(
+                whole, self.paths_of_sources, encoder, deduplicate, **store_options
+            )
+            self.notices += lines
+            if is_copy.any():
+                self.documents = self.documents[~is_copy]
+        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
@@ -148,8 +146,7 @@ class Corpus:
         # A share changes over the run, so another end would be another order of its rows.
         self.shares_change = False
         if groups[0].shares is not None:
-            # One source with a share is not a ConcatStore yet.
-            bounds = ConcatStore(stores).bounds.tolist()
+            bounds = np.cumsum([0, *map(len, stores)]).tolist()
             self.mixture = Mixture(
                 self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
@@ -165,7 +162,7 @@ class Corpus:
 
     def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """The loss of what is trained too does not tell what the model makes of new text."""
-        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash[:]).sum()), len(val_store)
+        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
                 f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing "
@@ -330,7 +327,7 @@ def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[I
     """
     assert 0 <= fraction < 1
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
-    is_held_out = np.asarray(store.doc_hash[:])[documents] < np.uint64(int(fraction * 2**64))
+    is_held_out = store.doc_hash[documents] < np.uint64(int(fraction * 2**64))
     return documents[~is_held_out], documents[is_held_out]
 
 
@@ -342,7 +339,7 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
     store = copy.copy(store)
     n_tokens = len(store.tokens)
     cut = n_tokens - round(val_fraction * n_tokens)
-    last_part = np.asarray(store.tokens[cut:])
+    last_part = store.tokens[cut:]
     line_ends = [token_id for token_id in np.unique(last_part).tolist() if encoder.ends_line(token_id)]
     places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
     cut += int(places[0]) + 1 if len(places) else 0

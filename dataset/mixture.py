@@ -26,7 +26,7 @@ import numpy as np
 from common.errors import DataError
 from dataset.packing import PiecesOfRows, RowPlan, permutation
 from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
-from dataset.store.format import Column, Documents, Ints
+from dataset.store.format import Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
@@ -85,7 +85,7 @@ class MixedPlan(RowPlan):
     offsets: of the store of all sources. source_of, number: of each row its source, and its number among the rows of that.
     """
 
-    def __init__(self, offsets: Column, sources: Sequence[SourceRows], source_of: Ints, number: Ints) -> None:
+    def __init__(self, offsets: Ints, sources: Sequence[SourceRows], source_of: Ints, number: Ints) -> None:
         self.offsets = offsets
         self.sources = sources
         self._source = source_of

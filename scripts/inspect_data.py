@@ -163,8 +163,8 @@ class DataLook:
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
         # As they lie on the disk: a corpus may hold out the end of a single text.
         self.store = ConcatStore([TokenStore(store.folder) for store in self.corpus.stores])
-        self.lengths = np.diff(self.store.offsets[:])
-        self.text_bytes = np.array(self.store.text_bytes[:])
+        self.lengths = np.diff(self.store.offsets)
+        self.text_bytes = np.array(self.store.text_bytes)
         # Where each document stands: its source; which path and line that is, is known once its text was read.
         self.names = [" ".join(paths) for paths in self.groups]
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))

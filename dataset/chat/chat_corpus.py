@@ -77,7 +77,7 @@ class ChatCorpus(Corpus):
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
         """A line on the trained conversations that are longer than a row, if there are any."""
-        lengths = np.diff(self.store.offsets[:])[self.documents]
+        lengths = np.diff(self.store.offsets)[self.documents]
         longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
             return []

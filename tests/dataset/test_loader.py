@@ -144,7 +144,7 @@ def test_hash_split_keeps_the_same_documents_out_whatever_the_order():
 
 
 def test_joined_stores_read_like_one():
-    """Reference: the arrays copied end to end. A batch picks tokens of several stores."""
+    """Reference: the arrays of one store. A batch picks tokens of several stores."""
     lengths = [random_lengths(n, seed=n) for n in (700, 1500, 400)]
     one = make_store(np.concatenate(lengths))
     ends = np.cumsum([of_store.sum() for of_store in lengths])
@@ -153,7 +153,7 @@ def test_joined_stores_read_like_one():
     for name in ("tokens", "offsets", "text_bytes"):
         array, copy = getattr(joined, name), getattr(one, name)
         pick = np.random.default_rng(0).integers(0, len(copy), (50, 10))
-        assert array[700] == copy[700] and np.array_equal(array[690:2250], copy[690:2250])
+        assert np.array_equal(array[690:2250], copy[690:2250])
         assert np.array_equal(array[pick], copy[pick]) and array[pick].dtype == copy.dtype
 
 

@@ -131,7 +131,7 @@ def look_at_data(
     held_out_now = 0.0
     n_documents = len(corpus.documents)
     # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
-    n_tokens = int(np.diff(corpus.store.offsets[:])[corpus.documents].sum())
+    n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
     is_free = not {"val_path", "val_fraction"} & set(given)
     if (
         is_free
