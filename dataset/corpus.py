@@ -151,7 +151,7 @@ class Corpus:
                 self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
-        # (epoch, its plan): what was asked for last, and is asked for several times. Mixture keeps its own.
+        # (epoch, its plan): what was asked for last, and is asked for several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
     def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
@@ -202,12 +202,11 @@ class Corpus:
 
         Where `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
         """
-        if self.mixture is not None:
-            return self.mixture.plan(epoch)
         if self._last_plan is None or self._last_plan[0] != epoch:
             # Let go of it before the next one is made: two would take twice the memory.
             self._last_plan = None
-            self._last_plan = (epoch, self._epoch_plan(self.documents, epoch))
+            plan = self._epoch_plan(self.documents, epoch) if self.mixture is None else self.mixture.plan(epoch)
+            self._last_plan = (epoch, plan)
         plan = self._last_plan[1]
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
@@ -243,13 +242,11 @@ class Corpus:
 
         Paths without shares are one source.
         """
+        plan = self.plan(epoch)
+        given = plan.source_targets(plan.n_rows)
+        documents, of_pass = [self.documents], given
         if self.mixture is not None:
-            mixed = self.mixture.plan(epoch)
-            documents, of_pass, given = self.mixture.documents, self.mixture.targets, mixed.source_targets(mixed.n_rows)
-        else:
-            plan = self.plan(epoch)
-            documents = [self.documents]
-            of_pass = given = [plan.row_targets(0, plan.n_rows)]
+            documents, of_pass = self.mixture.documents, self.mixture.targets
         sources = []
         for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
             share = tokens / max(sum(given), 1)
@@ -284,7 +281,7 @@ class Corpus:
         # Where the whole run is one plan, it is at its end in epoch 1.
         targets = self.mixture.trained_before(epoch)
         if row:
-            in_epoch = self.mixture.plan(epoch).source_targets(row)
+            in_epoch = self.plan(epoch).source_targets(row)
             targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
         return [(name, tokens, tokens / there) for name, tokens, there in of_sources]

@@ -187,6 +187,10 @@ class RowPlan(ABC):
         """Targets in the rows [lo, hi)."""
         return int(self.targets[lo:hi].sum(dtype=np.int64))
 
+    def source_targets(self, rows: int) -> list[int]:
+        """Targets of each source in the first rows. Documents without shares are one source."""
+        return [self.row_targets(0, rows)]
+
     def row_documents(self, lo: int, hi: int) -> int:
         """Documents (pieces) in the rows [lo, hi)."""
         count, *_ = self.pieces(range(lo, hi))
