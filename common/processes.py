@@ -1,15 +1,21 @@
-"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), environment variables for a
-block of code, and how long the command has been running.
+"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), a pool of them, environment
+variables for a block of code, and how long the command has been running.
 """
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import Any
 
 from common.start import STARTED
 
@@ -64,6 +70,97 @@ def ignore_stop_signals() -> None:
     """Signals to the process group are for the main process: it saves first and ends its workers later."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
+
+
+# -------------------------------------------------------------------------------------------------- a pool of processes
+
+# How often a wait for a result asks whether the processes are alive
+ALIVE_EVERY_S = 1.0
+
+
+class WorkerLost(Exception):
+    """How a process of a pool has ended, or that none can be started; a part of a line."""
+
+
+class Workers:
+    """A pool of processes that all do `work`. They end with this process, and leave the signals of the terminal to it.
+
+    begin: what each of them does first. Where processes are not forked, both are pickled.
+    """
+
+    def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+        self._others = set(multiprocessing.active_children())
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._pool = ProcessPoolExecutor(number, initializer=_begin, initargs=(id_for_children(), work, begin))
+
+    def results(self, items: Iterator[Any], ahead: int) -> Iterator[Any]:
+        """work(item) of each item, in the order of the items. ahead: how many are given to the processes before they are asked for.
+
+        Errors: those of the work; WorkerLost.
+        """
+        waiting = deque(map(self._submit, islice(items, ahead)))
+        if not self._processes:
+            self._processes = [one for one in multiprocessing.active_children() if one not in self._others]
+        while waiting:
+            result = self._result(waiting.popleft())
+            waiting.extend(map(self._submit, islice(items, 1)))
+            yield result
+
+    def _submit(self, item: Any) -> Future[Any]:
+        try:
+            return self._pool.submit(_do, item)
+        except (OSError, RuntimeError) as error:
+            raise self._lost(error) from error
+
+    def _result(self, future: Future[Any]) -> Any:
+        # Asked again and again: one that was killed while it sent a result leaves half of it in the pipe, and the pool would wait for
+        # the rest for ever.
+        while all(one.is_alive() for one in self._processes):
+            try:
+                return future.result(timeout=ALIVE_EVERY_S)
+            except TimeoutError:
+                if future.done():
+                    # an error of the work
+                    raise
+            except BrokenProcessPool:
+                break
+        raise self._lost()
+
+    def _lost(self, error: Exception | None = None) -> WorkerLost:
+        for one in self._processes:
+            one.join(timeout=0.1)
+            # The others may end by themselves, with code 0.
+            if code := one.exitcode:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                return WorkerLost(f"process {one.pid} {how} (out of memory?)")
+        return WorkerLost(f"processes cannot be started ({str(error)[:200]}); raise the machine's limit")
+
+    def close(self) -> None:
+        """End the processes at once: they hold nothing that would be lost."""
+        for one in self._processes:
+            one.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+
+# what a process of a pool does
+_work: Callable[[Any], Any] | None = None
+
+
+def _begin(parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+    """The first act of a process of a pool."""
+    global _work
+    ignore_stop_signals()
+    end_with(parent)
+    begin()
+    _work = work
+
+
+def _do(item: Any) -> Any:
+    assert _work is not None
+    return _work(item)
+
+
+# --------------------------------------------------------------------------------------------------------- environment
 
 
 @contextlib.contextmanager
