@@ -31,8 +31,12 @@ def build_optimizers(
     if settings.optimizer == "adamw":
         return [build_adamw(groups, lr, **adam_options)]
     assert settings.optimizer == "muon"
-    # Muon for the matrices inside the blocks, AdamW for the rest.
-    matrices = hidden_matrices(model)
+    # Muon for the matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows. AdamW for the rest.
+    matrices = []
+    for name, parameter in model.named_parameters():
+        in_a_layer = re.search(r"\.layers?\.", name) and not name.endswith("mlp.gate.weight")
+        if in_a_layer and parameter.requires_grad and parameter.dim() == 2:
+            matrices.append(parameter)
     # By identity: two parameters may hold equal numbers, and `==` compares numbers.
     hidden = {id(p) for p in matrices}
     for group in groups:
@@ -80,14 +84,3 @@ def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **optio
                 moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
                 adamw.state[p] = {"step": torch.tensor(2.0**24, device=p.device), **moments}
     return adamw
-
-
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows."""
-    found = []
-    for name, parameter in model.named_parameters():
-        is_matrix = parameter.requires_grad and parameter.dim() == 2
-        in_a_layer = re.search(r"\.layers?\.", name)
-        if is_matrix and in_a_layer and not name.endswith("mlp.gate.weight"):
-            found.append(parameter)
-    return found

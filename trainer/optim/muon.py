@@ -154,7 +154,11 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, parameters: list[torch.Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
         """Update matrices of one shape (rows, columns), of which this rank may have some rows alone."""
-        buffers = self._momentum_buffers(parameters)
+        buffers = []
+        for p in parameters:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers.append(own_part(self.state[p]["momentum_buffer"]))
         gradients = torch.stack([own_part(p.grad) for p in parameters if p.grad is not None])  # [n, rows, columns]
         parameters = [own_part(p) for p in parameters]
         # 1, or 0 for an update that is to change nothing. It stays a tensor on the device, so that nobody waits for it.
@@ -175,12 +179,3 @@ class Muon(torch.optim.Optimizer):
         update = update.float() * (rate * applied)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"] * applied)
         torch._foreach_add_(parameters, list(update.unbind()))
-
-    def _momentum_buffers(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The momentum of each, as far as this rank has it; zeros before the first update."""
-        buffers = []
-        for p in parameters:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers.append(own_part(self.state[p]["momentum_buffer"]))
-        return buffers

@@ -76,8 +76,8 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
     each value. The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer
     than the copies.
     """
-    # A tied tensor is in the state more than once. Parts of a sharded one may be empty, and have no memory that tells them apart.
-    copies: dict[object, torch.Tensor | None] = {}
+    # by the id of a tensor: a tied one is in the state more than once
+    copies: dict[int, torch.Tensor | None] = {}
     under_way = False
 
     def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -100,11 +100,9 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
             return type(value)(copied(item) for item in value)
         if not isinstance(value, torch.Tensor):
             return value if keeps else None
-        has_memory = not is_sharded(value) and value.numel()
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if has_memory else id(value)
-        if key not in copies:
-            copies[key] = copy_of(value)
-        return copies[key]
+        if id(value) not in copies:
+            copies[id(value)] = copy_of(value)
+        return copies[id(value)]
 
     result = copied(value)
     if under_way:
