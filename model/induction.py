@@ -37,9 +37,12 @@ COPY = 0.5
 def init_induction(model: MiniMindForCausalLM) -> None:
     """Sets query head 0 of the first two layers, the key and value head that it shares with others, and a coordinate of the
     embeddings, in fresh weights with o_proj = 0.
+
+    Errors: ValueError for a model of one layer, and for minimind3, which norms queries and keys.
     """
     config = model.config
-    assert can_copy(config)
+    if not can_copy(config):
+        raise ValueError("init_scheme induction is for models of generation minimind2 with two layers or more")
     H, D = config.hidden_size, config.head_dim
     n = min(D, (H - 1) // 2)
     model.lm_head.weight[:, -1] = CONSTANT
@@ -75,5 +78,5 @@ def init_induction(model: MiniMindForCausalLM) -> None:
 
 
 def can_copy(config: MiniMindConfig) -> bool:
-    """Whether `init_induction` has weights for such a model: minimind3 norms queries and keys."""
+    """Whether `init_induction` has weights for such a model."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1

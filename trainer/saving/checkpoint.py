@@ -29,7 +29,6 @@ import errno
 import glob
 import itertools
 import os
-import pickle
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,7 @@ from typing import Any
 
 import torch
 
-from common.errors import UserError, user_errors
+from common.errors import UserError
 from common.files import (
     atomic_file,
     file_digest,
@@ -49,7 +48,6 @@ from common.files import (
     remove_if_possible,
     replace,
 )
-from model.pth_format import check_kind
 from trainer.saving.weights import save_with_digest
 from trainer.sharding import is_sharded
 
@@ -154,16 +152,11 @@ def digest_line(path: Path, digest: str) -> bytes:
 
 
 def load_checkpoint(path: Path, mapped: bool = False) -> Any:
-    """The state dict in a checkpoint, on the CPU; nothing in it can run code. Errors: UserError for what torch cannot read.
+    """The state dict in a checkpoint, on the CPU; nothing in it can run code.
 
     mapped: a tensor is read when it is used, and as far as it is used.
     """
-    with user_errors():
-        check_kind(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path}: it holds Python objects besides tensors, which could run code: delete it") from None
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 # ------------------------------------------------------------------------------------------------ the checkpoints of a run
