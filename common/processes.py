@@ -2,6 +2,7 @@
 variables for a block of code, and how long the command has been running.
 """
 
+import atexit
 import contextlib
 import ctypes
 import multiprocessing
@@ -10,11 +11,14 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
 from typing import Any
 
 from common.start import STARTED
@@ -74,9 +78,6 @@ def ignore_stop_signals() -> None:
 
 # -------------------------------------------------------------------------------------------------- a pool of processes
 
-# How often a wait for a result asks whether the processes are alive
-ALIVE_EVERY_S = 1.0
-
 
 class WorkerLost(Exception):
     """How a process of a pool has ended, or that none can be started; a part of a line."""
@@ -85,79 +86,93 @@ class WorkerLost(Exception):
 class Workers:
     """A pool of processes that all do `work`. They end with this process, and leave the signals of the terminal to it.
 
-    begin: what each of them does first. Where processes are not forked, both are pickled.
+    Each has a pipe of its own, so that its death is the end of its pipe, even in the middle of a result: those of the standard
+    library share one, in which the wait for the rest of that result would have no end.
+    begin: what each of them does first. Where processes are not forked, both are pickled. Errors: WorkerLost.
     """
 
     def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
-        self._others = set(multiprocessing.active_children())
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._pool = ProcessPoolExecutor(number, initializer=_begin, initargs=(id_for_children(), work, begin))
+        self._processes: list[BaseProcess] = []
+        self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
+        # A thread waits for the results of a process.
+        self._threads = ThreadPoolExecutor(number)
+        # The interpreter waits for its processes, and these ignore that they are asked to end.
+        atexit.register(self.close)
+        try:
+            for _ in range(number):
+                own_end, other_end = multiprocessing.Pipe()
+                process = multiprocessing.Process(target=_serve, args=(other_end, id_for_children(), work, begin))
+                process.start()
+                other_end.close()
+                self._processes.append(process)
+                self._free.put((process, own_end))
+        except OSError as error:
+            self.close()
+            raise WorkerLost(f"processes cannot be started ({error}); raise the machine's limit") from error
 
     def results(self, items: Iterator[Any], ahead: int) -> Iterator[Any]:
         """work(item) of each item, in the order of the items. ahead: how many are given to the processes before they are asked for.
 
         Errors: those of the work; WorkerLost.
         """
-        waiting = deque(map(self._submit, islice(items, ahead)))
-        if not self._processes:
-            self._processes = [one for one in multiprocessing.active_children() if one not in self._others]
+        waiting = deque(self._threads.submit(self._result, item) for item in islice(items, ahead))
         while waiting:
-            result = self._result(waiting.popleft())
-            waiting.extend(map(self._submit, islice(items, 1)))
+            # Known at once, and not when the results that are here already are used up
+            for process in self._processes:
+                if not process.is_alive():
+                    raise _lost(process)
+            result = waiting.popleft().result()
+            waiting.extend(self._threads.submit(self._result, item) for item in islice(items, 1))
             yield result
 
-    def _submit(self, item: Any) -> Future[Any]:
+    def _result(self, item: Any) -> Any:
+        process, pipe = self._free.get()
         try:
-            return self._pool.submit(_do, item)
-        except (OSError, RuntimeError) as error:
-            raise self._lost(error) from error
-
-    def _result(self, future: Future[Any]) -> Any:
-        # Asked again and again: one that was killed while it sent a result leaves half of it in the pipe, and the pool would wait for
-        # the rest for ever.
-        while all(one.is_alive() for one in self._processes):
-            try:
-                return future.result(timeout=ALIVE_EVERY_S)
-            except TimeoutError:
-                if future.done():
-                    # an error of the work
-                    raise
-            except BrokenProcessPool:
-                break
-        raise self._lost()
-
-    def _lost(self, error: Exception | None = None) -> WorkerLost:
-        for one in self._processes:
-            one.join(timeout=0.1)
-            # The others may end by themselves, with code 0.
-            if code := one.exitcode:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                return WorkerLost(f"process {one.pid} {how} (out of memory?)")
-        return WorkerLost(f"processes cannot be started ({str(error)[:200]}); raise the machine's limit")
+            pipe.send(item)
+            error, result = pipe.recv()
+        except (EOFError, OSError) as ended:
+            raise _lost(process) from ended
+        finally:
+            # A dead one too: whoever takes it next learns of it as well.
+            self._free.put((process, pipe))
+        if error is not None:
+            raise error
+        return result
 
     def close(self) -> None:
         """End the processes at once: they hold nothing that would be lost."""
-        for one in self._processes:
-            one.kill()
-        self._pool.shutdown(cancel_futures=True)
+        atexit.unregister(self.close)
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.join()
 
 
-# what a process of a pool does
-_work: Callable[[Any], Any] | None = None
+def _lost(process: BaseProcess) -> WorkerLost:
+    """How a process ended that should still be there."""
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return WorkerLost(f"process {process.pid} {how} (out of memory?)")
 
 
-def _begin(parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
-    """The first act of a process of a pool."""
-    global _work
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+    """What a process of a pool does, until its pipe has no other end."""
     ignore_stop_signals()
     end_with(parent)
     begin()
-    _work = work
-
-
-def _do(item: Any) -> Any:
-    assert _work is not None
-    return _work(item)
+    answer: tuple[Exception | None, Any]
+    with contextlib.suppress(EOFError):
+        while True:
+            item = pipe.recv()
+            try:
+                answer = None, work(item)
+            except Exception as error:
+                # In the other process its traceback begins anew.
+                error.add_note(traceback.format_exc())
+                answer = error, None
+            pipe.send(answer)
 
 
 # --------------------------------------------------------------------------------------------------------- environment

@@ -308,10 +308,10 @@ class Loader:
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The batches of the recipes, made in processes, which are started for the first ones. Errors: LoaderError."""
-        if self._workers is None:
-            one_thread = partial(torch.set_num_threads, 1)
-            self._workers = Workers(self.num_workers, partial(assembled_arrays, self.assembler), one_thread)
         try:
+            if self._workers is None:
+                one_thread = partial(torch.set_num_threads, 1)
+                self._workers = Workers(self.num_workers, partial(assembled_arrays, self.assembler), one_thread)
             for arrays in self._workers.results(recipes, ahead=BATCHES_AHEAD * self.num_workers + per_update):
                 yield type(arrays)(
                     *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)

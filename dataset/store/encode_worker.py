@@ -76,12 +76,12 @@ def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int)
             encode.encoder.use_fast_bpe()
             yield from map(encode, blocks)
             return
-        with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
-            try:
+        try:
+            with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
                 # Two blocks for each process are under way, so that none waits for the caller.
                 yield from workers.results(blocks, ahead=2 * num_procs)
-            except WorkerLost as lost:
-                raise DataError(
-                    f"the tokeniser's {lost}; try fewer processes, and begin what a script of your own does with "
-                    "`if __name__ == '__main__':`"
-                ) from None
+        except WorkerLost as lost:
+            raise DataError(
+                f"the tokeniser's {lost}; try fewer processes, and begin what a script of your own does with "
+                "`if __name__ == '__main__':`"
+            ) from None
