@@ -45,7 +45,8 @@ class UpdateGraphs:
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
     accumulate(batch, totals): forward and backward pass. end_update(rates, requests): what follows the last one; rates are one
-    0-d tensor for each of the optimisers' groups. n_requests: numbers that a process hands in with each update.
+    0-d tensor for each of groups, those of the optimisers, which become capturable. n_requests: numbers that a process hands in with
+    each update.
     is_on: False: never record. state: all tensors that the two functions change.
     """
 

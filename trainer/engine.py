@@ -148,7 +148,8 @@ class Engine:
         if self.scaler.is_enabled():
             # Create the scale now: a rank without rows would reach unscale_ without one.
             self.scaler.scale(torch.zeros((), device=device))
-        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. Muon, which comes behind AdamW, does so too.
+        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. The first group speaks for all: Muon, which
+        # comes behind AdamW, reads it too.
         self.fused = bool(self.groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
         if ranks.world_size > 1 and not self.is_sharded:
