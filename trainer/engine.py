@@ -181,7 +181,7 @@ class Engine:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Those of all optimisers, each with its rate."""
+        """Parameter groups of all optimisers, each with its rate."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

@@ -22,7 +22,7 @@ def build_optimizers(
     ranks: Ranks = ONE_RANK,
     **adam_options: Any,
 ) -> list[torch.optim.Optimizer]:
-    """What `--optimizer` means, with rates and weight decay: optimisers of disjoint parameters. adam_options: see build_adamw.
+    """The optimisers of `--optimizer`, with rates and weight decay; their parameters are disjoint. adam_options: see build_adamw.
 
     ranks: those that all call it at this moment, and may share its work.
     """

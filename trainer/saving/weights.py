@@ -71,7 +71,9 @@ def save_with_digest(state: Any, path: Path, companion: Path, content: Callable[
             torch.save(state, cast(IO[bytes], writer))
         except RuntimeError as error:
             # torch reports that it cannot end its file, in the place of the error of `write`.
-            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
         digest = writer.digest.hexdigest()
         with atomic_file(companion) as beside:
             beside.write(content(digest))
