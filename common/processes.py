@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import register_after_fork
 from queue import SimpleQueue
 from typing import Any
 
@@ -101,6 +102,8 @@ class Workers:
         try:
             for _ in range(number):
                 own_end, other_end = multiprocessing.Pipe()
+                # A pipe whose near end lived on in forked processes would not end with this one.
+                register_after_fork(own_end, Connection.close)
                 process = multiprocessing.Process(target=_serve, args=(other_end, id_for_children(), work, begin))
                 process.start()
                 other_end.close()
@@ -153,8 +156,8 @@ def _lost(process: BaseProcess) -> WorkerLost:
     """How a process ended that should still be there."""
     process.join()
     code = process.exitcode or 0
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return WorkerLost(f"process {process.pid} {how} (out of memory?)")
+    how = f"was killed by {signal.Signals(-code).name} (out of memory?)" if code < 0 else f"ended with code {code}"
+    return WorkerLost(f"process {process.pid} {how}")
 
 
 def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
@@ -163,7 +166,8 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Cal
     end_with(parent)
     begin()
     answer: tuple[Exception | None, Any]
-    with contextlib.suppress(EOFError):
+    # Which of them it is depends on where the other process was when it ended.
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             item = pipe.recv()
             try:

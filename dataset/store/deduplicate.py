@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -82,8 +81,8 @@ def _near_or_exact(
     known = place / f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
     # One of the processes that start together looks.
     with file_lock(known.with_suffix(".lock")):
-        # A damaged file is made anew: the archive has a check sum of the array.
-        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        # A damaged file is made anew: the archive has a check sum of the array, and many ways to say that it is none.
+        with contextlib.suppress(Exception):
             found: Mask = np.load(known, allow_pickle=False)["is_copy"]
             return found
         begin = time.monotonic()
