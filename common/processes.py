@@ -95,9 +95,9 @@ class Workers:
     def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
         self._processes: list[BaseProcess] = []
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
-        # A thread waits for the results of a process.
+        # One thread for each process, which waits for its result
         self._threads = ThreadPoolExecutor(number)
-        # The interpreter waits for its processes, and these ignore that they are asked to end.
+        # multiprocessing joins its processes at exit, and these ignore that they are asked to end.
         atexit.register(self.close)
         try:
             for _ in range(number):
@@ -124,9 +124,8 @@ class Workers:
             for process in self._processes:
                 if not process.is_alive():
                     raise _lost(process)
-            result = waiting.popleft().result()
+            yield waiting.popleft().result()
             waiting.extend(self._threads.submit(self._result, item) for item in islice(items, 1))
-            yield result
 
     def _result(self, item: Any) -> Any:
         process, pipe = self._free.get()
@@ -166,7 +165,7 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Cal
     end_with(parent)
     begin()
     answer: tuple[Exception | None, Any]
-    # Which of them it is depends on where the other process was when it ended.
+    # Either error, by what the other process was doing when it ended
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             item = pipe.recv()

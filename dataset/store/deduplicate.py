@@ -77,14 +77,26 @@ def _near_or_exact(
 ) -> Mask:
     """Which documents are copies of either kind: as an earlier start has found it, or looked for now."""
     files = [files_of(paths, options.get("text_suffixes"), options.get("cache_dir")) for paths in groups]
-    place = first_writable(places_of(groups[0][0], files[0][0], options.get("cache_dir")))
-    known = place / f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
+    places = places_of(groups[0][0], files[0][0], options.get("cache_dir"))
+    name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
+
+    def remembered() -> Mask | None:
+        for place in places:
+            # A damaged file is made anew: the archive has a check sum of the array, and many ways to say that it is none.
+            with contextlib.suppress(Exception):
+                found: Mask = np.load(place / f"{name}.npz", allow_pickle=False)["is_copy"]
+                return found
+        return None
+
+    is_copy = remembered()
+    if is_copy is not None:
+        return is_copy
+    place = first_writable(places)
     # One of the processes that start together looks.
-    with file_lock(known.with_suffix(".lock")):
-        # A damaged file is made anew: the archive has a check sum of the array, and many ways to say that it is none.
-        with contextlib.suppress(Exception):
-            found: Mask = np.load(known, allow_pickle=False)["is_copy"]
-            return found
+    with file_lock(place / f"{name}.lock"):
+        is_copy = remembered()
+        if is_copy is not None:
+            return is_copy
         begin = time.monotonic()
         shown = options.get("progress", True)
         if shown:
@@ -93,8 +105,8 @@ def _near_or_exact(
             (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
             for store, of_store in zip(stores, files, strict=True)
         )
-        is_copy: Mask = near_copies(enumerate(texts), exact, place).of != NONE
-        with atomic_file(known) as file:
+        is_copy = near_copies(enumerate(texts), exact, place).of != NONE
+        with atomic_file(place / f"{name}.npz") as file:
             np.savez(file, is_copy=is_copy)
         if shown:
             near = int(is_copy.sum() - exact.is_exact.sum())
