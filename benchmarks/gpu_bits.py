@@ -103,13 +103,13 @@ def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             yield f"{prefix}gradient of {name}", parameter.grad
-        engine.optimizer.zero_grad()
+        model.zero_grad()
     for update in range(1, max(COMPARED_UPDATES) + 1):
         training.step()
         for name, parameter in model.named_parameters() if update in COMPARED_UPDATES else ():
             yield f"{name} after update {update}", parameter
-            for optimizer in getattr(engine.optimizer, "optimizers", [engine.optimizer]):
-                for key, kept in optimizer.state.get(parameter, {}).items():
+            for part in engine.optimizers:
+                for key, kept in part.state.get(parameter, {}).items():
                     if isinstance(kept, torch.Tensor):
                         yield f"{key} of {name} after update {update}", kept
 

@@ -15,7 +15,7 @@ from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import seconds, synchronize
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
 
@@ -66,7 +66,7 @@ class Training:
         products = pick_dtype(dtype, device)[0]
         self.engine = Engine(
             self.model,
-            build_optimizer(self.model, OptimizerSettings(learning_rate=LEARNING_RATE, optimizer=optimizer)),
+            build_optimizers(self.model, OptimizerSettings(learning_rate=LEARNING_RATE, optimizer=optimizer)),
             partial(pretrain_loss, self.model),
             device=device,
             dtype=products,

@@ -1,15 +1,26 @@
-"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), environment variables for a
-block of code, and how long the command has been running.
+"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), a pool of them, environment
+variables for a block of code, and how long the command has been running.
 """
 
+import atexit
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import register_after_fork
+from queue import SimpleQueue
+from typing import Any
 
 from common.start import STARTED
 
@@ -64,6 +75,110 @@ def ignore_stop_signals() -> None:
     """Signals to the process group are for the main process: it saves first and ends its workers later."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
+
+
+# -------------------------------------------------------------------------------------------------- a pool of processes
+
+
+class WorkerLost(Exception):
+    """How a process of a pool has ended, or that none can be started; a part of a line."""
+
+
+class Workers:
+    """A pool of processes that all do `work`. They end with this process, and leave the signals of the terminal to it.
+
+    Each has a pipe of its own, so that its death is the end of its pipe, even in the middle of a result: those of the standard
+    library share one, in which the wait for the rest of that result would have no end.
+    begin: what each of them does first. Where processes are not forked, both are pickled. Errors: WorkerLost.
+    """
+
+    def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+        self._processes: list[BaseProcess] = []
+        self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
+        # One thread for each process, which waits for its result
+        self._threads = ThreadPoolExecutor(number)
+        # multiprocessing joins its processes at exit, and these ignore that they are asked to end.
+        atexit.register(self.close)
+        try:
+            for _ in range(number):
+                own_end, other_end = multiprocessing.Pipe()
+                # A pipe whose near end lived on in forked processes would not end with this one.
+                register_after_fork(own_end, Connection.close)
+                process = multiprocessing.Process(target=_serve, args=(other_end, id_for_children(), work, begin))
+                process.start()
+                other_end.close()
+                self._processes.append(process)
+                self._free.put((process, own_end))
+        except OSError as error:
+            self.close()
+            raise WorkerLost(f"processes cannot be started ({error}); raise the machine's limit") from error
+
+    def results(self, items: Iterator[Any], ahead: int) -> Iterator[Any]:
+        """work(item) of each item, in the order of the items. ahead: how many are given to the processes before they are asked for.
+
+        Errors: those of the work; WorkerLost.
+        """
+        waiting = deque(self._threads.submit(self._result, item) for item in islice(items, ahead))
+        while waiting:
+            # Known at once, and not when the results that are here already are used up
+            for process in self._processes:
+                if not process.is_alive():
+                    raise _lost(process)
+            yield waiting.popleft().result()
+            waiting.extend(self._threads.submit(self._result, item) for item in islice(items, 1))
+
+    def _result(self, item: Any) -> Any:
+        process, pipe = self._free.get()
+        try:
+            pipe.send(item)
+            error, result = pipe.recv()
+        except (EOFError, OSError) as ended:
+            raise _lost(process) from ended
+        finally:
+            # A dead one too: whoever takes it next learns of it as well.
+            self._free.put((process, pipe))
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        """End the processes at once: they hold nothing that would be lost."""
+        atexit.unregister(self.close)
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.join()
+
+
+def _lost(process: BaseProcess) -> WorkerLost:
+    """How a process ended that should still be there."""
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name} (out of memory?)" if code < 0 else f"ended with code {code}"
+    return WorkerLost(f"process {process.pid} {how}")
+
+
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+    """What a process of a pool does, until its pipe has no other end."""
+    ignore_stop_signals()
+    end_with(parent)
+    begin()
+    answer: tuple[Exception | None, Any]
+    # Either error, by what the other process was doing when it ended
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            item = pipe.recv()
+            try:
+                answer = None, work(item)
+            except Exception as error:
+                # In the other process its traceback begins anew.
+                error.add_note(traceback.format_exc())
+                answer = error, None
+            pipe.send(answer)
+
+
+# --------------------------------------------------------------------------------------------------------- environment
 
 
 @contextlib.contextmanager

@@ -16,13 +16,12 @@ from dataset.packing import (
     EpochPlan,
     RowPlan,
     all_documents,
-    number_type,
     target_counts,
 )
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
-from dataset.store.deduplicate import notice_of, open_sources
+from dataset.store.deduplicate import check_library, copies_among
 from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, TokenStore
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -101,11 +100,14 @@ class Corpus:
         **store_options: Unpack[StoreOptions],
     ) -> None:
         groups = sources_of(data_path)
-        stores = open_sources([source.paths for source in groups], encoder, deduplicate, **store_options)
-        stores = with_last_part(stores, encoder, 0.0 if val_path else val_fraction)
-        self.stores = stores
+        check_library(deduplicate)
         self.sources = [name_of(source.paths) for source in groups]
         self.paths_of_sources = [source.paths for source in groups]
+        whole = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
+        stores = whole
+        if len(whole) == 1 and len(whole[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
+            stores = [with_last_part(whole[0], encoder, val_fraction)]
+        self.stores = stores
         self.store: TokenStore | ConcatStore = ConcatStore(stores) if len(stores) > 1 else stores[0]
         self.fingerprint = self.store.fingerprint
         self.max_seq_len = max_seq_len
@@ -115,10 +117,16 @@ class Corpus:
         self.val_fraction = val_fraction
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
-        self.notices += [line for line in map(notice_of, stores) if line]
-        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # the documents to train
         self.documents = all_documents(self.store)
+        if deduplicate != OFF:
+            is_copy, self.fingerprint, lines = copies_among(
+                whole, self.paths_of_sources, encoder, deduplicate, **store_options
+            )
+            self.notices += lines
+            if is_copy.any():
+                self.documents = self.documents[~is_copy]
+        self.notices += [line for store in stores for line in store.bad_lines.report()]
         # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
@@ -128,7 +136,7 @@ class Corpus:
             self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
             self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
-            self.documents, held_out = split_by_hash(self.store, val_fraction)
+            self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
             self._evaluate(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
         # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
         # source's share.
@@ -138,13 +146,12 @@ class Corpus:
         # A share changes over the run, so another end would be another order of its rows.
         self.shares_change = False
         if groups[0].shares is not None:
-            # One source with a share is not a ConcatStore yet.
-            bounds = ConcatStore(stores).bounds.tolist()
+            bounds = np.cumsum([0, *map(len, stores)]).tolist()
             self.mixture = Mixture(
                 self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
-        # (epoch, its plan): what was asked for last, and is asked for several times. Mixture keeps its own.
+        # (epoch, its plan): what was asked for last, and is asked for several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
     def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
@@ -155,7 +162,7 @@ class Corpus:
 
     def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """The loss of what is trained too does not tell what the model makes of new text."""
-        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash[:]).sum()), len(val_store)
+        shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
                 f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing "
@@ -195,12 +202,11 @@ class Corpus:
 
         Where `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
         """
-        if self.mixture is not None:
-            return self.mixture.plan(epoch)
         if self._last_plan is None or self._last_plan[0] != epoch:
             # Let go of it before the next one is made: two would take twice the memory.
             self._last_plan = None
-            self._last_plan = (epoch, self._epoch_plan(self.documents, epoch))
+            plan = self._epoch_plan(self.documents, epoch) if self.mixture is None else self.mixture.plan(epoch)
+            self._last_plan = (epoch, plan)
         plan = self._last_plan[1]
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
@@ -236,13 +242,11 @@ class Corpus:
 
         Paths without shares are one source.
         """
+        plan = self.plan(epoch)
+        given = plan.source_targets(plan.n_rows)
+        documents, of_pass = [self.documents], given
         if self.mixture is not None:
-            mixed = self.mixture.plan(epoch)
-            documents, of_pass, given = self.mixture.documents, self.mixture.targets, mixed.source_targets(mixed.n_rows)
-        else:
-            plan = self.plan(epoch)
-            documents = [self.documents]
-            of_pass = given = [plan.row_targets(0, plan.n_rows)]
+            documents, of_pass = self.mixture.documents, self.mixture.targets
         sources = []
         for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
             share = tokens / max(sum(given), 1)
@@ -277,7 +281,7 @@ class Corpus:
         # Where the whole run is one plan, it is at its end in epoch 1.
         targets = self.mixture.trained_before(epoch)
         if row:
-            in_epoch = self.mixture.plan(epoch).source_targets(row)
+            in_epoch = self.plan(epoch).source_targets(row)
             targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
         return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
@@ -312,31 +316,27 @@ class Corpus:
         return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
 
 
-def split_by_hash(store: Documents, fraction: float) -> tuple[Ints, Ints]:
-    """(training, validation): the document numbers of each side, ascending, 4 bytes each (8 beyond 2^32 documents).
+def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
+    """(training, validation): of the numbers of some documents those of each side, in their order.
 
     A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
     and whatever is added to it, the same documents stay out, and copies of one text stay together.
     """
     assert 0 <= fraction < 1
     # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
-    threshold = np.uint64(int(fraction * 2**64))
-    dtype = number_type(len(store))
-    held_out = np.asarray(store.doc_hash[:]) < threshold
-    return np.flatnonzero(~held_out).astype(dtype), np.flatnonzero(held_out).astype(dtype)
+    is_held_out = store.doc_hash[documents] < np.uint64(int(fraction * 2**64))
+    return documents[~is_held_out], documents[is_held_out]
 
 
-def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fraction: float) -> list[TokenStore]:
-    """The stores; a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
+def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: float) -> TokenStore:
+    """A store of a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
 
     That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
     """
-    if not val_fraction or not encoder.can_hold_out_part or len(stores) > 1 or len(stores[0]) > 1:
-        return stores
-    store = copy.copy(stores[0])
+    store = copy.copy(store)
     n_tokens = len(store.tokens)
     cut = n_tokens - round(val_fraction * n_tokens)
-    last_part = np.asarray(store.tokens[cut:])
+    last_part = store.tokens[cut:]
     line_ends = [token_id for token_id in np.unique(last_part).tolist() if encoder.ends_line(token_id)]
     places = np.flatnonzero(np.isin(last_part[:-2], line_ends))
     cut += int(places[0]) + 1 if len(places) else 0
@@ -345,7 +345,7 @@ def with_last_part(stores: list[TokenStore], encoder: DocumentEncoder, val_fract
     store.offsets = np.array([0, cut, n_tokens], np.int64)
     store.text_bytes = np.array([n_bytes - held_out_bytes, held_out_bytes], np.uint32)
     store.doc_hash = np.array([TRAINED_HASH, HELD_OUT_HASH], np.uint64)
-    return [store]
+    return store
 
 
 class ValidationBatches:

@@ -3,23 +3,18 @@
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
 
-import atexit
 import math
-import multiprocessing
-import signal
-import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
-from common.processes import end_with, id_for_children, ignore_stop_signals
+from common.processes import WorkerLost, Workers
 from dataset.packing import Recipe
 from dataset.store.format import Documents
 from model.loss import IGNORE
@@ -222,36 +217,33 @@ class LoaderError(RuntimeError):
         self.is_fault_of_data = is_fault_of_data
 
 
-class _Batches:
-    """The data set of DataLoader: a recipe in the place of an index. What goes wrong comes in the place of the batch.
+def assembled(assembler: MakesBatches, recipe: Any) -> Any:
+    """The batch of a recipe. Errors: LoaderError."""
+    try:
+        return assembler[recipe]
+    except MemoryError as error:
+        raise LoaderError(f"no memory is left to assemble a batch ({error})") from error
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise LoaderError(
+            f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
+            "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
+            "is made anew",
+            is_fault_of_data=True,
+        ) from error
 
-    The batch has numpy arrays in the place of its tensors: these go through a pipe, where tensors would go through shared
-    memory, of which some machines have little.
-    """
 
-    def __init__(self, assembler: MakesBatches) -> None:
-        self.assembler = assembler
-
-    def __getitem__(self, recipe: Any) -> Any:
-        try:
-            return with_tensors(self.assembler[recipe], torch.Tensor.numpy)
-        except MemoryError as error:
-            return LoaderError(f"no memory is left to assemble a batch ({error})")
-        except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            return LoaderError(
-                f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
-                "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
-                "is made anew",
-                is_fault_of_data=True,
-            )
+def assembled_arrays(assembler: MakesBatches, recipe: Any) -> Any:
+    """The batch of a recipe with numpy arrays in the place of its tensors: between processes these go through a pipe, where tensors
+    would go through shared memory, of which some machines have little. Errors: LoaderError."""
+    return with_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
 
 
 class Loader:
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
-    assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a process of torch's
-    DataLoader. The batches do not depend on num_workers, and torch's global random numbers are left alone.
+    assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a pool of processes. The
+    batches do not depend on num_workers, and torch's global random numbers are left alone.
     pin_memory: put them into memory that a GPU fetches from by itself.
     """
 
@@ -262,21 +254,13 @@ class Loader:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        self.batches = _Batches(assembler)
+        self.assembler = assembler
         self.rank = rank
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         # Why the batches end too early, as soon as that is known; the trainer asks with every update.
         self.failure: LoaderError | None = None
-        self._recipes: Iterable[Any] = ()
-        self._processes: DataLoader[Any] | None = None
-        self._workers: list[multiprocessing.process.BaseProcess] = []
-        # This process waits for a batch.
-        self._waits = False
-
-    def __iter__(self) -> Iterator[Any]:
-        """For DataLoader, whose sampler this is."""
-        return iter(self._recipes)
+        self._workers: Workers | None = None
 
     def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
         """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
@@ -296,9 +280,9 @@ class Loader:
             if lo < hi
         )
         if self.num_workers:
-            answers = self._from_processes(recipes, schedule.accumulation_steps)
+            batches = self._from_processes(recipes, schedule.accumulation_steps)
         else:
-            answers = map(self.batches.__getitem__, recipes)
+            batches = (assembled(self.assembler, one) for one in recipes)
         # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
         # after a failure this rank can still do as many as the other ranks begin before they hear of it.
         ready: deque[tuple[int, list[Any]]] = deque()
@@ -310,7 +294,7 @@ class Loader:
                 slices = schedule.slices(update, self.rank)
                 try:
                     # The recipes leave the empty slices out too, so the next batch is the one of this slice.
-                    ready.append((update, [self._batch(next(answers)) if lo < hi else None for lo, hi in slices]))
+                    ready.append((update, [self._pinned(next(batches)) if lo < hi else None for lo, hi in slices]))
                 except LoaderError as error:
                     self.failure = error
             if not ready:
@@ -319,96 +303,24 @@ class Loader:
         if self.failure is not None:
             raise self.failure
 
-    def _batch(self, answer: Any) -> Any:
-        """With its tensors, as it was made. Errors: LoaderError."""
-        if isinstance(answer, LoaderError):
-            raise answer
-        batch = type(answer)(*(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in answer))
+    def _pinned(self, batch: Any) -> Any:
         return with_tensors(batch, torch.Tensor.pin_memory) if self.pin_memory else batch
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
-        """The answers of the processes, which are started for the first ones. Errors: LoaderError where one is gone."""
-        self._recipes = recipes
+        """The batches of the recipes, made in processes, which are started for the first ones. Errors: LoaderError."""
         try:
-            answers = iter(self._processes) if self._processes is not None else self._started(per_update)
-            while True:
-                # One that was killed while it sent a batch leaves half of it in the pipe, and the wait for the rest has no end: so
-                # the signal of its death ends the wait, and no wait begins after it.
-                self._waits = True
-                try:
-                    self._notice()
-                    answer = next(answers, None)
-                finally:
-                    self._waits = False
-                if answer is None:
-                    return
-                yield answer
-        except (OSError, RuntimeError) as error:
-            raise self._explained(error) from error
-
-    def _started(self, per_update: int) -> Iterator[Any]:
-        """The answers of processes that are started for them."""
-        self._processes = DataLoader(
-            cast(Any, self.batches),
-            batch_size=None,
-            sampler=self,
-            collate_fn=_as_it_is,
-            num_workers=self.num_workers,
-            prefetch_factor=BATCHES_AHEAD + math.ceil(per_update / self.num_workers),
-            persistent_workers=True,
-            worker_init_fn=partial(_begin, id_for_children()),
-            # torch's global random numbers are left alone.
-            generator=torch.Generator(),
-        )
-        others = set(multiprocessing.active_children())
-        try:
-            return iter(self._processes)
-        finally:
-            self._workers = [child for child in multiprocessing.active_children() if child not in others]
-            # torch would raise the death of a process in the middle of whatever the trainer does.
-            if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGCHLD, self._notice)
-            # Behind torch's own, so that it comes first: the workers ignore that they are asked to end.
-            atexit.register(self.close)
-
-    def _notice(self, *signal_and_frame: object) -> None:
-        """A process may have ended, one of these or another. Errors: RuntimeError where this process waits for it."""
-        if self._waits and not all(worker.is_alive() for worker in self._workers):
-            raise RuntimeError("a process is gone")
-
-    def _explained(self, error: Exception) -> LoaderError:
-        """How a process ended that should still be there, or why none could be started."""
-        for worker in self._workers:
-            worker.join(timeout=0.1)
-            code = worker.exitcode
-            if code is not None:
-                how = f"ended with code {code}"
-                if code < 0:
-                    how = f"was killed by {signal.Signals(-code).name} (out of memory?)"
-                return LoaderError(f"a loader process (pid {worker.pid}) {how}; --num_workers 0 does without one")
-        reason = " ".join(str(error).split())[:200]
-        return LoaderError(f"the loader's processes failed ({reason}): raise the machine's limit, or --num_workers 0")
+            if self._workers is None:
+                one_thread = partial(torch.set_num_threads, 1)
+                self._workers = Workers(self.num_workers, partial(assembled_arrays, self.assembler), one_thread)
+            for arrays in self._workers.results(recipes, ahead=BATCHES_AHEAD * self.num_workers + per_update):
+                yield type(arrays)(
+                    *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)
+                )
+        except WorkerLost as lost:
+            raise LoaderError(f"the loader's {lost}; --num_workers 0 does without processes") from lost
 
     def close(self) -> None:
         """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
-        atexit.unregister(self.close)
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.join()
-        if self._workers and hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == self._notice:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._workers = []
-        # torch ends its threads and pipes with the last reference.
-        self._processes = None
-
-
-def _as_it_is(answer: Any) -> Any:
-    """In the place of torch's, which would make tensors of the arrays."""
-    return answer
-
-
-def _begin(parent: int, number: int) -> None:
-    """A loader process's first act. It ends with the trainer's; torch lets it compute with one thread."""
-    ignore_stop_signals()
-    end_with(parent)
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None

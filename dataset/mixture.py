@@ -26,7 +26,7 @@ import numpy as np
 from common.errors import DataError
 from dataset.packing import PiecesOfRows, RowPlan, permutation
 from dataset.shares import MOST_REPEATS, Curve, Point, Source, name_of
-from dataset.store.format import Column, Documents, Ints
+from dataset.store.format import Documents, Ints
 
 # Keeps the random numbers of the mixture apart from those of the plans: "mix" in ASCII.
 MIXTURE_STREAM = 0x6D6978
@@ -85,7 +85,7 @@ class MixedPlan(RowPlan):
     offsets: of the store of all sources. source_of, number: of each row its source, and its number among the rows of that.
     """
 
-    def __init__(self, offsets: Column, sources: Sequence[SourceRows], source_of: Ints, number: Ints) -> None:
+    def __init__(self, offsets: Ints, sources: Sequence[SourceRows], source_of: Ints, number: Ints) -> None:
         self.offsets = offsets
         self.sources = sources
         self._source = source_of
@@ -128,7 +128,6 @@ class MixedPlan(RowPlan):
         return count, document[order], start[order], pairs[order]
 
     def source_targets(self, rows: int) -> list[int]:
-        """Targets of each source in the first rows."""
         counts = np.bincount(self._source[:rows], weights=self.targets[:rows], minlength=len(self.sources))
         return [round(count) for count in counts.tolist()]
 
@@ -176,12 +175,12 @@ class Mixture:
         self.targets = [self._sum_of(chosen) for chosen in self.documents]
         for source, there in zip(sources, self.targets, strict=True):
             if not there:
-                raise DataError(f"{name_of(source.paths)} has a share but no document to draw")
+                raise DataError(
+                    f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
+                )
         self.changes = any(source.changes for source in sources)
         # The whole run is one plan; else each epoch is.
         self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)
-        # (epoch, its plan): what was asked for last
-        self._last_plan: tuple[int, MixedPlan] | None = None
         if not self.is_of_run:
             return
         if n_rows:
@@ -246,19 +245,13 @@ class Mixture:
 
     def plan(self, epoch: int) -> MixedPlan:
         """The rows of an epoch. Where the run is one plan, epoch 0 has all of them, and further ones what comes behind its end."""
-        if self._last_plan is None or self._last_plan[0] != epoch:
-            # Let go of it before the next one is made: two would take twice the memory.
-            self._last_plan = None
-            if self.is_of_run:
-                plan = self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
-            else:
-                rows = []
-                for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-                    of_source = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
-                    rows.append(SourceRows({0: of_source}.get))
-                plan = self._merged(rows)
-            self._last_plan = (epoch, plan)
-        return self._last_plan[1]
+        if self.is_of_run:
+            return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
+        rows = []
+        for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
+            of_source = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
+            rows.append(SourceRows({0: of_source}.get))
+        return self._merged(rows)
 
     def _merged(self, rows: Sequence[SourceRows]) -> MixedPlan:
         """All rows of all sources. A source takes the whole plan for what it has, which whole documents make a little more or
@@ -302,9 +295,8 @@ class Mixture:
 
     # ------------------------------------------------------------------------------------- what a person is told
 
-    def shortage(self) -> str:
-        """What the run, to its planned end, takes more of than it may, for a person; "": nothing."""
-        plan = self.plan(0)
+    def shortage(self, plan: RowPlan) -> str:
+        """What the run, to its planned end, takes more of than it may, for a person; "": nothing. plan: epoch 0."""
         said = []
         for source, there, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
             passes = targets / there
@@ -319,8 +311,12 @@ class Mixture:
         """Targets of each source in all epochs before one."""
         if self.is_of_run:
             # Only a run that goes on behind its planned end has more than one.
-            parts = [self.plan(part).source_targets(self.plan(part).n_rows) for part in range(epoch)]
-            return [sum(of_source) for of_source in zip(*parts, strict=True)] or [0] * len(self.sources)
+            targets = [0] * len(self.sources)
+            for part in range(epoch):
+                plan = self.plan(part)
+                in_part = plan.source_targets(plan.n_rows)
+                targets = [before + more for before, more in zip(targets, in_part, strict=True)]
+            return targets
         # The arcs of the epochs follow each other, so together they are one, round and round.
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):

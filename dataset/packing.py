@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataset.store.format import Column, Documents, Ints
+from dataset.store.format import Documents, Ints
 
 # Documents or rows that are handled at once: bounds the memory of what is computed in between.
 CHUNK = 1 << 18
@@ -83,7 +83,7 @@ def all_documents(store: Documents) -> Ints:
 def target_counts(store: Documents) -> Ints:
     """uint32 [documents]: the targets of each document, one less than its tokens."""
     # -1 for an empty document
-    return np.maximum(np.diff(store.offsets[:]) - 1, 0).astype(np.uint32)
+    return np.maximum(np.diff(store.offsets) - 1, 0).astype(np.uint32)
 
 
 class Run(NamedTuple):
@@ -173,7 +173,7 @@ class RowPlan(ABC):
     fill: float
     n_pairs: int
     targets: Ints
-    offsets: Column
+    offsets: Ints
 
     @abstractmethod
     def pieces(self, rows: Sequence[int] | Ints) -> PiecesOfRows:
@@ -186,6 +186,10 @@ class RowPlan(ABC):
     def row_targets(self, lo: int, hi: int) -> int:
         """Targets in the rows [lo, hi)."""
         return int(self.targets[lo:hi].sum(dtype=np.int64))
+
+    def source_targets(self, rows: int) -> list[int]:
+        """Targets of each source in the first rows. Documents without shares are one source."""
+        return [self.row_targets(0, rows)]
 
     def row_documents(self, lo: int, hi: int) -> int:
         """Documents (pieces) in the rows [lo, hi)."""
@@ -200,7 +204,7 @@ class RowPlan(ABC):
         """The Recipe of the given rows (a range or an int array)."""
         count, document, start, pairs = self.pieces(rows)
         # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
-        return Recipe(count, np.asarray(self.offsets[document]) + start, pairs, self.T, not self.pack)
+        return Recipe(count, self.offsets[document] + start, pairs, self.T, not self.pack)
 
     def documents_of(self, lo: int, hi: int) -> list[int]:
         """The numbers of the documents in the rows [lo, hi), each once."""
@@ -232,7 +236,7 @@ class EpochPlan(RowPlan):
 
     def __init__(
         self,
-        offsets: Column,
+        offsets: Ints,
         max_seq_len: int,
         seed: int,
         epoch: int,
@@ -266,7 +270,7 @@ class EpochPlan(RowPlan):
                 pairs = np.diff(self.offsets[lo : hi + 1]) - 1
             else:
                 chosen = np.asarray(documents[lo:hi], dtype=np.int64)
-                pairs = np.asarray(self.offsets[chosen + 1] - self.offsets[chosen] - 1)
+                pairs = self.offsets[chosen + 1] - self.offsets[chosen] - 1
             # -1 for an empty document
             pairs = np.maximum(pairs, 0)
             if self.split:

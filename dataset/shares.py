@@ -77,14 +77,13 @@ def source_of_argument(argument: str) -> Source:
 
 def checked_source(paths: list[str], points: Sequence[Point], repeat: float, where: str) -> Source:
     """Errors: DataError where the points are no course of a share, and for a number of passes that nobody can want."""
-    before = 0.0
-    for point in points:
-        # A comparison with a NaN is false.
-        if not 0 <= point.share <= LARGEST_SHARE:
-            raise DataError(f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, not {point.share:g}")
-        if not before <= point.progress <= 1:
-            raise DataError(f"{where}: the progress of points rises from 0 to 1; {point.progress:g} does not")
-        before = point.progress
+    progress = [point.progress for point in points]
+    # A comparison with a NaN is false.
+    is_course = all(0 <= point.progress <= 1 and 0 <= point.share <= LARGEST_SHARE for point in points)
+    if not is_course or progress != sorted(progress):
+        raise DataError(
+            f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, and the progress of its points rises from 0 to 1"
+        )
     # A jump at the very end gives nothing either.
     if not points or not Curve(points).area(1.0):
         raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")

@@ -52,9 +52,9 @@ def scaled_dot_product_attention(
 class Backend:
     """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        """What `attend` takes as its mask, for embeddings x [B, T, H] and document_ids [B, T]; None: a document a row."""
-        return None if document_ids is None else document_mask(document_ids)
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        """What `attend` takes as its mask, for embeddings x [B, T, H] and document_ids [B, T]."""
+        return document_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]."""
@@ -104,9 +104,6 @@ class CompiledBackend(Backend):
         # and a resume would not be bitwise.
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        return document_mask(every_document(x, document_ids))
-
     def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
         if is_cheap and not self.on_gpu:
             return function(*arguments)
@@ -119,21 +116,11 @@ class CompiledBackend(Backend):
         return chunked_cross_entropy(hidden, weight, targets, self._compiled_gradients)
 
 
-def every_document(x: torch.Tensor, document_ids: torch.Tensor | None) -> torch.Tensor:
-    """document_ids [B, T] of embeddings x [B, T, H]; None: a document a row.
-
-    Compiled blocks always get a mask, never None: with two kinds of arguments they would be compiled twice.
-    """
-    if document_ids is None:
-        return torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
-    return document_ids
-
-
 class CompiledCPUBackend(CompiledBackend):
     """With attention in blocks of queries, which has no dropout."""
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        return additive_mask(super().mask(x, document_ids), compute_dtype(x))
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return additive_mask(document_mask(document_ids), compute_dtype(x))
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return block_attention(q, k, v, mask)
@@ -146,8 +133,8 @@ class CompiledFlexBackend(CompiledBackend):
         super().__init__(shape, on_gpu=True, notice=notice)
         self.tile = tile
 
-    def mask(self, x: torch.Tensor, document_ids: torch.Tensor | None) -> Mask:
-        return flex_mask(every_document(x, document_ids))
+    def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
+        return flex_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
         return flex_attend(q, k, v, mask, self.tile)

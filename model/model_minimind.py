@@ -292,23 +292,21 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: torch.Tensor,
         targets: torch.Tensor,
-        document_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        document_ids: torch.Tensor,
+        position_ids: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (cross-entropy summed over the targets, auxiliary loss averaged over the documents), both 0-d fp32.
 
-        All arguments [B, T] int64. position_ids: from 0 in each document; None: from 0 in each row.
+        All arguments [B, T] int64. position_ids: from 0 in each document.
         targets: the token to predict at each position, -100 where there is none (nothing is shifted here).
         document_ids: 0, 1, ... (below T) within a row, -1 where there is padding; attention and the statistics of
-        seq_aux stay within a document. None: each row is one document. The batch-wise auxiliary losses (seq_aux
-        false, minimind3) take all tokens but padding together.
+        seq_aux stay within a document. The batch-wise auxiliary losses (seq_aux false, minimind3) take all tokens but padding
+        together.
         """
         B, T = input_ids.shape
         self._check_length(T)
         x = self.model.embed_tokens(input_ids)
-        if position_ids is None:
-            position_ids = torch.arange(T, device=x.device).unsqueeze(0)
-        segments = self.segments(B, T, document_ids, x.device)
+        segments = self.segments(document_ids)
         # Before the pass, not after it: with gradient checkpointing the backward pass counts every token once more.
         for mlp in self._expert_layers():
             mlp.slots.zero_()
@@ -344,22 +342,19 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """The MLP of each block of a model with experts; none of a dense model."""
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoEFeedForward)]
 
-    def segments(
-        self, B: int, T: int, document_ids: torch.Tensor | None, device: torch.device
-    ) -> tuple[torch.Tensor | None, int]:
+    def segments(self, document_ids: torch.Tensor) -> tuple[torch.Tensor | None, int]:
         """(segment of each token [B*T], number of segments) for `moe.balance_loss`; (None, 0) for a dense model.
 
         A segment is what the experts are balanced over: a document, or without seq_aux the whole micro-batch.
         """
         if not self.config.use_moe:
             return None, 0
-        if document_ids is None:
-            document_ids = torch.zeros(B, T, dtype=torch.long, device=device)
         if not self.config.seq_aux:
             # All tokens but padding are one segment: ids above 0 become 0, -1 stays.
             return document_ids.clamp(max=0).reshape(-1), 1
         # Each document is a segment. A row has T documents at most, so those of row b begin at b * T.
-        row_starts = torch.arange(0, B * T, T, device=device).unsqueeze(1)
+        B, T = document_ids.shape
+        row_starts = torch.arange(0, B * T, T, device=document_ids.device).unsqueeze(1)
         segments = torch.where(document_ids < 0, -1, row_starts + document_ids)
         return segments.reshape(-1), B * T
 
@@ -406,8 +401,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         segments: tuple[torch.Tensor | None, int] = (None, 0)
         if self.training:
             # A row is one document, 0; what is padding gets -1.
-            document_ids = None if padding is None else padding[:, -T:].long() - 1
-            segments = self.segments(B, T, document_ids, x.device)
+            is_text = x.new_ones(B, T) if padding is None else padding[:, -T:]
+            segments = self.segments(is_text.long() - 1)
 
         hidden, aux_loss = self.model(x, position_ids, mask, segments, past_key_values)
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

@@ -72,9 +72,8 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
-from dataset.reading.settings import OFF
-from dataset.store.deduplicate import open_sources, stored_texts
-from dataset.store.format import ConcatStore, Ints
+from dataset.store.deduplicate import stored_texts
+from dataset.store.format import ConcatStore, Ints, TokenStore
 from dataset.store.token_store import files_of, first_writable, places_of
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
@@ -144,11 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class DataLook:
-    """The data of a command line.
-
-    Two things number documents. What is looked at is all that the files hold, copies included: `store`. What is trained is
-    `corpus`, whose store --deduplicate leaves the copies out of.
-    """
+    """The data of a command line. What is looked at is all that the files hold, copies included."""
 
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
@@ -166,18 +161,10 @@ class DataLook:
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
-        self.store = ConcatStore(
-            open_sources(
-                self.groups,
-                self.encoder,
-                cache_dir=self.run.cache_dir,
-                text_field=self.run.text_field,
-                skip_bad_lines=self.run.skip_bad_lines,
-                text_suffixes=self.run.text_suffixes,
-            )
-        )
-        self.lengths = np.diff(self.store.offsets[:])
-        self.text_bytes = np.array(self.store.text_bytes[:])
+        # As they lie on the disk: a corpus may hold out the end of a single text.
+        self.store = ConcatStore([TokenStore(store.folder) for store in self.corpus.stores])
+        self.lengths = np.diff(self.store.offsets)
+        self.text_bytes = np.array(self.store.text_bytes)
         # Where each document stands: its source; which path and line that is, is known once its text was read.
         self.names = [" ".join(paths) for paths in self.groups]
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))
@@ -334,12 +321,8 @@ class DataLook:
             part = "whole"
             if pairs + 1 < end - begin:
                 part = f"its tokens {first_to_last(start, start + pairs)} of {end - begin:,}"
-            number_with_copies = document
-            if self.settings.deduplicate != OFF:
-                # The first of equal texts is left.
-                number_with_copies = int(np.flatnonzero(self.store.doc_hash[:] == store.doc_hash[document])[0])
             title = (
-                f"{self.place(number_with_copies)}, {part}; {'position' if len(places) == 1 else 'positions'} "
+                f"{self.place(document)}, {part}; {'position' if len(places) == 1 else 'positions'} "
                 f"{first_to_last(places[0], places[-1])}, {counted(sum(is_trained), 'token')} trained"
             )
             pieces.append(Piece(title, tokens.tolist(), is_trained))

@@ -51,6 +51,11 @@ def token_store(lengths, vocab_size=97, seed=0):
     return SimpleNamespace(tokens=generator.integers(3, vocab_size, offsets[-1]).astype(np.uint16), offsets=offsets)
 
 
+def a_document_a_row(ids):
+    """The document_ids and position_ids of rows that are one document each."""
+    return torch.zeros_like(ids), torch.arange(ids.shape[1]).expand_as(ids)
+
+
 def batches_of(assembler, plan, schedule, rank=0, num_workers=0):
     """Yields (update, micro-batch within it, batch) of one epoch; the loader's processes end with the iterator."""
     from dataset.loader import Loader

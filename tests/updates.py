@@ -60,8 +60,9 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
         prepare(model)
     if group_size > 1:
         shard_model(model, ranks, torch.device("cpu"))
+    recorder = Recorder(model.parameters())
     engine = Engine(
-        model, Recorder(model.parameters()), partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
+        model, [recorder], partial(pretrain_loss, model), device=torch.device("cpu"), dtype=torch.float32,
         ranks=ranks, grad_clip=0, n_sums=n_sums(model.config),
     )  # fmt: skip
     store, plan = plan_of(kind)
@@ -77,7 +78,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
             engine.micro_batch(assembler[plan.recipe(range(first, first + 1))], totals, last=is_last, counts=False)
         if is_last:
             engine.update(1.0)
-    return engine.optimizer.updates
+    return recorder.updates
 
 
 def reference_gradients(kind, rows_of_update=8):

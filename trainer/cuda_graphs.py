@@ -45,7 +45,8 @@ class UpdateGraphs:
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
     accumulate(batch, totals): forward and backward pass. end_update(rates, requests): what follows the last one; rates are one
-    0-d tensor for each group of the optimiser. n_requests: numbers that a process hands in with each update.
+    0-d tensor for each of groups, those of the optimisers, which become capturable. n_requests: numbers that a process hands in with
+    each update.
     is_on: False: never record. state: all tensors that the two functions change.
     """
 
@@ -53,20 +54,18 @@ class UpdateGraphs:
         self,
         accumulate: Callable[[Parts, Parts], None],
         end_update: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
-        optimizer: torch.optim.Optimizer,
+        groups: Sequence[dict[str, Any]],
         n_requests: int,
         device: torch.device,
         state: Callable[[], list[torch.Tensor]],
         is_on: bool,
     ) -> None:
         self.accumulate = accumulate
-        self.optimizer = optimizer
         self.device = device
         self.state = state
         self.is_on = is_on
         # Where a line on graphs that do not work goes to
         self.say: Callable[[str], object] = lambda line: None
-        groups = optimizer.param_groups
         for group in groups:
             if "capturable" in group:
                 group["capturable"] = True
@@ -105,15 +104,12 @@ class UpdateGraphs:
         self.replay_micro_batch()
 
     def update(self, rates: Sequence[float], requests: Sequence[float]) -> None:
-        """End an update. rates: of the optimiser's groups."""
+        """End an update. rates: of the optimisers' groups."""
         self.numbers.copy_(pinned_numbers([*rates, *requests], self.device), non_blocking=True)
         if self.replay_end is not None:
             self.replay_end()
         else:
             self.end_update()
-        # Readers of the groups, such as a checkpoint, find numbers.
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
         self.updates += 1
         self.at_start = True
 

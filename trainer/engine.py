@@ -33,8 +33,8 @@ from dataset.loader import UpdateSchedule
 from trainer.cuda_graphs import UpdateGraphs, pinned_numbers
 from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizer
-from trainer.optim.muon import iteration_dtype, parts_of
+from trainer.optim.build import build_optimizers
+from trainer.optim.muon import iteration_dtype
 from trainer.reducer import SumsGradients, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings, RunSettings
@@ -114,7 +114,7 @@ class Engine:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         objective: Objective,
         *,
         device: torch.device,
@@ -125,20 +125,21 @@ class Engine:
         is_recordable: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
-        """dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any. n_sums: length of `sums`.
+        """optimizers: of disjoint parameters. dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any.
+        n_sums: length of `sums`.
 
         is_recordable: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
         and replay them there, with a fused optimiser.
         """
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self.objective = objective
         self.device = device
         self.dtype = dtype
         self.ranks = ranks
         self.grad_clip = grad_clip
         self.parameters: list[torch.nn.Parameter] = []
-        for group in optimizer.param_groups:
+        for group in self.groups:
             self.parameters += group["params"]
         # Each rank then has a part of every parameter (trainer/sharding.py).
         self.is_sharded = is_sharded(self.parameters[0])
@@ -147,8 +148,9 @@ class Engine:
         if self.scaler.is_enabled():
             # Create the scale now: a rank without rows would reach unscale_ without one.
             self.scaler.scale(torch.zeros((), device=device))
-        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. All groups are fused or none is.
-        self.fused = bool(optimizer.param_groups[0].get("fused"))
+        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. The first group speaks for all: Muon, which
+        # comes behind AdamW, reads it too.
+        self.fused = bool(self.groups[0].get("fused"))
         self.reducer: SumsGradients | None = None
         if ranks.world_size > 1 and not self.is_sharded:
             self.reducer = make_reducer(model, ranks)
@@ -167,7 +169,7 @@ class Engine:
             self.graphs = UpdateGraphs(
                 partial(self._accumulate, last=True, counts=True),
                 self._end_update,
-                optimizer,
+                self.groups,
                 len(STOP_REQUESTS) + 1,
                 device,
                 self._changed_by_an_update,
@@ -176,6 +178,11 @@ class Engine:
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
         # An outcome on its way: (pinned copy of it, event that says it has arrived, its update).
         self._pending: tuple[torch.Tensor, torch.cuda.Event, Update | None] | None = None
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of all optimisers, each with its rate."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context in which the model is computed: matrix products in `dtype`."""
@@ -222,14 +229,17 @@ class Engine:
         # A number for each kind of stop, 1 or 0: their sum over the ranks tells which ones were asked for.
         stops = [float(stop_signal == number) for number in STOP_REQUESTS]
         requests = [*stops, float(save)]
-        rates = [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+        rates = [lr * group.get("lr_scale", 1.0) for group in self.groups]
         if self.graphs is not None:
             self.graphs.update(rates, requests)
+            # Readers of the groups, such as a checkpoint, find numbers.
+            for group, rate in zip(self.groups, rates, strict=True):
+                group["lr"] = rate
         else:
             self._end_update(rates, pinned_numbers(requests, self.device).to(self.device, non_blocking=True))
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
-        """`update`, on the device alone. rates: of the optimiser's groups. requests: what this rank asks the others, see `update`."""
+        """`update`, on the device alone. rates: of the optimisers' groups. requests: what this rank asks the others, see `update`."""
         # One number for each of STOP_REQUESTS, one for a save, one for losses that are not finite
         message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
@@ -244,7 +254,8 @@ class Engine:
 
         # Stage 2: whether the update is good, and how far it is to be clipped.
         if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
 
         gradients = [own_part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
@@ -261,14 +272,13 @@ class Engine:
             torch._foreach_mul_(gradients, scale)
 
         # Stage 3: it is applied, or skipped and counted.
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(self.groups, rates, strict=True):
             group["lr"] = rate
-        if self.fused:
-            for optimizer in parts_of(self.optimizer):
-                optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
-            self.optimizer.step()
-        elif not bad.item():
-            self.optimizer.step()
+        if self.fused or not bad.item():
+            for optimizer in self.optimizers:
+                if self.fused:
+                    optimizer.found_inf = bad  # type: ignore[attr-defined]  # which torch's own GradScaler sets too
+                optimizer.step()
         overflow = torch.zeros_like(bad)
         if self.scaler.is_enabled():
             one = torch.ones((), device=self.device)
@@ -279,7 +289,8 @@ class Engine:
             is_lower = (scale_before > 1) & (self.scaler.scale(one) < scale_before)
             overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
-        self.optimizer.zero_grad(set_to_none=not keeps_gradients)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=not keeps_gradients)
         # The outcome that `poll` gives. Until here `outcome` is that of the update before.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
@@ -290,7 +301,7 @@ class Engine:
     def _changed_by_an_update(self) -> list[torch.Tensor]:
         """All tensors that micro-batches and the end of an update change; after a first update each has its place."""
         tensors = [self.sums, self.bad_losses, self.outcome]
-        for optimizer in parts_of(self.optimizer):
+        for optimizer in self.optimizers:
             for parameter, moments in optimizer.state.items():
                 assert parameter.grad is not None
                 tensors += [parameter.detach(), parameter.grad]
@@ -356,8 +367,9 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs beside the weights. Where the model is sharded, the moments in it are too."""
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": states[0] if len(states) == 1 else {"optimizers": states},
             "scaler": self.scaler.state_dict(),
             # In all, and in a row.
             "skipped": self.outcome[:2].tolist(),
@@ -366,7 +378,7 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay this run's own."""
         saved = state["optimizer"]
-        for optimizer, part in zip(parts_of(self.optimizer), saved.get("optimizers", [saved]), strict=True):
+        for optimizer, part in zip(self.optimizers, saved.get("optimizers", [saved]), strict=True):
             groups = optimizer.state_dict()["param_groups"]
             for group, before in zip(groups, part["param_groups"], strict=True):
                 # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
@@ -393,7 +405,7 @@ def make_engine(
     cuda_graphs: bool = True,
     **adam: Any,
 ) -> Engine:
-    """The engine of a model on its device, with the optimiser of the settings.
+    """The engine of a model on its device, with the optimisers of the settings.
 
     identity: of the job, compared among the ranks. shard: --shard. is_recordable, cuda_graphs: see Engine. adam: options of AdamW.
     """
@@ -404,7 +416,7 @@ def make_engine(
     put_on_device(model, facts, shard, ranks, device)
     return Engine(
         model,
-        build_optimizer(model, settings, ranks, **adam),
+        build_optimizers(model, settings, ranks, **adam),
         objective,
         device=device,
         dtype=dtype,

@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -41,14 +41,6 @@ UNLIMITED = float("inf")
 SHORT_RUN_FLOPS = 1e13
 
 
-class HasTargets(Protocol):
-    """What a whole update holds, over all its micro-batches and ranks."""
-
-    @property
-    def targets(self) -> int:
-        """The tokens that are trained."""
-
-
 class JobPlan(Protocol):
     """The rows of one epoch, the same on every rank."""
 
@@ -58,8 +50,8 @@ class JobPlan(Protocol):
     # The share of the positions that hold a token.
     fill: float
 
-    def totals(self, lo: int, hi: int) -> HasTargets:
-        """The Totals of the rows [lo, hi)."""
+    def totals(self, lo: int, hi: int) -> Any:
+        """What the rows [lo, hi) of an update hold: a NamedTuple for the job's loss, whose `targets` are the tokens that are trained."""
 
     def documents_of(self, lo: int, hi: int) -> Iterable[int]:
         """The numbers of the documents in the rows [lo, hi), for the line on an update that was skipped."""

@@ -81,7 +81,7 @@ class UpdateSettings(Settings):
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 
 
-# How each is built: build_optimizer in trainer/optim/build.py
+# How each is built: build_optimizers in trainer/optim/build.py
 OPTIMIZERS = ("adamw", "muon")
 
 

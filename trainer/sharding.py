@@ -58,11 +58,15 @@ def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
     return whole.split(rows)[like.device_mesh.get_local_rank()]
 
 
-def sharded(whole: torch.Tensor, like: "DTensor") -> "DTensor":
-    """A copy of a tensor, which each rank has, as one that is sharded like another. Nothing is sent."""
+def sharded_as(like: torch.Tensor, value: Any) -> Any:
+    """A tensor that each rank has whole, sharded as another of its shape is. Nothing is sent. Any other value stays what it is, such as
+    a count."""
+    if not (is_sharded(like) and isinstance(value, torch.Tensor) and value.shape == like.shape):
+        return value
+    # It takes a second to import, and most runs do without.
     from torch.distributed.tensor import DTensor
 
-    own = own_rows(whole, like).to(like.device, copy=True)
+    own = own_rows(value, like).to(like.device, copy=True)
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
@@ -71,7 +75,7 @@ def sharded(whole: torch.Tensor, like: "DTensor") -> "DTensor":
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """A state dict of whole tensors, which each rank has, sharded as the model is."""
     own = model.state_dict()
-    return {name: sharded(value, own[name]) if is_sharded(own[name]) else value for name, value in weights.items()}
+    return {name: sharded_as(own[name], value) for name, value in weights.items()}
 
 
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -79,14 +83,7 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_parameters: dict[int, dict[str, Any]] = {}
     for number, kept in state["state"].items():
-        parameter = parameters[number]
-        of_parameters[number] = {}
-        for name, value in kept.items():
-            # Counts are numbers that every rank has.
-            has_its_shape = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-            of_parameters[number][name] = (
-                sharded(value, parameter) if has_its_shape and is_sharded(parameter) else value
-            )
+        of_parameters[number] = {name: sharded_as(parameters[number], value) for name, value in kept.items()}
     return {**state, "state": of_parameters}
 
 

@@ -76,16 +76,16 @@ class ChatCorpus(Corpus):
         )
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
-        """A line on the conversations that are longer than a row, if there are any."""
-        offsets = np.asarray(self.store.offsets[:])
-        longer = np.flatnonzero(np.diff(offsets) > self.max_seq_len)
+        """A line on the trained conversations that are longer than a row, if there are any."""
+        lengths = np.diff(self.store.offsets)[self.documents]
+        longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
             return []
-        there = self.answers.count(self.store, longer, int(np.diff(offsets).max()))
+        there = self.answers.count(self.store, longer, int(lengths.max()))
         kept = self.answer_targets[longer]
         lost = int(there.sum(dtype=np.int64)) - int(kept.sum(dtype=np.int64))
         return [
-            f"note: {len(longer):,} of {counted(len(self.store), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
+            f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
             f"there: {counted(lost, 'token')} of answers not trained, {counted(int((kept == 0).sum()), 'conversation')} without "
             "an answer that begins before"
         ]

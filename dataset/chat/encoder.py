@@ -121,8 +121,8 @@ class Answers:
         at_once = max(1, TOKENS_AT_ONCE // most_pairs)
         for lo in range(0, len(documents), at_once):
             chosen = np.asarray(documents[lo : lo + at_once], dtype=np.int64)
-            begins = np.asarray(store.offsets[chosen])
-            pairs = np.clip(np.asarray(store.offsets[chosen + 1]) - begins - 1, 0, most_pairs)
+            begins = store.offsets[chosen]
+            pairs = np.clip(store.offsets[chosen + 1] - begins - 1, 0, most_pairs)
             ends = np.cumsum(pairs)
             source = np.arange(pairs.sum()) + np.repeat(begins - (ends - pairs), pairs)
             trained_up_to = np.append(0, np.cumsum(self.trained(store.tokens[source])))

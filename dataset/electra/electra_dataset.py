@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import DataError
 from dataset.packing import chunks, permutation
-from dataset.store.format import Column, Documents, Ints
+from dataset.store.format import Documents, Ints, Tokens
 from model.loss import IGNORE
 
 # Positions of an example: two segments and their special tokens.
@@ -60,7 +60,7 @@ class Examples:
         self.max_seq_len = max_seq_len
         seps = _positions(store.tokens, sep_id)
         line_ends = seps - np.arange(len(seps))
-        offsets = np.asarray(store.offsets[:])
+        offsets = store.offsets
         self.offsets = offsets
         bounds = offsets - np.searchsorted(seps, offsets)
         place = bounds[:-1]
@@ -131,7 +131,7 @@ def positions_taken(first: Ints, second: Ints) -> Ints:
     return first + second + 2 + (second > 0)
 
 
-def _positions(tokens: Column, value: int) -> Ints:
+def _positions(tokens: Tokens, value: int) -> Ints:
     """Where `value` stands in a large array of tokens, int64."""
     parts = [np.empty(0, np.int64)]
     for lo, hi in chunks(len(tokens)):

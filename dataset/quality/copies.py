@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import optional_package
-from dataset.store.format import Column, Ints
+from dataset.store.format import Ints
 
 SHINGLE = 5
 # The beginning of a longer text counts. Its shingles take up to ninety bytes a character.
@@ -76,9 +76,9 @@ def version_of_near() -> list[object]:
     return [SHINGLE, MOST_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MOST_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
 
 
-def exact_copies(doc_hash: Column) -> Copies:
+def exact_copies(doc_hash: Ints) -> Copies:
     """Those with the hash of an earlier text. doc_hash: uint64 [documents]."""
-    first = _first_alike(np.asarray(doc_hash[:]))
+    first = _first_alike(doc_hash)
     is_exact = first != np.arange(len(first))
     return Copies(np.where(is_exact, first, NONE), is_exact.astype(np.float32), is_exact)
 

@@ -126,18 +126,10 @@ class BadLines:
 
     def add(self, fault: Fault) -> None:
         """Count a fault of a later line."""
-        self.merge(BadLines({fault.kind: 1}, {fault.kind: [fault]}))
-
-    def merge(self, other: "BadLines") -> None:
-        """Adds what `other` collected of later lines."""
-        for kind, count in other.counts.items():
-            self.counts[kind] = self.counts.get(kind, 0) + count
-            kept = self.places.setdefault(kind, [])
-            kept += other.places[kind][: PLACES - len(kept)]
-
-    def first(self) -> Fault:
-        """The fault of the first line that was collected."""
-        return next(iter(self.places.values()))[0]
+        self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
+        places = self.places.setdefault(fault.kind, [])
+        if len(places) < PLACES:
+            places.append(fault)
 
     @property
     def total(self) -> int:

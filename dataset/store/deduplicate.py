@@ -1,153 +1,123 @@
-"""`--deduplicate`: stores without the documents that are copies of earlier ones.
+"""`--deduplicate`: which documents of the sources are copies of earlier ones.
 
-Such a store is made out of the whole one, which stays: it is a store of its own with a key of its own, so what opens it
-need not know of copies. Its key has the keys of the stores that it depends on, and all that decides which documents are
-copies. The first of several that are alike stays, in the order of `--data_path`; of several sources the later ones lose
-what an earlier one has.
+The stores stay whole; a run leaves the copies out of its rows. The first of several documents that are alike stays, in the
+order of `--data_path`, so a later source loses what an earlier one has. Copies to the letter are found at each start by the
+hashes in the stores. To find near ones takes minutes, so they are remembered beside the stores.
 """
 
+import contextlib
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from common.errors import DataError
+from common.files import atomic_file, file_lock
 from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
 from dataset.reading.conversations import CONVERSATION, said_in
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
-from dataset.reading.settings import EXACT, NEAR, OFF
-from dataset.store.encode_worker import EncodedBlock, hash_of_text
-from dataset.store.format import DigestCheck, TokenStore
-from dataset.store.token_store import (
-    StoreOptions,
-    StoreWriter,
-    files_of,
-    first_writable,
-    open_or_build,
-    open_or_make,
-    places_of,
-)
+from dataset.reading.settings import NEAR
+from dataset.store.encode_worker import hash_of_text
+from dataset.store.format import TokenStore
+from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# tokens that are copied at once; a longer document by itself
-BLOCK_TOKENS = 1 << 22
-# Raise this number when the same stores would lose other documents.
+# Raise this number when other documents would be left out.
 VERSION = 1
 
+# bool [documents of all stores]
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-def open_sources(
-    groups: list[list[str]], encoder: DocumentEncoder, deduplicate: str = OFF, **options: Unpack[StoreOptions]
-) -> list[TokenStore]:
-    """The store of each group of paths, tokenised now if it is not there yet, without copies if that is asked for.
 
-    Errors: DataError for a source that has nothing else, where the files have changed, and for a missing library.
+def copies_among(
+    stores: Sequence[TokenStore],
+    groups: Sequence[list[str]],
+    encoder: DocumentEncoder,
+    method: str,
+    **options: Unpack[StoreOptions],
+) -> tuple[Mask, str, list[str]]:
+    """(which documents are copies, a fingerprint of the others, a notice for each store).
+
+    groups: the paths of each store. method: EXACT or NEAR. options: as of `open_or_build`.
+    Errors: DataError where the files have changed; OSError.
     """
-    check_library(deduplicate)
-    whole = [open_or_build(paths, encoder, **options) for paths in groups]
-    if deduplicate == OFF:
-        return whole
-    shown = options.get("progress", True)
-    cache_dir = options.get("cache_dir")
-    files = [files_of(paths, options.get("text_suffixes"), cache_dir) for paths in groups]
-    places = [places_of(paths[0], of_group[0], cache_dir) for paths, of_group in zip(groups, files, strict=True)]
+    exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
+    version = version_of_near() if method == NEAR else []
+    content = [VERSION, method, version, [store.fingerprint for store in stores]]
+    fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    is_copy = exact.is_exact
+    if method == NEAR:
+        is_copy = _near_or_exact(stores, groups, encoder, exact, fingerprint, options)
+    notices = []
+    for store, (lo, hi) in zip(stores, pairwise(np.cumsum([0, *map(len, stores)])), strict=True):
+        n_copies = int(is_copy[lo:hi].sum())
+        n_exact = int(exact.is_exact[lo:hi].sum())
+        nearly = f", {n_copies - n_exact:,} nearly" if method == NEAR else ""
+        notices.append(
+            f"{store.source_name}: {n_copies:,} of {counted(len(store), 'document')} ({n_copies / len(store):.1%}) are copies of "
+            f"earlier ones ({n_exact:,} to the letter{nearly}) and are left out"
+        )
+    return is_copy, fingerprint, notices
 
-    @cache
-    def copies() -> Copies:
-        """The copies among the documents of all sources, numbered through. Looked for once, and only where a store is made."""
-        exact = exact_copies(np.concatenate([store.doc_hash[:] for store in whole]))
-        if deduplicate == EXACT:
-            return exact
+
+def _near_or_exact(
+    stores: Sequence[TokenStore],
+    groups: Sequence[list[str]],
+    encoder: DocumentEncoder,
+    exact: Copies,
+    fingerprint: str,
+    options: StoreOptions,
+) -> Mask:
+    """Which documents are copies of either kind: as an earlier start has found it, or looked for now."""
+    files = [files_of(paths, options.get("text_suffixes"), options.get("cache_dir")) for paths in groups]
+    places = places_of(groups[0][0], files[0][0], options.get("cache_dir"))
+    name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
+
+    def remembered() -> Mask | None:
+        for place in places:
+            # A damaged file is made anew: the archive has a check sum of the array, and many ways to say that it is none.
+            with contextlib.suppress(Exception):
+                found: Mask = np.load(place / f"{name}.npz", allow_pickle=False)["is_copy"]
+                return found
+        return None
+
+    is_copy = remembered()
+    if is_copy is not None:
+        return is_copy
+    place = first_writable(places)
+    # One of the processes that start together looks.
+    with file_lock(place / f"{name}.lock"):
+        is_copy = remembered()
+        if is_copy is not None:
+            return is_copy
         begin = time.monotonic()
+        shown = options.get("progress", True)
         if shown:
             announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
         texts = chain.from_iterable(
-            (text for _, _, text in stored_texts(store, of_group, encoder, options.get("text_field", "text")))
-            for store, of_group in zip(whole, files, strict=True)
+            (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
+            for store, of_store in zip(stores, files, strict=True)
         )
-        found = near_copies(enumerate(texts), exact, first_writable(places[0]))
+        is_copy = near_copies(enumerate(texts), exact, place).of != NONE
+        with atomic_file(place / f"{name}.npz") as file:
+            np.savez(file, is_copy=is_copy)
         if shown:
-            near = int((found.of != NONE).sum() - found.is_exact.sum())
+            near = int(is_copy.sum() - exact.is_exact.sum())
             announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
-        return found
-
-    bounds = np.cumsum([0, *map(len, whole)]).tolist()
-
-    def without_copies(i: int) -> TokenStore:
-        """Source i, whose documents are those from bounds[i] on."""
-        store = whole[i]
-
-        def write(writer: StoreWriter) -> dict[str, Any]:
-            # Damage that went along into the new store would get a digest that holds.
-            DigestCheck([store]).raise_if_damaged(wait_s=threading.TIMEOUT_MAX)
-            mine = slice(bounds[i], bounds[i + 1])
-            stays = copies().of[mine] == NONE
-            if not stays.any():
-                raise DataError(
-                    f"{files[i][0]}: all {counted(len(store), 'document')} are copies of documents in the sources before it: "
-                    "leave it out, or name it first"
-                )
-            exact = int(copies().is_exact[mine].sum())
-            left_out = {"documents": len(store), EXACT: exact}
-            if deduplicate == NEAR:
-                left_out[NEAR] = int((~stays).sum()) - exact
-            writer.bad_lines = store.bad_lines
-            lo = 0
-            while lo < len(store):
-                hi = int(np.searchsorted(store.offsets, store.offsets[lo] + BLOCK_TOKENS, side="right")) - 1
-                hi = max(hi, lo + 1)
-                of_block = stays[lo:hi]
-                offsets = store.offsets[lo : hi + 1]
-                lengths = np.diff(offsets)
-                block = EncodedBlock(
-                    tokens=store.tokens[offsets[0] : offsets[-1]][np.repeat(of_block, lengths)],
-                    lengths=lengths[of_block],
-                    text_bytes=store.text_bytes[lo:hi][of_block],
-                    hashes=store.doc_hash[lo:hi][of_block],
-                    # Those of the whole store are known.
-                    bad=BadLines(),
-                )
-                writer.add(block)
-                lo = hi
-            return {**store.meta, "key": key, "left_out": left_out}
-
-        # A source loses what those before it have, so it depends on them too.
-        keys = [earlier.fingerprint for earlier in whole[: i + 1]]
-        version = version_of_near() if deduplicate == NEAR else []
-        key = hashlib.sha256(json.dumps([VERSION, deduplicate, version, keys]).encode()).hexdigest()
-        return open_or_make(places[i], f"{store.source_name}-{deduplicate}", key, write, progress=shown)
-
-    return [without_copies(i) for i in range(len(whole))]
+        return is_copy
 
 
 def check_library(method: str) -> None:
     """Errors: DataError where near copies are to be found and the library is missing, which is told before hours of work."""
     if method == NEAR:
         library()
-
-
-def notice_of(store: TokenStore) -> str | None:
-    """A line on what a store without copies leaves out; None for a whole one."""
-    left_out = store.meta.get("left_out")
-    if left_out is None:
-        return None
-    documents, exact, near = (left_out.get(kind, 0) for kind in ("documents", EXACT, NEAR))
-    kinds = f"{exact:,} to the letter"
-    if NEAR in left_out:
-        kinds += f", {near:,} nearly"
-    share = (exact + near) / max(documents, 1)
-    return (
-        f"{store.source_name}: {exact + near:,} of {counted(documents, 'document')} ({share:.1%}) are copies of earlier ones "
-        f"({kinds}) and are left out"
-    )
 
 
 def stored_texts(

@@ -87,50 +87,36 @@ class TokenStore:
         return numbers
 
 
-class Joined:
-    """Read-only 1-d arrays end to end as one, without a copy. Takes slices (without a step), int arrays and ints, from 0 on.
+class JoinedTokens:
+    """The tokens of several stores end to end as one array, which takes slices (without a step) and int arrays, from 0 on.
 
-    shifts: what is added to the numbers of each part, default 0. Stores are mapped files of many gigabytes, so they cannot be
-    copied into one array. Each number of an index is looked up in its own part instead.
+    They are mapped files of many gigabytes, so they cannot be copied into one array. Each number of an index is looked up in its
+    own part instead.
     """
 
-    def __init__(self, parts: Sequence[Ints], shifts: Sequence[int] | None = None) -> None:
+    def __init__(self, parts: Sequence[Ints]) -> None:
         self.parts = parts
-        self.shifts = shifts or [0] * len(parts)
         self.bounds = np.cumsum([0] + [len(part) for part in parts])
         self.dtype = np.result_type(*(part.dtype for part in parts))
 
     def __len__(self) -> int:
         return int(self.bounds[-1])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
-        return np.asarray(self[:], dtype=dtype)
-
-    def __getitem__(self, index: slice | int | Ints) -> Any:
+    def __getitem__(self, index: slice | Ints) -> Ints:
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             assert step == 1
-            pieces = []
-            for part, shift, before in zip(self.parts, self.shifts, self.bounds.tolist(), strict=False):
+            pieces = [np.empty(0, self.dtype)]
+            for part, before in zip(self.parts, self.bounds.tolist(), strict=False):
                 # A piece of the stretch that the slice is cut from; none of the others.
-                piece = part[max(begin - before, 0) : max(end - before, 0)]
-                if len(piece):
-                    pieces.append(self._shifted(piece, shift))
-            if not pieces:
-                return np.empty(0, self.dtype)
-            # A stretch within one part is not copied.
-            return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        at = np.asarray(index, dtype=np.int64)
-        part_of = np.searchsorted(self.bounds, at, side="right") - 1
-        out = np.empty(at.shape, dtype=self.dtype)
+                pieces.append(part[max(begin - before, 0) : max(end - before, 0)])
+            return np.concatenate(pieces)
+        out = np.empty(index.shape, dtype=self.dtype)
+        part_of = np.searchsorted(self.bounds, index, side="right") - 1
         for i in np.unique(part_of).tolist():
             here = part_of == i
-            out[here] = self._shifted(self.parts[i][at[here] - self.bounds[i]], self.shifts[i])
-        # [()] makes a number of what has no dimension, as numpy does for a single index.
-        return out[()]
-
-    def _shifted(self, numbers: Ints, shift: int) -> Ints:
-        return np.asarray(numbers, dtype=self.dtype) + np.asarray(shift, dtype=self.dtype) if shift else numbers
+            out[here] = self.parts[i][index[here] - self.bounds[i]]
+        return out
 
 
 class ConcatStore:
@@ -140,13 +126,13 @@ class ConcatStore:
         self.stores = stores
         # documents before each store, and in all
         self.bounds = np.cumsum([0] + [len(store) for store in stores])
-        tokens_before = np.cumsum([0] + [len(store.tokens) for store in stores])
-        self.tokens = Joined([store.tokens for store in stores])
-        # The last offset of a store is the first one of the next: only the last store gives all of its own.
-        offsets = [*(store.offsets[:-1] for store in stores[:-1]), stores[-1].offsets]
-        self.offsets = Joined(offsets, tokens_before[:-1].tolist())
-        self.text_bytes = Joined([store.text_bytes for store in stores])
-        self.doc_hash = Joined([store.doc_hash for store in stores])
+        self.tokens = JoinedTokens([store.tokens for store in stores])
+        offsets = [np.zeros(1, np.int64)]
+        for store, before in zip(stores, self.tokens.bounds.tolist(), strict=False):
+            offsets.append(store.offsets[1:] + before)
+        self.offsets = np.concatenate(offsets)
+        self.text_bytes = np.concatenate([store.text_bytes for store in stores])
+        self.doc_hash = np.concatenate([store.doc_hash for store in stores])
         self.fingerprint = hashlib.sha256(" ".join(store.fingerprint for store in stores).encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -157,9 +143,9 @@ class ConcatStore:
         return ConcatStore, (self.stores,)
 
 
-# Tokenised documents, numbered from 0, and a 1-d array of theirs
+# Tokenised documents, numbered from 0, and their tokens
 Documents = TokenStore | ConcatStore
-Column = Ints | Joined
+Tokens = Ints | JoinedTokens
 
 
 class DigestCheck:

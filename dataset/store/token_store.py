@@ -21,11 +21,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict
 
 import numpy as np
 from filelock import Timeout
@@ -34,8 +35,8 @@ from numpy.typing import ArrayLike
 from common.errors import DataError
 from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder, user_cache
 from common.wording import announce, counted
-from dataset.reading.documents import BLOCK_BYTES, Block, split_into_blocks
-from dataset.reading.faults import BadLines
+from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
+from dataset.reading.faults import BadLines, pass_over
 from dataset.reading.file_kinds import expanded, find_files, is_address, kind_of
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
@@ -65,7 +66,15 @@ class StoreOptions(TypedDict, total=False):
 
 
 def open_or_build(
-    data_path: str | Path | list[str], encoder: DocumentEncoder, **options: Unpack[StoreOptions]
+    data_path: str | Path | list[str],
+    encoder: DocumentEncoder,
+    *,
+    cache_dir: str | None = None,
+    text_field: str = "text",
+    skip_bad_lines: bool = False,
+    num_procs: int | None = None,
+    progress: bool = True,
+    text_suffixes: Sequence[str] | None = None,
 ) -> TokenStore:
     """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
 
@@ -76,12 +85,8 @@ def open_or_build(
     Errors: DataError for the first faulty line, for a corpus without a document, where the files change meanwhile, and where the
     store cannot be written.
     """
-    text_field = options.get("text_field", "text")
-    skip_bad_lines = options.get("skip_bad_lines", False)
-    cache_dir = options.get("cache_dir")
-    progress = options.get("progress", True)
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    files = files_of(paths, options.get("text_suffixes"), cache_dir)
+    files = files_of(paths, text_suffixes, cache_dir)
     places = places_of(paths[0], files[0], cache_dir)
     try:
         stats = stats_of(files)
@@ -99,60 +104,32 @@ def open_or_build(
         json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()
     ).hexdigest()
     source = _source_name(Path(paths[0]))
-    meta: dict[str, Any] = {
-        "key": key,
-        "source_name": source,
-        "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
-        "tokenizer": encoder.fingerprint,
-        "text_field": text_field,
-        "skip_bad_lines": skip_bad_lines,
-        "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
-    }
-
-    def blocks() -> Iterator[Block]:
-        for file in files:
-            yield from split_into_blocks(file, text_field, BLOCK_BYTES, encoder.blank_line_ends_document)
-
-    def tokenise(writer: StoreWriter) -> dict[str, Any]:
-        name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
-        source_bytes = sum(size for _, size, *_ in stats)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num_procs = options.get("num_procs") or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
-        if progress:
-            announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
-        begin = last_line = time.monotonic()
-        done = 0
-        state = ""
-        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
-        with closing(encode_blocks(blocks(), encode, num_procs)) as results:
-            for block, encoded in results:
-                if encoded.bad.total:
-                    writer.bad_lines.merge(encoded.bad)
-                    if not skip_bad_lines:
-                        raise writer.bad_lines.first().error()
-                writer.add(encoded)
-                done += block.source_bytes
-                now = time.monotonic()
-                rate = done / max(now - begin, 1e-9)
-                so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
-                state = f"{so_far}, {rate / 1e6:.1f} MB/s"
-                if progress and now - last_line > LINE_EVERY_S:
-                    last_line = now
-                    minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
-                    announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
-        # The name of the store carries the digest of what the files held before. A file that was written to since then may
-        # have given other documents. A chmod or a new link leaves the first three alone.
-        if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
-            raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
-        if not writer.documents:
-            bad = writer.bad_lines.total
-            skipped = f"all {bad:,} lines are bad" if bad else "the files are empty"
-            raise DataError(f"{files[0]}: no document in there; {skipped}")
-        if progress:
-            announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
-        return meta
-
-    store = open_or_make(places, source, key, tokenise, progress)
+    name = f"{source}-{key[:16]}"
+    store = next(filter(None, (open_store(place / name) for place in places)), None)
+    if store is None:
+        meta: dict[str, Any] = {
+            "key": key,
+            "source_name": source,
+            "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
+            "tokenizer": encoder.fingerprint,
+            "text_field": text_field,
+            "skip_bad_lines": skip_bad_lines,
+            "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
+        }
+        place = first_writable(places)
+        try:
+            with _turn_to_build(place, source, progress) as temporary:
+                # Another process may have made it while this one waited.
+                store = open_store(place / name, tell=True)
+                if store is None:
+                    with StoreWriter(place / name, temporary) as writer:
+                        encode = BlockEncoder(encoder, text_field, skip_bad_lines)
+                        _tokenise(writer, source, files, stats, encode, num_procs, progress)
+                        store = writer.commit(meta)
+        except OSError as error:
+            raise DataError(
+                f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
+            ) from error
     if hashed:
         renewed = {stat[0] for stat in hashed}
         entries = [entry for entry in read_hashes(store.folder.parent) if entry[0] not in renewed]
@@ -175,47 +152,75 @@ def read_hashes(place: Path) -> list[list[Any]]:
     return entries
 
 
-def open_or_make(
-    places: list[Path], source: str, key: str, write: Callable[["StoreWriter"], dict[str, Any]], progress: bool
-) -> TokenStore:
-    """The store of a source with this key where it is complete in one of the places, else one in the first of them that takes files.
-
-    write: writes its documents, and returns what meta.json is to say beside their numbers. Errors: DataError where it cannot be
-    written.
-    """
-    name = f"{source}-{key[:16]}"
-    for place in places:
-        store = open_store(place / name)
-        if store is not None:
-            return store
-    place = first_writable(places)
+@contextlib.contextmanager
+def _turn_to_build(place: Path, source: str, progress: bool) -> Iterator[Path]:
+    """The folder for a store of a source under way, while no other process makes one. Errors: OSError."""
     # The place may be one that other programs use too, such as the home.
     temporary = place / f".{source}.store-under-way"
-    lock = file_lock(place / f".{source}.store-lock")
+    lock = file_lock(temporary.with_suffix(".store-lock"))
     try:
-        try:
-            held = lock.acquire(timeout=1)
-        except Timeout:
-            # progress: not for a process that waits for another one of its own run.
-            if progress:
-                announce(f"waiting for another process that makes a store of {place / source}")
-            held = lock.acquire()
-        with held:
-            for left in place.glob(".*.store-under-way"):
-                # Who is at work holds the lock of its source.
-                if left != temporary:
-                    with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
-                        remove(left)
-            # Another process may have made it while this one waited for the lock.
-            store = open_store(place / name, tell=True)
-            if store is None:
-                with StoreWriter(place / name, temporary) as writer:
-                    store = writer.commit(write(writer))
-            return store
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
-        ) from error
+        held = lock.acquire(timeout=1)
+    except Timeout:
+        # progress: not for a process that waits for another one of its own run.
+        if progress:
+            announce(f"waiting for another process that makes a store of {place / source}")
+        held = lock.acquire()
+    with held:
+        for left in place.glob(".*.store-under-way"):
+            # Who is at work holds the lock of its source.
+            if left != temporary:
+                with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
+                    remove(left)
+        yield temporary
+
+
+def _tokenise(
+    writer: "StoreWriter",
+    source: str,
+    files: list[Path],
+    stats: list[Stats],
+    encode: BlockEncoder,
+    num_procs: int | None,
+    progress: bool,
+) -> None:
+    """Write the documents of the files. Errors: DataError, OSError."""
+    name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
+    source_bytes = sum(size for _, size, *_ in stats)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
+    if progress:
+        announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
+    begin = last_line = time.monotonic()
+    done = 0
+    state = ""
+    ends_at_blank_line = encode.encoder.blank_line_ends_document
+    blocks = chain.from_iterable(
+        split_into_blocks(file, encode.text_field, BLOCK_BYTES, ends_at_blank_line) for file in files
+    )
+    with closing(encode_blocks(blocks, encode, num_procs)) as results:
+        for block in results:
+            for fault in block.faults:
+                pass_over(fault, writer.bad_lines if encode.skip_bad_lines else None)
+            writer.add(block)
+            done += block.source_bytes
+            now = time.monotonic()
+            rate = done / max(now - begin, 1e-9)
+            so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
+            state = f"{so_far}, {rate / 1e6:.1f} MB/s"
+            if progress and now - last_line > LINE_EVERY_S:
+                last_line = now
+                minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
+                announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
+    # The name of the store carries the digest of what the files held before. A file that was written to since then may
+    # have given other documents. A chmod or a new link leaves the first three alone.
+    if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
+        raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
+    if not writer.documents:
+        bad = writer.bad_lines.total
+        reason = f"all {bad:,} lines are bad" if bad else "the files are empty"
+        raise DataError(f"{files[0]}: no document in there; {reason}")
+    if progress:
+        announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
 
 
 def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: str | None) -> list[Path]:

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from common.errors import DataError
 from common.start import ROOT
-from dataset.store.format import Column
+from dataset.store.format import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -136,14 +136,14 @@ def is_filled(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def check_known(tokens: Column, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
+def check_known(tokens: Tokens, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
     """tokens: the ids of a text; its beginning is looked at. others: ids that are no text, as those of separators.
 
     Errors: DataError where most of them are `unk_id`, from which nothing can be learned. what: names the text.
     """
     if unk_id is None:
         return
-    beginning = np.asarray(tokens[:SAMPLE])
+    beginning = tokens[:SAMPLE]
     separators = [token_id for token_id in others if token_id not in (None, unk_id)]
     beginning = beginning[~np.isin(beginning, separators)]
     if len(beginning) < FEWEST:

@@ -129,10 +129,9 @@ def working_tile(config: MiniMindConfig, device: torch.device, dtype: torch.dtyp
             )
             mask = flex_mask(torch.zeros(1, T, dtype=torch.long, device=device))
             torch.compile(flex_attend, dynamic=False)(q, k, v, mask, tile).sum().backward()
-            for tensor in (q, k, v):
-                if tensor.grad is None or not bool(tensor.grad.isfinite().all()):
-                    raise ArithmeticError("its gradients are not finite")
-            return tile, reason
+            if all(tensor.grad is not None and tensor.grad.isfinite().all() for tensor in (q, k, v)):
+                return tile, reason
+            reason = reason or "its gradients are not finite"
         except Exception as error:
             # Whatever the compiler raises for a GPU or a head size that it does not know.
             reason = reason or reason_of(error)

@@ -169,10 +169,11 @@ def test_behind_the_planned_end_the_last_shares_go_on():
 def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
     lengths = random_lengths(7, (2_000, 500))
     arguments = ["a:0.7..0.2", "b:0.3..0.8"]
-    shortage = mixture(arguments, lengths, n_rows=2000).shortage()
-    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", shortage)
+    short = mixture(arguments, lengths, n_rows=2000)
+    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", short.shortage(short.plan(0)))
     more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
-    assert mixture(more_passes, lengths, n_rows=2000).shortage() == ""
+    enough = mixture(more_passes, lengths, n_rows=2000)
+    assert enough.shortage(enough.plan(0)) == ""
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])
 

@@ -182,10 +182,10 @@ def test_pickle_in_a_weight_file(lab, whole):
 
 
 def test_pickle_in_a_resume_file(lab, whole):
-    """With a digest that holds."""
+    """With a digest that somebody has forged: torch refuses to read it."""
     shutil.copytree(whole.folder / "whole", lab.folder / "run")
     ran, path = lab.folder / "ran", lab.checkpoints("run")[0]
     path.write_bytes(malicious(ran, as_zip=False))
     Path(f"{path}.sha256").write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
-    process = lab.run("run", expect=2, from_resume=1)
-    assert not ran.exists() and process.err.count("\n") == 1 and str(path) in process.err
+    process = lab.run("run", expect=1, from_resume=1)
+    assert not ran.exists() and "Weights only load failed" in process.err

@@ -13,6 +13,7 @@ from model.fast import flex_attention
 from model.fast.block_attention import additive_mask, block_attention
 from model.fast.flex_attention import flex_mask
 from model.model_minimind import Block, rope_tables
+from tests.helpers import a_document_a_row
 from tests.model.test_training_losses import batches, gradients, tiny
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer.machine import compiling
@@ -179,15 +180,15 @@ def test_what_stays_eager(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **kwargs: lambda *args, **kw: calls.append(f) or f(*args, **kw))
     model.compile_training((2, 12))
     ids = torch.randint(3, 61, (2, 12))
-    model.training_losses(ids, ids)
+    model.training_losses(ids, ids, *a_document_a_row(ids))
     assert len(calls) == 3  # two blocks and one chunk of logits
-    model.training_losses(ids[:1], ids[:1])
-    model.training_losses(ids[:, :8], ids[:, :8])
+    model.training_losses(ids[:1], ids[:1], *a_document_a_row(ids[:1]))
+    model.training_losses(ids[:, :8], ids[:, :8], *a_document_a_row(ids[:, :8]))
     with torch.no_grad():
-        model.training_losses(ids, ids)
+        model.training_losses(ids, ids, *a_document_a_row(ids))
     model(ids, labels=ids)
     model.eval()
-    model.training_losses(ids, ids)
+    model.training_losses(ids, ids, *a_document_a_row(ids))
     model.generate(ids, max_new_tokens=3, do_sample=False)
     assert len(calls) == 3
 

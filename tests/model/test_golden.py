@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from tests.helpers import SHARED, needs_shared
+from tests.helpers import SHARED, a_document_a_row, needs_shared
 
 NAMES = ["minimind2_dense", "minimind2_moe", "minimind2_moe_batch_aux", "minimind3_dense", "minimind3_moe"]
 pytestmark = needs_shared
@@ -32,7 +32,7 @@ def test_train_loss_and_aux_loss(name):
     tolerance = 2e-3 if "moe" in name else 1e-4
     inputs, kept = golden["input_ids"][:, :-1], golden["loss_mask"].bool()
     targets = golden["input_ids"][:, 1:].masked_fill(~kept, -100)
-    loss, aux_loss = model.train().training_losses(inputs, targets)
+    loss, aux_loss = model.train().training_losses(inputs, targets, *a_document_a_row(inputs))
     assert loss.item() / kept.sum().item() == pytest.approx(golden["train_loss"], abs=tolerance)
     assert aux_loss.item() == pytest.approx(golden["aux_loss"], abs=1e-4)
     out = model(inputs)  # the Hugging Face interface gives the same two numbers

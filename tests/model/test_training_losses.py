@@ -10,7 +10,7 @@ from dataset.loader import Batch
 from dataset.packing import Totals
 from model import loss as loss_module
 from model.loss import chunked_cross_entropy
-from tests.helpers import tiny_model
+from tests.helpers import a_document_a_row, tiny_model
 from trainer.pretrain.loss import pretrain_loss
 
 KINDS = {
@@ -99,7 +99,7 @@ def test_a_batch_of_padding_only_is_harmless(kind):
     model = tiny(kind)
     ids = torch.zeros(2, 6, dtype=torch.long)
     nothing = torch.full_like(ids, -100)
-    loss, aux_loss = model.training_losses(ids, nothing, torch.full_like(ids, -1))
+    loss, aux_loss = model.training_losses(ids, nothing, torch.full_like(ids, -1), torch.zeros_like(ids))
     (loss + aux_loss).backward()
     assert loss.item() == 0 and aux_loss.item() == 0
     assert all(g.abs().max() == 0 for g in gradients(model).values())
@@ -155,7 +155,7 @@ def test_no_whole_block_of_fp32_logits(monkeypatch):
     net = tiny(vocab_size=1009)
     ids = torch.randint(0, 1009, (8, 64))
     with Largest() as largest:
-        sum(net.training_losses(ids, ids)).backward()
+        sum(net.training_losses(ids, ids, *a_document_a_row(ids))).backward()
     assert 0 < largest.numbers < 8 * 64 * 1009 / 4
 
 
@@ -168,12 +168,12 @@ def test_residual_stream_stays_fp32_under_autocast(kind):
         layer.self_attn.o_proj.register_forward_hook(lambda module, args, out: seen.append((out.dtype,)))
     ids = torch.randint(3, 61, (2, 8))
     with torch.autocast("cpu", torch.bfloat16):
-        loss, aux_loss = model.training_losses(ids, ids)
+        loss, aux_loss = model.training_losses(ids, ids, *a_document_a_row(ids))
     (loss + aux_loss).backward()
     assert {d for d in seen if not isinstance(d, tuple)} == {torch.float32}
     assert {d for d in seen if isinstance(d, tuple)} == {(torch.bfloat16,)}  # while the products are half precision
     assert loss.dtype == aux_loss.dtype == torch.float32
-    exact = model.training_losses(ids, ids)[0]
+    exact = model.training_losses(ids, ids, *a_document_a_row(ids))[0]
     assert loss.item() == pytest.approx(exact.item(), rel=0.02)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
@@ -197,7 +197,7 @@ def test_labels_give_a_loss_and_unknown_arguments_an_error():
 def test_lengths_beyond_the_positions_get_a_message():
     model = tiny(max_position_embeddings=8)
     ids = torch.randint(3, 61, (1, 9))
-    for call in (lambda: model(ids), lambda: model.training_losses(ids, ids)):
+    for call in (lambda: model(ids), lambda: model.training_losses(ids, ids, *a_document_a_row(ids))):
         with pytest.raises(ValueError, match="^9 positions, but max_position_embeddings is 8") as error:
             call()
         assert "\n" not in str(error.value)

@@ -13,7 +13,7 @@ from tests.helpers import tiny_model
 from trainer import cuda_graphs
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
 
@@ -73,7 +73,7 @@ def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fie
     device = torch.device("cpu")
     engine = Engine(
         model,
-        build_optimizer(model, OptimizerSettings(learning_rate=1e-3, optimizer=optimizer)),
+        build_optimizers(model, OptimizerSettings(learning_rate=1e-3, optimizer=optimizer)),
         partial(objective, model),
         device=device,
         dtype=torch.float32,
@@ -93,7 +93,7 @@ def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fie
         engine.update(1e-3 / (update + 1), save=update == 3)
         outcomes += engine.poll()
     # Numbers, as a checkpoint has them
-    assert engine.optimizer.param_groups[0]["lr"] == 1e-3 / 5
+    assert engine.groups[0]["lr"] == 1e-3 / 5
     return [p.detach().clone() for p in model.parameters()], outcomes, engine.collect()
 
 

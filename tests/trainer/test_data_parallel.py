@@ -20,7 +20,7 @@ from trainer.evaluation import evaluate
 from trainer.loop import Trainer
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks, SharedMemory, init_distributed_mode
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import build_optimizers
 from trainer.optim.muon import Muon, SharedOrthogonalise, orthogonalise
 from trainer.pretrain.loss import pretrain_loss
 from trainer.reducer import DistributedReducer, SharedReducer, make_reducer
@@ -71,7 +71,7 @@ def evaluation(folder, ranks):
     model = tiny_model(vocab_size=encoder.vocab_size)
     engine = Engine(
         model,
-        build_optimizer(model, OptimizerSettings()),
+        build_optimizers(model, OptimizerSettings()),
         None,
         device=torch.device("cpu"),
         dtype=torch.float32,
@@ -92,7 +92,7 @@ def poisoned_rank(ranks):
 
     model, now = tiny_model(), {"now": ""}
     engine = Engine(
-        model, build_optimizer(model, OptimizerSettings()), poisoned(model, now), device=torch.device("cpu"),
+        model, build_optimizers(model, OptimizerSettings()), poisoned(model, now), device=torch.device("cpu"),
         dtype=torch.float16, ranks=ranks, n_sums=4,
     )  # fmt: skip
     seen = []

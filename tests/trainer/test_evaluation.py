@@ -16,7 +16,7 @@ from trainer.engine import Engine
 from trainer.evaluation import evaluate
 from trainer.machine.command_line import StopSignals
 from trainer.machine.ranks import Ranks
-from trainer.optim.build import build_optimizer
+from trainer.optim.build import build_optimizers
 from trainer.settings import OptimizerSettings
 
 
@@ -27,8 +27,8 @@ def tokenizer():
 
 def make_engine(model, dtype=torch.float32):
     device = torch.device("cpu")
-    optimizer = build_optimizer(model, OptimizerSettings())
-    return Engine(model, optimizer, None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
+    optimizers = build_optimizers(model, OptimizerSettings())
+    return Engine(model, optimizers, None, device=device, dtype=dtype, ranks=Ranks(), n_sums=4)
 
 
 @pytest.mark.parametrize("fields", [{}, {"use_moe": True}])

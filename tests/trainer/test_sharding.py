@@ -56,7 +56,7 @@ def cuts_of_one_rank(kind, world_size, prepare=None):
 def own_share(engine):
     """Of all numbers of weights and AdamW's moments, those that this rank has."""
     tensors = [*engine.parameters]
-    for kept in engine.optimizer.state.values():
+    for kept in engine.optimizers[0].state.values():
         tensors += [kept["exp_avg"], kept["exp_avg_sq"]]
     assert all(is_sharded(tensor) for tensor in tensors)
     return sum(own_part(tensor).numel() for tensor in tensors) / sum(tensor.numel() for tensor in tensors)

@@ -12,6 +12,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from dataset.corpus import EVAL_ROWS, split_by_hash
@@ -128,9 +129,9 @@ def look_at_data(
     epoch = corpus.plan(0)
     # What the user holds out is not in the plan of the corpus.
     held_out_now = 0.0
-    n_documents = len(corpus.store)
+    n_documents = len(corpus.documents)
     # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
-    n_tokens = len(corpus.store.tokens)
+    n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
     is_free = not {"val_path", "val_fraction"} & set(given)
     if (
         is_free
@@ -145,7 +146,7 @@ def look_at_data(
         # One digit is enough, and reads well in a command.
         held_out_now = float(f"{fraction:.1g}")
         # Copies of a text are held out together, so of few different texts it may be none or all.
-        _, held_out = split_by_hash(corpus.store, held_out_now)
+        _, held_out = split_by_hash(corpus.store, corpus.documents, held_out_now)
         if not 0 < len(held_out) < n_documents:
             held_out_now = 0.0
     val_fraction = held_out_now or settings.val_fraction

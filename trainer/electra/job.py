@@ -116,7 +116,7 @@ class ElectraJob(Job):
         # What a resume must have in common with the run that it goes on with.
         entries = {
             "tokenizer": self.encoder.fingerprint[:16],
-            "data": self.store.fingerprint[:16],  # as this tokenizer reads it
+            "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
             "architecture": {
                 f"{network} {field}": value
                 for network, one in zip(NETWORKS, self.model.networks(), strict=True)
@@ -357,7 +357,7 @@ class ElectraJob(Job):
             f"{counted(discriminator.num_hidden_layers, 'layer')} of width {discriminator.hidden_size} "
             f"(generator {generator.hidden_size}), {discriminator.vocab_size:,} entries, "
             f"{per_position / 1e6:.1f} MFLOP per position",
-            f"data: {counted(len(self.store), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
+            f"data: {counted(len(corpus.documents), 'document')}, {int(self.examples.lengths.sum()):,} positions in "
             f"{counted(plan.n_rows, 'example')} of {plan.T} ({plan.fill:.1%} full)",
         ]
         if self.val_plan is not None:
@@ -382,7 +382,7 @@ class ElectraJob(Job):
                 "generator": generator.to_diff_dict(),
                 "parameters": parameters,
             },
-            n_documents=len(self.store),
+            n_documents=len(corpus.documents),
             flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
             flops=flops,
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),

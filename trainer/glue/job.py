@@ -122,7 +122,7 @@ class GlueJob(Job):
         )
         self.engine = Engine(
             self.model,
-            optimizer,
+            [optimizer],
             self.loss,
             device=self.device,
             dtype=self.dtype,

@@ -67,6 +67,12 @@ def line_of(error: Exception) -> tuple[str, int] | None:
     loss = loss_of_a_rank(error)
     if loss is not None:
         return loss, 1
+    operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
+    if is_refused:
+        return (
+            f"--deterministic 1: {operation} has no form that gives the same bits: --deterministic 0 trains without",
+            2,
+        )
     if isinstance(error, (MemoryError, RuntimeError, OSError)):
         lack = what_the_machine_lacks(error)
         if lack is not None:

@@ -1,13 +1,14 @@
 """Parameter groups and the optimisers of `--optimizer`."""
 
 import re
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from trainer.machine.ranks import ONE_RANK, Ranks
-from trainer.optim.muon import Muon, Orthogonalise, ShardedOrthogonalise, SharedOrthogonalise, Together, orthogonalise
+from trainer.optim.muon import Muon, Orthogonalise, SharedOrthogonalise, orthogonalise, sharded_orthogonalise
 from trainer.settings import OptimizerSettings
 from trainer.sharding import is_sharded
 
@@ -15,23 +16,27 @@ from trainer.sharding import is_sharded
 Groups = list[dict[str, Any]]
 
 
-def build_optimizer(
+def build_optimizers(
     model: nn.Module,
     settings: OptimizerSettings,
     ranks: Ranks = ONE_RANK,
     **adam_options: Any,
-) -> torch.optim.Optimizer:
-    """The optimiser of `--optimizer`, with its rates and weight decay. adam_options: see build_adamw.
+) -> list[torch.optim.Optimizer]:
+    """The optimisers of `--optimizer`, with rates and weight decay; their parameters are disjoint. adam_options: see build_adamw.
 
     ranks: those that all call it at this moment, and may share its work.
     """
     lr = settings.learning_rate
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
     if settings.optimizer == "adamw":
-        return build_adamw(groups, lr, **adam_options)
+        return [build_adamw(groups, lr, **adam_options)]
     assert settings.optimizer == "muon"
-    # Muon for the matrices inside the blocks, AdamW for the rest.
-    matrices = hidden_matrices(model)
+    # Muon for the matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows. AdamW for the rest.
+    matrices = []
+    for name, parameter in model.named_parameters():
+        in_a_layer = re.search(r"\.layers?\.", name) and not name.endswith("mlp.gate.weight")
+        if in_a_layer and parameter.requires_grad and parameter.dim() == 2:
+            matrices.append(parameter)
     # By identity: two parameters may hold equal numbers, and `==` compares numbers.
     hidden = {id(p) for p in matrices}
     for group in groups:
@@ -43,14 +48,13 @@ def build_optimizer(
     own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
     how: Orthogonalise = orthogonalise
     if any(is_sharded(p) for p in matrices):
-        how = ShardedOrthogonalise(ranks)
+        how = partial(sharded_orthogonalise, ranks)
     elif ranks.memory is not None:
         how = SharedOrthogonalise(ranks)
-    muon = Muon([own_group], lr=settings.muon_lr, orthogonalise=how)
-    adamw = build_adamw(groups, lr, **adam_options)
-    # It has all that the engine and GradScaler.unscale_ ask of an optimiser, and not the rest of that class.
-    # AdamW first: the engine asks the first group whether the optimiser is fused, and Muon heeds `found_inf` too.
-    return cast(torch.optim.Optimizer, Together([adamw, muon]))
+    return [
+        build_adamw(groups, lr, **adam_options),
+        Muon([own_group], lr=settings.muon_lr, orthogonalise=how),
+    ]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
@@ -80,14 +84,3 @@ def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **optio
                 moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
                 adamw.state[p] = {"step": torch.tensor(2.0**24, device=p.device), **moments}
     return adamw
-
-
-def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows."""
-    found = []
-    for name, parameter in model.named_parameters():
-        is_matrix = parameter.requires_grad and parameter.dim() == 2
-        in_a_layer = re.search(r"\.layers?\.", name)
-        if is_matrix and in_a_layer and not name.endswith("mlp.gate.weight"):
-            found.append(parameter)
-    return found

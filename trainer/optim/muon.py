@@ -1,4 +1,4 @@
-"""Muon for the matrices of the hidden layers, with AdamW for the rest, behind the interface of one optimiser.
+"""Muon, for the matrices of the hidden layers.
 
 Momentum and gradients of a matrix M = U S V^T are usually ruled by few directions: a few singular values in S are large
 and the others small. Muon takes U V^T in its place, so that all directions of the matrix learn at the same pace.
@@ -87,43 +87,37 @@ class SharedOrthogonalise:
         return results
 
 
-class ShardedOrthogonalise:
-    """`orthogonalise` of matrices whose rows are sharded among the ranks (trainer/sharding.py). All of them must call it.
+def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """[n, own rows, columns] -> the same as parts of orthogonal matrices of `shape` (rows, columns).
 
-    Momentum and averages are computed on each rank's own rows. To orthogonalise a matrix needs all of it. So each matrix has an
-    owner among the ranks: they send it their rows, it orthogonalises the whole, and sends each its rows back. Each owner has about
-    as many matrices of a shape, one behind the other.
+    The rows are sharded among the ranks (trainer/sharding.py), all of which must call it. To orthogonalise a matrix needs all of it. So
+    each matrix has an owner among the ranks: they send it their rows, it orthogonalises the whole, and sends each its rows back. Each
+    owner has about as many matrices of a shape, one behind the other.
     """
+    n, own_rows, columns = matrices.shape
+    rows = rows_of_ranks(shape[0], ranks.world_size)
+    assert own_rows == rows[ranks.rank]
+    matrices_of = rows_of_ranks(n, ranks.world_size)
+    mine = matrices_of[ranks.rank]
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    # To each owner this rank's rows of its matrices, one matrix after the other.
+    sent = matrices.flatten()
+    sent_sizes = [count * own_rows * columns for count in matrices_of]
+    # From each rank its rows of this rank's matrices.
+    received_sizes = [mine * count * columns for count in rows]
+    received = sent.new_empty(sum(received_sizes))
+    dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
+    parts = received.split(received_sizes)
+    shaped = [part.view(mine, count, columns) for part, count in zip(parts, rows, strict=True)]
+    if mine:
+        whole = orthogonalise(torch.cat(shaped, dim=1))
+        parts = torch.split(whole, rows, dim=1)
 
-    def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[n, own rows, columns] -> the same as parts of orthogonal matrices of `shape` (rows, columns)."""
-        n, own_rows, columns = matrices.shape
-        rows = rows_of_ranks(shape[0], self.ranks.world_size)
-        assert own_rows == rows[self.ranks.rank]
-        matrices_of = rows_of_ranks(n, self.ranks.world_size)
-        mine = matrices_of[self.ranks.rank]
-
-        # To each owner this rank's rows of its matrices, one matrix after the other.
-        sent = matrices.flatten()
-        sent_sizes = [count * own_rows * columns for count in matrices_of]
-        # From each rank its rows of this rank's matrices.
-        received_sizes = [mine * count * columns for count in rows]
-        received = sent.new_empty(sum(received_sizes))
-        dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
-        parts = received.split(received_sizes)
-        shaped = [part.view(mine, count, columns) for part, count in zip(parts, rows, strict=True)]
-        if mine:
-            whole = orthogonalise(torch.cat(shaped, dim=1))
-            parts = torch.split(whole, rows, dim=1)
-
-        # The same way back.
-        returned = torch.cat([part.flatten() for part in parts])
-        result = torch.empty_like(sent)
-        dist.all_to_all_single(result, returned, sent_sizes, received_sizes)
-        return result.view(n, own_rows, columns)
+    # The same way back.
+    returned = torch.cat([part.flatten() for part in parts])
+    result = torch.empty_like(sent)
+    dist.all_to_all_single(result, returned, sent_sizes, received_sizes)
+    return result.view(n, own_rows, columns)
 
 
 class Muon(torch.optim.Optimizer):
@@ -141,7 +135,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         orthogonalise: Orthogonalise = orthogonalise,
     ) -> None:
-        """orthogonalise: the function of this name, or what shares the work with other ranks (SharedOrthogonalise, ShardedOrthogonalise)."""
+        """orthogonalise: the function of this name, or what shares the work with other ranks (SharedOrthogonalise, sharded_orthogonalise)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise
@@ -160,7 +154,11 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, parameters: list[torch.Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
         """Update matrices of one shape (rows, columns), of which this rank may have some rows alone."""
-        buffers = self._momentum_buffers(parameters)
+        buffers = []
+        for p in parameters:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers.append(own_part(self.state[p]["momentum_buffer"]))
         gradients = torch.stack([own_part(p.grad) for p in parameters if p.grad is not None])  # [n, rows, columns]
         parameters = [own_part(p) for p in parameters]
         # 1, or 0 for an update that is to change nothing. It stays a tensor on the device, so that nobody waits for it.
@@ -181,43 +179,3 @@ class Muon(torch.optim.Optimizer):
         update = update.float() * (rate * applied)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"] * applied)
         torch._foreach_add_(parameters, list(update.unbind()))
-
-    def _momentum_buffers(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The momentum of each, as far as this rank has it; zeros before the first update."""
-        buffers = []
-        for p in parameters:
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            buffers.append(own_part(self.state[p]["momentum_buffer"]))
-        return buffers
-
-
-def parts_of(optimizer: torch.optim.Optimizer) -> Sequence[torch.optim.Optimizer]:
-    """The optimisers of a Together; another optimiser alone."""
-    return getattr(optimizer, "optimizers", [optimizer])
-
-
-class Together:
-    """Several optimisers of disjoint parameters as one, as far as engine.py and GradScaler.unscale_ ask."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.optimizers = optimizers
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        found = []
-        for optimizer in self.optimizers:
-            found.extend(optimizer.param_groups)
-        return found
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """As the engine loads it again, one part after the other."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}

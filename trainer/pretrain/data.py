@@ -114,10 +114,10 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
         # Each document has them, so they do not count as known.
         added = (first.encoder.bos_id, first.encoder.eos_id)
         check_known(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
-        corpus.plan(0)
+        plan = corpus.plan(0)
         # A clock that finds more time may ask for more than there is.
         may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget
-        shortage = corpus.mixture.shortage() if corpus.mixture is not None and may_be_short else ""
+        shortage = corpus.mixture.shortage(plan) if corpus.mixture is not None and may_be_short else ""
         if shortage:
             raise DataError(
                 f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {shortage}; allow more "

@@ -92,7 +92,14 @@ def open_model(
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         weight = settings.weight()
         if weight is not None:
-            notices += check_starting_vocabulary(weight, vocabulary, path)
+            recorded = record_of(weight).get(VOCABULARY_FIELD)
+            if recorded is None and path == DEFAULT_TOKENIZER:
+                notices.append(unnamed_vocabulary(weight))
+            if recorded not in (None, vocabulary):
+                raise UserError(
+                    f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path {path}: name its own (or "
+                    "take vocabulary_sha256 out of the .json beside it)"
+                )
         make = partial(init_model, config, settings.from_weight, settings.out_dir, settings.init_scheme)
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()
@@ -103,19 +110,6 @@ def open_model(
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
-
-
-def check_starting_vocabulary(weight: Path, vocabulary: str, tokenizer_path: str) -> list[str]:
-    """A line where the weight does not say which tokenizer it was trained with. Errors: UserError where it was another."""
-    recorded = record_of(weight).get(VOCABULARY_FIELD)
-    if recorded is None:
-        return [unnamed_vocabulary(weight)] if tokenizer_path == DEFAULT_TOKENIZER else []
-    if recorded == vocabulary:
-        return []
-    raise UserError(
-        f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path "
-        f"{tokenizer_path}: name its own (or take vocabulary_sha256 out of the .json beside it)"
-    )
 
 
 def init_model(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.files import read_object
 from common.flags import at_least, fraction, not_negative, positive, share
 from common.settings import Settings, default_of, setting, switch, with_default
 from common.start import ROOT
@@ -272,7 +271,8 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            recorded = record_of(weight).get(SPECIAL_TOKENS_FIELD)
+            record = record_of(weight)
+            recorded = record.get(SPECIAL_TOKENS_FIELD)
             if recorded is not None and self.parse_special_tokens not in (None, recorded):
                 raise ValueError(
                     f"--parse_special_tokens {int(not recorded)}: {weight} was trained with --parse_special_tokens "
@@ -280,13 +280,10 @@ class PretrainSettings(
                 )
             if recorded is not None:
                 self.parse_special_tokens = recorded
-            beside = weight.with_suffix(".json")
-            if weight.suffix == ".pth" and beside.is_file():
-                fields = read_object(beside)
-                for name in MODEL_FLAGS:
-                    # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
-                    if type(fields.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
-                        shape[name] = fields[name]
+            for name in MODEL_FLAGS if weight.suffix == ".pth" else ():
+                # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+                if type(record.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
+                    shape[name] = record[name]
         if self.weight_folder() is not None:
             return
         for name, value in shape.items():

@@ -29,7 +29,6 @@ import errno
 import glob
 import itertools
 import os
-import pickle
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +37,7 @@ from typing import Any
 
 import torch
 
-from common.errors import UserError, user_errors
+from common.errors import UserError
 from common.files import (
     atomic_file,
     file_digest,
@@ -49,7 +48,6 @@ from common.files import (
     remove_if_possible,
     replace,
 )
-from model.pth_format import check_kind
 from trainer.saving.weights import save_with_digest
 from trainer.sharding import is_sharded
 
@@ -76,8 +74,8 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
     each value. The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer
     than the copies.
     """
-    # A tied tensor is in the state more than once. Parts of a sharded one may be empty, and have no memory that tells them apart.
-    copies: dict[object, torch.Tensor | None] = {}
+    # by the id of a tensor: a tied one is in the state more than once
+    copies: dict[int, torch.Tensor | None] = {}
     under_way = False
 
     def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -100,11 +98,9 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
             return type(value)(copied(item) for item in value)
         if not isinstance(value, torch.Tensor):
             return value if keeps else None
-        has_memory = not is_sharded(value) and value.numel()
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if has_memory else id(value)
-        if key not in copies:
-            copies[key] = copy_of(value)
-        return copies[key]
+        if id(value) not in copies:
+            copies[id(value)] = copy_of(value)
+        return copies[id(value)]
 
     result = copied(value)
     if under_way:
@@ -156,16 +152,11 @@ def digest_line(path: Path, digest: str) -> bytes:
 
 
 def load_checkpoint(path: Path, mapped: bool = False) -> Any:
-    """The state dict in a checkpoint, on the CPU; nothing in it can run code. Errors: UserError for what torch cannot read.
+    """The state dict in a checkpoint, on the CPU; nothing in it can run code.
 
     mapped: a tensor is read when it is used, and as far as it is used.
     """
-    with user_errors():
-        check_kind(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError:
-        raise UserError(f"{path}: it holds Python objects besides tensors, which could run code: delete it") from None
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 # ------------------------------------------------------------------------------------------------ the checkpoints of a run

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from tests.helpers import tiny_model
-from trainer.optim.build import build_optimizer, parameter_groups
+from trainer.optim.build import build_optimizers, parameter_groups
 from trainer.optim.schedules import get_lr, learning_rate
 from trainer.settings import OptimizerSettings
 
@@ -12,13 +12,13 @@ from trainer.settings import OptimizerSettings
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     """Every parameter once; the rate of Muon is --muon_lr on the same schedule (lr_scale)."""
     model = tiny_model(use_moe=True)
-    optimizer = build_optimizer(model, OptimizerSettings(learning_rate=1e-3, optimizer="muon", muon_lr=0.02))
+    adamw, muon = build_optimizers(model, OptimizerSettings(learning_rate=1e-3, optimizer="muon", muon_lr=0.02))
     names = {id(p): name for name, p in model.named_parameters()}
-    listed = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+    (hidden,) = muon.param_groups
+    listed = [names[id(p)] for group in (*adamw.param_groups, hidden) for p in group["params"]]
     assert sorted(listed) == sorted(names.values())
-    muon = optimizer.param_groups[-1]
-    assert muon["lr_scale"] == pytest.approx(20)
-    assert {names[id(p)].split(".")[-2] for p in muon["params"]} == {
+    assert hidden["lr_scale"] == pytest.approx(20)
+    assert {names[id(p)].split(".")[-2] for p in hidden["params"]} == {
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
     }  # fmt: skip
 
@@ -27,7 +27,7 @@ def test_the_matrices_outside_the_blocks_have_a_rate_of_their_own():
     """--embed_lr moves embeddings, head and routers alone; without it they have --learning_rate, in the same groups."""
     model = tiny_model(use_moe=True)
     settings = [OptimizerSettings(learning_rate=1e-3, optimizer="muon", embed_lr=rate) for rate in (0.0, 4e-3)]
-    usual, own = (build_optimizer(model, one) for one in settings)
+    usual, own = (build_optimizers(model, one)[0] for one in settings)
     names = {id(p): name for name, p in model.named_parameters()}
     changed = {}
     for before, after in zip(usual.param_groups, own.param_groups, strict=True):

@@ -122,13 +122,6 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
         assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
 
 
-def test_the_newest_of_more_than_eight_digits(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for update in (99999998, 99999999, 100000000):
-        save(checkpoints, update)
-    assert names(checkpoints) == ["update_100000000.pt", "update_99999999.pt"]
-
-
 def test_saves_never_overlap(tmp_path, monkeypatch):
     """The second waits for the first; the training thread goes on meanwhile."""
     running, most, write = [], [], Checkpoints._write
