@@ -124,6 +124,7 @@ class Corpus:
                 whole, self.paths_of_sources, encoder, deduplicate, **store_options
             )
             self.notices += lines
+            # A single document is no copy, and may be there as two by now (with_last_part).
             if is_copy.any():
                 self.documents = self.documents[~is_copy]
         self.notices += [line for store in stores for line in store.bad_lines.report()]
