@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from common.errors import UserError
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -114,14 +114,14 @@ def refuse_irregular(path: str | Path) -> None:
 def read_small(path: str | Path) -> bytes:
     """Returns the content of a small, untrusted file.
 
-    Errors: OSError for what is no regular file, and for more than MOST_BYTES.
+    Errors: OSError for what is no regular file, and for more than MAX_BYTES.
     """
     refuse_irregular(path)
     with open(path, "rb") as file:
         # One byte over the limit suffices: the file may be huge.
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes, which none of its kind is", str(path))
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES:,} bytes, which none of its kind is", str(path))
     return content
 
 

@@ -17,7 +17,7 @@ LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
 # {flag of MiniMind, nanoGPT or Hugging Face: its names here}, without those that are found by similar spelling
-ELSEWHERE = {
+OTHER_NAMES = {
     "lr": ("learning_rate",),
     "block_size": ("max_seq_len", "max_length"),
     "dim": ("hidden_size",),
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         meant = []
         for word in words:
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            renamed = [ours for ours in ELSEWHERE.get(name, ()) if ours in known]
+            renamed = [ours for ours in OTHER_NAMES.get(name, ()) if ours in known]
             if close := renamed or difflib.get_close_matches(name, known, n=1):
                 meant.append(f"--{close[0]}" if word.startswith("--") else close[0])
         return f"; did you mean {' '.join(meant)}?" if meant else ""

@@ -27,7 +27,7 @@ POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
 
 
-def id_for_children() -> int:
+def pid_for_children() -> int:
     """The argument for `end_with` in the processes that this one starts."""
     # PR_SET_PDEATHSIG is sent when the thread ends that started the process.
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
@@ -36,7 +36,7 @@ def id_for_children() -> int:
 def end_with(parent: int) -> None:
     """Kill this process as soon as its parent is gone, whatever it is doing.
 
-    On Linux the kernel does it; elsewhere a thread polls every 0.2 s. parent: the parent's `id_for_children`; 0: no-op, and
+    On Linux the kernel does it; elsewhere a thread polls every 0.2 s. parent: the parent's `pid_for_children`; 0: no-op, and
     the process has to notice by itself that its pipe is closed.
     """
 
@@ -87,10 +87,10 @@ class Workers:
 
     Each has its own pipe, so its death closes the pipe even in the middle of a result. The pools of the standard library share
     one, and would wait forever for the rest of that result.
-    begin: called first in each process. Without fork both functions are pickled. Errors: WorkerLost.
+    init: called first in each process. Without fork both functions are pickled. Errors: WorkerLost.
     """
 
-    def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
         self._processes: list[BaseProcess] = []
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
         # one thread per process, to wait for its result
@@ -102,7 +102,7 @@ class Workers:
                 own_end, other_end = multiprocessing.Pipe()
                 # Forked processes close this end: the pipe has to close with this process.
                 register_after_fork(own_end, Connection.close)
-                process = multiprocessing.Process(target=_serve, args=(other_end, id_for_children(), work, begin))
+                process = multiprocessing.Process(target=_serve, args=(other_end, pid_for_children(), work, init))
                 process.start()
                 other_end.close()
                 self._processes.append(process)
@@ -157,11 +157,11 @@ def _lost(process: BaseProcess) -> WorkerLost:
     return WorkerLost(f"process {process.pid} {how}")
 
 
-def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
     """Main loop of a process of a pool, until its pipe is closed."""
     ignore_stop_signals()
     end_with(parent)
-    begin()
+    init()
     answer: tuple[Exception | None, Any]
     # Either error, depending on what the parent was doing when it ended
     with contextlib.suppress(EOFError, ConnectionError):
@@ -196,15 +196,15 @@ def environment(name: str, value: str) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- run time of the command
 
 # start of the command
-_began = STARTED
+_start_time = STARTED
 
 
 def count_from_here() -> None:
     """Restart `seconds_since_start`: another program, such as a notebook, calls the command as a function."""
-    global _began
-    _began = time.monotonic()
+    global _start_time
+    _start_time = time.monotonic()
 
 
 def seconds_since_start() -> float:
     """Run time of the command, in seconds."""
-    return time.monotonic() - _began
+    return time.monotonic() - _start_time

@@ -157,14 +157,14 @@ class SettingsParser(Parser):
 
     def read(self, argv: Sequence[str] | None) -> tuple[Any, frozenset[str]]:
         """See Settings.read."""
-        said = vars(self.parse_args(argv))
+        given = vars(self.parse_args(argv))
         try:
-            if "config" in said:
-                said = {**self._settings_in(Path(said.pop("config"))), **said}
-            missing = [f"--{name}" for name in self.required if name not in said]
+            if "config" in given:
+                given = {**self._settings_in(Path(given.pop("config"))), **given}
+            missing = [f"--{name}" for name in self.required if name not in given]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
-            return self.kind(**said), frozenset(said)
+            return self.kind(**given), frozenset(given)
         except OSError as error:
             # Settings may check their files. The reason comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
@@ -191,8 +191,8 @@ class SettingsParser(Parser):
                 texts = [",".join(texts)]
             for text in texts:
                 # `--name=text`, since the text may start with "-"
-                for known_as, value in vars(self.parse_args([f"--{name}={text}"])).items():
-                    found[known_as] = found.get(known_as, []) + value if isinstance(value, list) else value
+                for dest, value in vars(self.parse_args([f"--{name}={text}"])).items():
+                    found[dest] = found.get(dest, []) + value if isinstance(value, list) else value
         if "config" in found:
             self.error("a file of settings names no other one")
         self.place = ""

@@ -22,10 +22,10 @@ def guard_imports(ends_at_ctrl_c: bool = True) -> None:
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
     if ends_at_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.excepthook = name_the_package
+    sys.excepthook = missing_package_hook
 
 
-def name_the_package(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def missing_package_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """sys.excepthook that prints one line for a missing package, and a traceback for everything else."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or (ROOT / package).exists():

@@ -25,10 +25,10 @@ WEIGHTS = "model.safetensors"
 # shards of large weights, as save_pretrained names them
 PARTS = "model-*-of-*.safetensors"
 # upper bound: published models have a few hundred
-MOST_LAYERS = 2_000
+MAX_LAYERS = 2_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SAME = [name for name, declared in DECLARATIONS.items() if declared["exported"] == ALL_EXPORTS]
-MOE = [name for name, declared in DECLARATIONS.items() if declared["exported"] == EXPERT_EXPORTS]
+COMMON_FIELDS = [name for name, declared in DECLARATIONS.items() if declared["exported"] == ALL_EXPORTS]
+MOE_FIELDS = [name for name, declared in DECLARATIONS.items() if declared["exported"] == EXPERT_EXPORTS]
 # {(generation, use_moe): (config class, name of the model class)}
 HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
     ("minimind2", False): (LlamaConfig, "LlamaForCausalLM"),
@@ -40,7 +40,7 @@ HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
 KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES.items()}
 
 # their fields that MiniMind cannot vary: they must equal hf_config's
-SAME_FORM = (
+FIXED_FIELDS = (
     "hidden_act",
     "use_sliding_window",
     "attention_dropout",
@@ -69,9 +69,9 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
     if config.generation == "minimind3" and config.use_moe and config.n_shared_experts:
         raise ValueError("a minimind3 with shared experts has no twin in transformers: it cannot be exported")
     config_class, name = HF_CLASSES[config.generation, config.use_moe]
-    fields: dict[str, Any] = {field: getattr(config, field) for field in SAME}
+    fields: dict[str, Any] = {field: getattr(config, field) for field in COMMON_FIELDS}
     if config.use_moe:
-        fields.update({field: getattr(config, field) for field in MOE})
+        fields.update({field: getattr(config, field) for field in MOE_FIELDS})
         # Every layer has experts.
         fields.update(decoder_sparse_step=1, mlp_only_layers=[])
     if config.generation == "minimind2" and config.use_moe:
@@ -146,8 +146,8 @@ def refuse_layers(theirs: Mapping[str, object]) -> None:
     for name, value in theirs.items():
         if isinstance(value, Mapping):
             refuse_layers(value)
-        elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
-            raise ValueError(f"{name[:60]} is more than {MOST_LAYERS:,}, which no model has")
+        elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MAX_LAYERS:
+            raise ValueError(f"{name[:60]} is more than {MAX_LAYERS:,}, which no model has")
 
 
 def load_config(what: str, folder: Path) -> Any:
@@ -202,7 +202,7 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
         raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
     config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
-    fields = {name: getattr(config, name, None) for name in (*SAME, *(MOE if use_moe else ()))}
+    fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
     rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
     rope.pop("type", None)
     if rope.get("partial_rotary_factor") == 1:
@@ -221,7 +221,7 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
     for name, value, wanted in (
         ("rope_parameters", rope, twin.rope_parameters),
         ("layer_types", sorted(layer_types), ["full_attention"]),
-        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in SAME_FORM),
+        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
     ):
         if value != wanted:
             raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")

@@ -12,9 +12,9 @@ IGNORE = -100
 # Rows of logits that exist at a time: 52 MB in fp32 with a vocabulary of 6,400. Fewer make small products.
 CHUNK_ROWS = 2048
 # Each chunk is about ten launches, and a GPU computes 2,048 rows faster than the host launches the next ones.
-CHUNK_ROWS_OF_GPU = 16_384
+GPU_CHUNK_ROWS = 16_384
 # Upper bound of a chunk's fp32 logits, so that a large vocabulary does not fill a small card
-CHUNK_BYTES_OF_GPU = 512_000_000
+GPU_CHUNK_BYTES = 512_000_000
 FP32 = 4
 # GPUs multiply whole tiles.
 TILE = 128
@@ -24,9 +24,9 @@ def chunk_rows(device_type: str, vocab_size: int) -> int:
     """Maximum rows of logits at a time on a device of this type."""
     if device_type != "cuda":
         return CHUNK_ROWS
-    rows = CHUNK_BYTES_OF_GPU // (FP32 * vocab_size) // TILE * TILE
+    rows = GPU_CHUNK_BYTES // (FP32 * vocab_size) // TILE * TILE
     # Smaller chunks than those of a CPU would be slow, whatever the vocabulary is.
-    return max(CHUNK_ROWS, min(CHUNK_ROWS_OF_GPU, rows))
+    return max(CHUNK_ROWS, min(GPU_CHUNK_ROWS, rows))
 
 
 def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.config import MiniMindConfig
-from model.fast.experts import mixing
+from model.fast.experts import choose_mix
 from model.products import FeedForward
 
 
@@ -43,7 +43,7 @@ class MoEFeedForward(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])  # [N, H]
         scores, weights, chosen = self.route(tokens)
         experts = cast(Sequence[FeedForward], self.experts)
-        out = mixing(experts, tokens)(experts, tokens, weights, chosen)
+        out = choose_mix(experts, tokens)(experts, tokens, weights, chosen)
         for expert in self.shared_experts:
             out = out + expert(tokens)
         if self.training and segments is not None:

@@ -212,12 +212,12 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
 
 def warn_of_guesses(path: Path, config: MiniMindConfig, overrides: Mapping[str, Any]) -> None:
     """Warn of fields that no shape determines and that have the generation's defaults."""
-    untold = []
+    undetermined = []
     if config.generation == "minimind2" and not overrides.get("head_dim"):
-        untold.append("num_attention_heads")
+        undetermined.append("num_attention_heads")
     if config.use_moe:
-        untold.append("num_experts_per_tok")
-    guessed = [f"{name}={getattr(config, name)}" for name in untold if overrides.get(name) is None]
+        undetermined.append("num_experts_per_tok")
+    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
     if guessed:
         warnings.warn(
             f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",

@@ -25,7 +25,7 @@ QUICK_ON_CPU = "quick_on_cpu"
 SHORT_ROWS = 128
 
 
-def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
+def dropout_mask(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
     """Returns int32 [shape]: -1, all bits set, with probability p (to 1/65536), else 0; seeded by torch's global generator.
 
     The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor index · 2^32/golden ratio, in
@@ -44,7 +44,7 @@ def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch
 def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """x with a share p of its elements zeroed and the others scaled by 1 / (1 - p), as torch.nn.functional.dropout."""
     if training and p and torch.compiler.is_compiling() and x.device.type == "cpu":
-        return x * (1 + dropped(x.shape, p, x.device)).to(x.dtype) * (1 / (1 - p))
+        return x * (1 + dropout_mask(x.shape, p, x.device)).to(x.dtype) * (1 / (1 - p))
     return F.dropout(x, p, training)
 
 

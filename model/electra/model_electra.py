@@ -107,8 +107,8 @@ class ElectraPretrainer(torch.nn.Module):
 
     def __init__(
         self,
-        of_generator: ElectraConfig,
-        of_discriminator: ElectraConfig,
+        generator_config: ElectraConfig,
+        discriminator_config: ElectraConfig,
         sampling: str = "multinomial",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
@@ -117,19 +117,19 @@ class ElectraPretrainer(torch.nn.Module):
         of the two losses. Errors: ValueError where heads do not divide a width, or the networks cannot share their embeddings."""
         super().__init__()
         for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
-            own, other = getattr(of_generator, name), getattr(of_discriminator, name)
+            own, other = getattr(generator_config, name), getattr(discriminator_config, name)
             if own != other:
                 raise ValueError(
                     f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
                 )
-        for name, config in zip(NETWORKS, (of_generator, of_discriminator), strict=True):
+        for name, config in zip(NETWORKS, (generator_config, discriminator_config), strict=True):
             width, heads = config.hidden_size, config.num_attention_heads
             if width % heads:
                 raise ValueError(
                     f"{name}: hidden_size {width} is no multiple of {heads} heads (--num_attention_heads, --{name}_config)"
                 )
-        self.generator = generator = ElectraForMaskedLM(of_generator)
-        self.discriminator = discriminator = ElectraForPreTraining(of_discriminator)
+        self.generator = generator = ElectraForMaskedLM(generator_config)
+        self.discriminator = discriminator = ElectraForPreTraining(discriminator_config)
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
@@ -137,7 +137,7 @@ class ElectraPretrainer(torch.nn.Module):
         self.compiled_shape: tuple[int, int] | None = None
         # replaced in compile_training
         self.add_up_chunks = add_up_chunks
-        self.judge_guesses = judge_guesses
+        self.masked_lm_loss = masked_lm_loss
         # The modules, not their weights: after a reassignment the generator's head would still have the old weight.
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
@@ -171,7 +171,7 @@ class ElectraPretrainer(torch.nn.Module):
             rows = torch.arange(len(masked_ids), device=masked_ids.device)[:, None]
             at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
             logits = self.generator.generator_lm_head(at_masked)  # [M, V]
-            mlm, correct = self.judge_guesses(logits, labels.flatten(), self.gen_smooth)
+            mlm, correct = self.masked_lm_loss(logits, labels.flatten(), self.gen_smooth)
             with torch.no_grad():
                 sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
                 used = labels != IGNORE
@@ -195,7 +195,7 @@ class ElectraPretrainer(torch.nn.Module):
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)
-        self.judge_guesses = torch.compile(judge_guesses, dynamic=False)
+        self.masked_lm_loss = torch.compile(masked_lm_loss, dynamic=False)
         self.add_up_chunks = torch.compile(add_up_chunks, dynamic=False)
         return ""
 
@@ -205,7 +205,7 @@ def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-def judge_guesses(
+def masked_lm_loss(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(sum of the cross-entropies, number of right top predictions), 0-d. logits: [M, V]; labels: [M], or IGNORE."""

@@ -66,7 +66,7 @@ class _BlockAttention(torch.autograd.Function):
         scale = k.shape[2] ** -0.5
         outputs = []
         denominators = []
-        exp_scores_of_all = []
+        all_exp_scores = []
         for q, mask in zip(queries, masks, strict=True):
             B, _, W, S = mask.shape
             R = q.shape[1] // W
@@ -77,9 +77,9 @@ class _BlockAttention(torch.autograd.Function):
             denominator = exp_scores.float().sum(dim=-1, keepdim=True)
             outputs.append(((exp_scores @ v[:, :S]).float() / denominator).to(q.dtype))
             denominators.append(denominator)
-            exp_scores_of_all.append(exp_scores)
+            all_exp_scores.append(exp_scores)
         ctx.n_blocks = len(queries)
-        ctx.save_for_backward(k, v, *queries, *outputs, *denominators, *exp_scores_of_all)
+        ctx.save_for_backward(k, v, *queries, *outputs, *denominators, *all_exp_scores)
         return tuple(outputs)
 
     @staticmethod
@@ -94,14 +94,14 @@ class _BlockAttention(torch.autograd.Function):
         queries = saved[:n]
         outputs = saved[n : 2 * n]
         denominators = saved[2 * n : 3 * n]
-        exp_scores_of_all = saved[3 * n :]
+        all_exp_scores = saved[3 * n :]
         scale = k.shape[2] ** -0.5
         d_queries = []
         # Every block adds to the gradients of the keys that it sees, in fp32.
         d_k = torch.zeros_like(k, dtype=torch.float32)
         d_v = torch.zeros_like(v, dtype=torch.float32)
         for q, output, denominator, exp_scores, grad in zip(
-            queries, outputs, denominators, exp_scores_of_all, grads, strict=True
+            queries, outputs, denominators, all_exp_scores, grads, strict=True
         ):
             S = exp_scores.shape[2]
             scaled = grad.float() / denominator

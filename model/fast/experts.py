@@ -35,7 +35,7 @@ COPY_ROWS = 64
 Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def mixing(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
+def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
     """Returns the fastest implementation for tokens [N, H] in this precision and on this device."""
     if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
         # Decoding: gathering all experts' weights costs more than E products with a few rows.
@@ -199,10 +199,10 @@ def _block_gradients(
     grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
-    of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
+    per_block = grad.transpose(1, 2) @ rows  # [blocks, O, I]
     # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
     is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
-    d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
+    d_weight = is_mine.to(per_block.dtype) @ per_block.flatten(1)
     return grad @ weight[owner], d_weight.view(weight.shape)
 
 

@@ -42,10 +42,10 @@ def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
     T = document_ids.shape[1]
     partial, full = visible_blocks(starts)
     # FlexAttention needs the keys of each query for the forward pass, and the queries of each key for the backward pass.
-    of_queries_and_keys = torch.stack((partial, full, partial.mT, full.mT)).unsqueeze(2)  # [4, B, 1, blocks, blocks]
-    counts = of_queries_and_keys.sum(dim=-1, dtype=torch.int32)
+    block_masks = torch.stack((partial, full, partial.mT, full.mT)).unsqueeze(2)  # [4, B, 1, blocks, blocks]
+    counts = block_masks.sum(dim=-1, dtype=torch.int32)
     # Indices of the visible blocks first, ascending, as in create_block_mask.
-    order = of_queries_and_keys.int().argsort(dim=-1, descending=True, stable=True).int()
+    order = block_masks.int().argsort(dim=-1, descending=True, stable=True).int()
     return BlockMask(
         seq_lengths=(T, T),
         kv_num_blocks=counts[0],
