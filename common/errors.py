@@ -1,4 +1,4 @@
-"""The errors that a person can act on. They end a command with one line and exit code 2."""
+"""Errors that the user can fix. They end a command with one line and exit code 2."""
 
 import contextlib
 import importlib
@@ -7,29 +7,29 @@ from types import ModuleType
 
 
 class UserError(ValueError):
-    """Something that the user can mend: a flag, a file, a machine that lacks something."""
+    """Something that the user can fix: a flag, a file, something missing on the machine."""
 
 
 class SaidByAnotherRank(UserError):
-    """Ends this rank without a line of its own: another rank has the error, and prints it."""
+    """Ends this rank silently: another rank has the error and prints it."""
 
 
 class DataError(UserError):
-    """Something in the data that its owner can mend: one line that says where, what and how."""
+    """Something in the data that its owner can fix: one line with the place, the problem and the fix."""
 
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn the ValueErrors and OSErrors of setting up (a config field, a file) into UserErrors.
+    """Turn ValueErrors and OSErrors of set-up code (a config field, a file) into UserErrors.
 
-    Used around set-up code only: inside the training loop a ValueError is a defect of ours and keeps its traceback.
+    Not for the training loop: there a ValueError is a bug of ours and keeps its traceback.
     """
     try:
         yield
     except UserError:
         raise
     except OSError as error:
-        # str() would begin with [Errno 13].
+        # str() would start with [Errno 13].
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UserError(message) from error
     except ValueError as error:
@@ -37,7 +37,7 @@ def user_errors() -> Iterator[None]:
 
 
 def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
-    """A module that only some users need, or a DataError that says what to install, also where its own code fails. package: pip's name."""
+    """Import an optional dependency. package: pip's name. Errors: DataError with the pip command, whatever the import raises."""
     package = package or module.split(".")[0]
     try:
         return importlib.import_module(module)

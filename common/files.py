@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, their digests, moving and removing them; folders that libraries take."""
+"""Atomic files and folders, digests, links, removal, locks, the cache folder."""
 
 import contextlib
 import errno
@@ -14,35 +14,35 @@ from safetensors import SafetensorError
 
 from common.errors import UserError
 
-# Configs and settings have a few thousand bytes; a data file that was named by mistake has more.
-MOST_BYTES = 1 << 20
+# Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
+MAX_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     """Open `path` for binary writing so that it appears complete or not at all; the temporary is removed on failure.
 
-    Errors: OSError that names `path` (a full disk does not name a file by itself).
+    Errors: OSError that names `path` (the error of a full disk has no file name).
     """
     path = Path(path)
-    # In the same folder, since a rename between two disks is a copy. With the number of this process, so that two that
-    # write the same file do not write into one another.
+    # In the same folder, since a rename between two disks is a copy; with the process id, since two processes may write
+    # the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            # Otherwise a power cut after the rename could leave the name with nothing in it.
+            # Otherwise a power cut after the rename could leave an empty file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # numpy's tofile raises one without a number.
+            # numpy's tofile raises one without errno.
             reason = error.strerror or f"not all of it could be written, is the disk full? ({error})"
             raise OSError(error.errno or errno.EIO, reason, str(path)) from error
         raise
-    # The name is in the folder only when the folder itself is on the disk.
+    # The rename is durable only once the folder is on disk.
     sync_folder(path.parent)
 
 
@@ -58,9 +58,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
-    """Fill the folder `temporary` so that it takes the place of `folder` complete or not at all; it is removed on failure.
+    """Fill the folder `temporary`, which replaces `folder` when it is complete; it is removed on failure.
 
-    Errors: OSError that names `folder` for what safetensors cannot write.
+    Errors: OSError that names `folder` where safetensors cannot write.
     """
     # left by a killed run
     remove(temporary)
@@ -70,21 +70,21 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, SafetensorError):
-            # The system's number stands in its text alone.
+            # SafetensorError has errno only in its text.
             number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
             raise OSError(number, " ".join(str(error).split()), str(folder)) from error
         raise
 
 
 def forget_cached(path: Path) -> None:
-    """Ask the system to drop its copy of a file that is on the disk already. macOS and Windows have no such call."""
+    """Drop a file that is on disk already from the page cache. No-op on macOS and Windows, which have no such call."""
     if hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file, contextlib.suppress(OSError):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class HashingWriter:
-    """A file that feeds what is written to SHA-256 as well; torch.save writes into it."""
+    """A file for torch.save that also computes the SHA-256 of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -106,27 +106,27 @@ def file_digest(path: str | Path) -> str:
 
 
 def refuse_irregular(path: str | Path) -> None:
-    """OSError for what is there and is no regular file: a folder, or a pipe, which would be waited for without end."""
+    """Raises OSError for an existing path that is no regular file: a folder, or a pipe, which could block forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_small(path: str | Path) -> bytes:
-    """The content of a small file that may have been put there by anybody.
+    """Returns the content of a small, untrusted file.
 
-    Errors: OSError for what is no regular file, and for more than MOST_BYTES.
+    Errors: OSError for what is no regular file, and for more than MAX_BYTES.
     """
     refuse_irregular(path)
     with open(path, "rb") as file:
-        # One byte more than is allowed, and no more: it may be of any size.
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {MOST_BYTES:,} bytes, which none of its kind is", str(path))
+        # One byte over the limit suffices: the file may be huge.
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {MAX_BYTES:,} bytes, which none of its kind is", str(path))
     return content
 
 
 def read_object(path: str | Path) -> dict[str, object]:
-    """The JSON object in a small file that may have been put there by anybody, such as the .json beside a weight.
+    """Returns the JSON object in a small, untrusted file, such as the .json beside a weight.
 
     Errors: ValueError, one line that names the file.
     """
@@ -142,27 +142,27 @@ def read_object(path: str | Path) -> dict[str, object]:
 
 
 def is_link_of(path: Path, original: Path) -> bool:
-    """Whether `path` is a hard link of the file `original`, or a folder of links of all files in the folder `original`."""
+    """Returns whether `path` is a hard link to the file `original`, or a folder of links to all files in that folder."""
     if original.is_dir():
         return path.is_dir() and all(is_link_of(path / entry.name, entry) for entry in original.iterdir())
     return path.exists() and path.samefile(original)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Keep a file or folder as `target`: our files are replaced by renaming, so a link keeps the old content."""
+    """Keep a file or folder as `target`: our files are replaced by renaming, so a hard link keeps the old content."""
     if os.path.isdir(source):
         shutil.copytree(source, target, copy_function=link_or_copy)
         return
     try:
         os.link(source, target)
     except OSError:
-        # A file system without links.
+        # a file system without hard links
         shutil.copy2(source, target)
 
 
 def replace(source: Path, target: Path) -> None:
-    """Move a file or folder to `target`, in the place of what is there."""
-    # A rename takes the place of a file, but not of a folder with something in it.
+    """Move a file or folder to `target`, replacing what is there."""
+    # A rename replaces a file, but not a folder that is not empty.
     if target.is_dir():
         remove(target)
     os.replace(source, target)
@@ -177,25 +177,25 @@ def remove(path: Path) -> None:
 
 
 def remove_if_possible(path: Path) -> None:
-    """Delete what can be deleted of a file or a folder: another process may be writing there."""
+    """Delete a file or folder, best effort: another process may be writing there."""
     with contextlib.suppress(OSError):
         remove(path)
 
 
 def file_lock(path: Path, file_stays: bool = False) -> Any:
-    """A FileLock that is not held yet. To take it raises OSError on a file system that has no locks (Lustre without `-o flock`).
+    """Returns a FileLock, not acquired yet; any thread may release it. file_stays: its file is not deleted then.
 
-    filelock would take the file's being there for a lock instead, and nobody would ever take back that of a killed process.
-    file_stays: also when the lock is given back, which any thread may do.
+    acquire raises OSError on a file system without locks (Lustre without `-o flock`). filelock's fallback is off: it takes
+    the mere existence of the file as the lock, which a killed process would hold forever.
     """
-    # Loaded where it is needed: the flags of every trainer import who uses this, and its loading takes a tenth of a second.
+    # Imported lazily: it takes 0.1 s, and the flags of every trainer import a user of this function.
     from filelock import FileLock
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=file_stays)
 
 
 def utf8_folder(flag: str, path: str | Path) -> Path:
-    """The folder, if its whole path is UTF-8: the libraries that read and write exports take no other. UserError."""
+    """Returns the folder. Errors: UserError for a path that is not UTF-8, which the export libraries do not take."""
     try:
         str(Path(path).absolute()).encode()
     except UnicodeEncodeError:
@@ -204,5 +204,5 @@ def utf8_folder(flag: str, path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """The folder for what is kept for the user and can be made again."""
+    """The user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind"

@@ -1,4 +1,4 @@
-"""What the flags of all commands share: a parser that answers in one line, and types with clear errors."""
+"""Flags of all commands: a parser with one-line errors, and argparse types with clear messages."""
 
 import argparse
 import difflib
@@ -10,15 +10,14 @@ from common.wording import one_line
 
 Number = TypeVar("Number", int, float)
 
-# No number that these commands take means anything beyond this; a slip of the keyboard ends here, and not in an
-# overflow, a count that never ends, or all of the memory.
+# Upper bound of numeric flags: a typo ends in an error, not in an overflow, an endless loop or a full memory.
 LARGEST = 10**9
-# characters of an error line: a value that was pasted by mistake can be a whole file
+# maximum characters of an error line: a value pasted by mistake can be a whole file
 LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
 AUTO = "auto"
-# {flag of MiniMind, nanoGPT or Hugging Face: what it may be called here}. Those that are spelt nearly alike are found.
-ELSEWHERE = {
+# {flag of MiniMind, nanoGPT or Hugging Face: its names here}, without those that are found by similar spelling
+OTHER_NAMES = {
     "lr": ("learning_rate",),
     "block_size": ("max_seq_len", "max_length"),
     "dim": ("hidden_size",),
@@ -41,19 +40,19 @@ ELSEWHERE = {
 
 
 def boolean(text: str) -> bool:
-    """`--flag`, `--flag true`, `--flag 0` ...: bool("False") would be true."""
+    """Parse 1/0, true/false, yes/no or on/off; bool("False") would be true."""
     values = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
     return values[text.lower()]
 
 
-# argparse's words for a flag that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work.
+# argparse options of a boolean flag: `--use_moe`, `--use_moe True`, `--use_moe 0` all work.
 SWITCH: dict[str, Any] = {"type": boolean, "nargs": "?", "const": True, "metavar": "BOOL"}
 
 
 def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
-    """A converter of numbers for which `fits` holds. wanted: which these are, for the line on another one."""
+    """An argparse type for numbers that pass `fits`. wanted: their description in the error message."""
 
     def convert(text: str) -> Number:
         value = kind(text)
@@ -61,27 +60,27 @@ def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted
             raise argparse.ArgumentTypeError(f"{text} must be {wanted}")
         return value
 
-    # What argparse calls it in its message on a text that is no number.
+    # The name in argparse's message for a text that is not a number
     convert.__name__ = kind.__name__
     return convert
 
 
 def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
-    """A converter of numbers above 0."""
+    """An argparse type for numbers above 0."""
     return number(kind, lambda value: 0 < value <= most, f"a number above 0 and at most {most:,}")
 
 
 def at_least(least: int, reason: str) -> Callable[[str], int]:
-    """A converter of whole numbers from `least` on. reason: the end of the line on a smaller one."""
+    """An argparse type for integers from `least` on. reason: the end of the error message."""
     return number(int, lambda value: least <= value <= LARGEST, f"at least {least} {reason}")
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
-    """A converter of numbers from 0 on."""
+    """An argparse type for numbers from 0 on."""
     return number(kind, lambda value: 0 <= value <= LARGEST, f"a number from 0 to {LARGEST:,}")
 
 
-# parts of a whole: above 0 and up to all of it; from none of it on; neither none nor all of it
+# argparse types for the intervals (0, 1], [0, 1) and (0, 1)
 share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
 fraction = number(float, lambda value: 0 <= value < 1, "at least 0 and below 1")
 inner_share = number(float, lambda value: 0 < value < 1, "above 0 and below 1")
@@ -89,18 +88,18 @@ seed = number(int, lambda value: 0 <= value < 2**32, "at least 0 and below 2**32
 
 
 class Parser(argparse.ArgumentParser):
-    """One line and exit code 2 for a wrong flag, flags that are written out, and a bare form for booleans.
+    """ArgumentParser with one-line errors, exit code 2, and no abbreviated flags.
 
-    An empty text is refused, since it is what a shell makes of a variable that was never set. `may_be_empty` names the
-    arguments for which it means something.
+    An empty value is an error, since in a shell it usually is a variable that was never set. `may_be_empty` names the
+    arguments that may be empty.
     """
 
     may_be_empty: tuple[str, ...] = ()
-    # the beginning of a message: the file in which the flags stand
+    # prefix of error messages: the settings file that is being read
     place = ""
 
     def __init__(self, **options: Any) -> None:
-        """options: argparse's."""
+        """options: of ArgumentParser."""
         super().__init__(allow_abbrev=False, **options)
 
     def parse_args(  # type: ignore[override]
@@ -117,13 +116,13 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def nearest(self, words: Sequence[str]) -> str:
-        """The end of a line on words that are no flags: those that are meant, as far as that can be guessed."""
+        """Returns the "did you mean" part of the error for unknown flags; "" if no known flag is similar."""
         options = [option for action in self._actions for option in action.option_strings]
         known = [option.removeprefix("--") for option in options if option.startswith("--")]
         meant = []
         for word in words:
             name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-            renamed = [ours for ours in ELSEWHERE.get(name, ()) if ours in known]
+            renamed = [ours for ours in OTHER_NAMES.get(name, ()) if ours in known]
             if close := renamed or difflib.get_close_matches(name, known, n=1):
                 meant.append(f"--{close[0]}" if word.startswith("--") else close[0])
         return f"; did you mean {' '.join(meant)}?" if meant else ""

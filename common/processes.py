@@ -1,6 +1,4 @@
-"""Processes: how they end (those that must not outlive the one that they work for, and Ctrl-C), a pool of them, environment
-variables for a block of code, and how long the command has been running.
-"""
+"""Processes that end with their parent, signals, a process pool, temporary environment variables, run time of the command."""
 
 import atexit
 import contextlib
@@ -25,21 +23,21 @@ from typing import Any
 from common.start import STARTED
 
 POLL_S = 0.2
-# linux/prctl.h.
+# from linux/prctl.h
 PR_SET_PDEATHSIG = 1
 
 
-def id_for_children() -> int:
-    """What a process hands to those that it starts, for their `end_with`."""
-    # The kernel takes the end of the thread that started a process for the end of its parent.
+def pid_for_children() -> int:
+    """The argument for `end_with` in the processes that this one starts."""
+    # PR_SET_PDEATHSIG is sent when the thread ends that started the process.
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
 def end_with(parent: int) -> None:
-    """Let this process be killed as soon as its parent is gone, in the middle of whatever it does.
+    """Kill this process as soon as its parent is gone, whatever it is doing.
 
-    parent: the parent's `id_for_children`. On Linux the kernel does it. Elsewhere a thread looks every 0.2 s. 0: nothing
-    is done; such a process has to notice by itself that its pipe has no other end.
+    On Linux the kernel does it; elsewhere a thread polls every 0.2 s. parent: the parent's `pid_for_children`; 0: no-op, and
+    the process has to notice by itself that its pipe is closed.
     """
 
     def watch() -> None:
@@ -53,14 +51,14 @@ def end_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     elif os.name == "posix" and os.getppid() == parent:
         threading.Thread(target=watch, name="parent", daemon=True).start()
-    # A server that forks for others (multiprocessing's) is a parent of its own: the pipe tells there too.
-    # Gone before this line.
+    # Neither branch for children of multiprocessing's fork server: they too have to notice the closed pipe.
+    # The parent may have ended before this line.
     if os.getppid() == 1 != parent:
         os._exit(1)
 
 
 def obey_ctrl_c() -> None:
-    """From here on Ctrl-C raises KeyboardInterrupt again, where a script let it end the process during its imports."""
+    """Make Ctrl-C raise KeyboardInterrupt again, after `guard_imports` let it kill the process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -72,7 +70,7 @@ def stop_signals() -> list[int]:
 
 
 def ignore_stop_signals() -> None:
-    """Signals to the process group are for the main process: it saves first and ends its workers later."""
+    """Leave signals to the process group to the main process: it saves first and ends its workers later."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)
 
@@ -81,30 +79,30 @@ def ignore_stop_signals() -> None:
 
 
 class WorkerLost(Exception):
-    """How a process of a pool has ended, or that none can be started; a part of a line."""
+    """A process of a pool ended, or could not be started. The message is part of a line."""
 
 
 class Workers:
-    """A pool of processes that all do `work`. They end with this process, and leave the signals of the terminal to it.
+    """A pool of processes that run `work`. They end with this process, and leave the signals of the terminal to it.
 
-    Each has a pipe of its own, so that its death is the end of its pipe, even in the middle of a result: those of the standard
-    library share one, in which the wait for the rest of that result would have no end.
-    begin: what each of them does first. Where processes are not forked, both are pickled. Errors: WorkerLost.
+    Each has its own pipe, so its death closes the pipe even in the middle of a result. The pools of the standard library share
+    one, and would wait forever for the rest of that result.
+    init: called first in each process. Without fork both functions are pickled. Errors: WorkerLost.
     """
 
-    def __init__(self, number: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
+    def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
         self._processes: list[BaseProcess] = []
         self._free: SimpleQueue[tuple[BaseProcess, Connection]] = SimpleQueue()
-        # One thread for each process, which waits for its result
+        # one thread per process, to wait for its result
         self._threads = ThreadPoolExecutor(number)
-        # multiprocessing joins its processes at exit, and these ignore that they are asked to end.
+        # At exit multiprocessing would wait for these processes forever: they ignore SIGTERM.
         atexit.register(self.close)
         try:
             for _ in range(number):
                 own_end, other_end = multiprocessing.Pipe()
-                # A pipe whose near end lived on in forked processes would not end with this one.
+                # Forked processes close this end: the pipe has to close with this process.
                 register_after_fork(own_end, Connection.close)
-                process = multiprocessing.Process(target=_serve, args=(other_end, id_for_children(), work, begin))
+                process = multiprocessing.Process(target=_serve, args=(other_end, pid_for_children(), work, init))
                 process.start()
                 other_end.close()
                 self._processes.append(process)
@@ -114,13 +112,13 @@ class Workers:
             raise WorkerLost(f"processes cannot be started ({error}); raise the machine's limit") from error
 
     def results(self, items: Iterator[Any], ahead: int) -> Iterator[Any]:
-        """work(item) of each item, in the order of the items. ahead: how many are given to the processes before they are asked for.
+        """Yields work(item) for each item, in order. ahead: number of items submitted in advance.
 
-        Errors: those of the work; WorkerLost.
+        Errors: those of work; WorkerLost.
         """
         waiting = deque(self._threads.submit(self._result, item) for item in islice(items, ahead))
         while waiting:
-            # Known at once, and not when the results that are here already are used up
+            # A dead process is an error at once, not after the ready results.
             for process in self._processes:
                 if not process.is_alive():
                     raise _lost(process)
@@ -135,14 +133,14 @@ class Workers:
         except (EOFError, OSError) as ended:
             raise _lost(process) from ended
         finally:
-            # A dead one too: whoever takes it next learns of it as well.
+            # A dead one too: its next user gets the error as well.
             self._free.put((process, pipe))
         if error is not None:
             raise error
         return result
 
     def close(self) -> None:
-        """End the processes at once: they hold nothing that would be lost."""
+        """Kill the processes: they hold nothing that would be lost."""
         atexit.unregister(self.close)
         for process in self._processes:
             process.kill()
@@ -152,27 +150,27 @@ class Workers:
 
 
 def _lost(process: BaseProcess) -> WorkerLost:
-    """How a process ended that should still be there."""
+    """The error for a process that ended too early."""
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name} (out of memory?)" if code < 0 else f"ended with code {code}"
     return WorkerLost(f"process {process.pid} {how}")
 
 
-def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Callable[[], object]) -> None:
-    """What a process of a pool does, until its pipe has no other end."""
+def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
+    """Main loop of a process of a pool, until its pipe is closed."""
     ignore_stop_signals()
     end_with(parent)
-    begin()
+    init()
     answer: tuple[Exception | None, Any]
-    # Either error, by what the other process was doing when it ended
+    # Either error, depending on what the parent was doing when it ended
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             item = pipe.recv()
             try:
                 answer = None, work(item)
             except Exception as error:
-                # In the other process its traceback begins anew.
+                # Pickling drops the traceback.
                 error.add_note(traceback.format_exc())
                 answer = error, None
             pipe.send(answer)
@@ -183,7 +181,7 @@ def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], begin: Cal
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Within the block the environment variable `name` is `value`."""
+    """Set the environment variable `name` to `value` within the block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -195,18 +193,18 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-# --------------------------------------------------------------------------- how long the command has been running
+# --------------------------------------------------------------------------------------------- run time of the command
 
-# When the command began
-_began = STARTED
+# start of the command
+_start_time = STARTED
 
 
 def count_from_here() -> None:
-    """From here on `seconds_since_start` counts: another program, such as a notebook, calls the command as a function."""
-    global _began
-    _began = time.monotonic()
+    """Restart `seconds_since_start`: another program, such as a notebook, calls the command as a function."""
+    global _start_time
+    _start_time = time.monotonic()
 
 
 def seconds_since_start() -> float:
-    """How long the command has been running."""
-    return time.monotonic() - _began
+    """Run time of the command, in seconds."""
+    return time.monotonic() - _start_time

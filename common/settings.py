@@ -1,7 +1,7 @@
 """Settings: dataclasses whose fields are the flags of a command, and the keys of its `--config` file.
 
-A field says once what it is: its name, type, default, what values it takes, and its help. The settings of a command are one
-flat dataclass that inherits its *groups*, a dataclass for each concern, whose docstring is the group's title in --help:
+A field declares its name, type, default, check and help in one place. The settings of a command are one flat dataclass that
+inherits its *groups*: one dataclass per concern, whose docstring is the group's title in --help:
 
     @dataclass(kw_only=True)
     class MachineSettings(Settings):
@@ -49,22 +49,22 @@ def setting(
 ) -> Any:
     """A field of a Settings dataclass.
 
-    default: MISSING for a flag that must be given. check: makes the value from the text of the flag, and raises
-    argparse.ArgumentTypeError for one that it does not take; default: text as it is. several: the flag takes one or more
-    values, and may come several times. may_be_empty: an empty text means something. first: --help shows it at the top.
+    default: MISSING for a required flag. check: parses the text of the flag, and raises argparse.ArgumentTypeError for an
+    invalid one; default: str. several: the flag takes one or more values and may be repeated. may_be_empty: an empty value
+    is valid. first: --help shows it at the top.
     """
     options = {"help": help, "type": check or str, "choices": choices, "metavar": metavar}
     if several:
         options |= {"nargs": "+", "action": "extend"}
     metadata = {"options": options, "aliases": tuple(aliases), "may_be_empty": may_be_empty, "first": first}
     if isinstance(default, list):
-        # Each settings object gets a list of its own.
+        # a fresh list for each settings object
         return field(default_factory=partial(list, default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def switch(default: bool | None, help: str, first: bool = False, aliases: Sequence[str] = ()) -> Any:
-    """A field that is true or false: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
+    """A boolean field: `--use_moe`, `--use_moe True`, `--use_moe 0` all work. None: not given."""
     metadata = {"options": {"help": help, **SWITCH}, "aliases": tuple(aliases), "may_be_empty": False, "first": first}
     return field(default=default, metadata=metadata)
 
@@ -78,40 +78,37 @@ class Settings:
     description: ClassVar[str]
 
     def __post_init__(self) -> None:
-        """Check the settings as they were given, then fill in what follows from them.
+        """Check the given settings, then fill in those that follow from them.
 
-        A group does the one in its `check`, the other in its `fill_in`. Errors: ValueError, one line, for settings that do not
-        go together.
+        Groups do this in their methods `check` and `fill_in`. Errors: ValueError, one line, for incompatible settings.
         """
         for step in ("check", "fill_in"):
             for group in reversed(type(self).__mro__):
-                # A class that only inherits a step is passed over; otherwise the step would run twice.
+                # Not getattr: a step would run again for each class that inherits it.
                 if step in vars(group):
                     vars(group)[step](self)
 
     @classmethod
     def groups(cls) -> tuple[type["Settings"], ...]:
-        """The groups of a command's settings, the last one of the help first. Settings that take over those of another
-        command say them themselves.
-        """
+        """The groups of a command, the last one of the help first. Overridden where a command inherits another command."""
         return cls.__bases__
 
     @classmethod
     def read(cls, argv: Sequence[str] | None = None) -> tuple[Self, frozenset[str]]:
-        """(the settings of a command line, the names of those that a flag or its --config file says).
+        """Returns (settings of a command line, names of those that are set by a flag or its --config file).
 
-        argv None: of this process.
+        argv: default sys.argv.
         """
         return SettingsParser(cls).read(argv)
 
     @classmethod
     def parse(cls, argv: Sequence[str] | None = None) -> Self:
-        """The settings of a command line; None: of this process."""
+        """Returns the settings of a command line; None: sys.argv."""
         return cls.read(argv)[0]
 
 
 def default_of(kind: type[Settings], name: str) -> Any:
-    """What a field is where nobody sets it; MISSING: its flag must be given."""
+    """Returns the default of a field; MISSING: its flag is required."""
     one = kind.__dataclass_fields__[name]
     if one.default_factory is not MISSING:
         return one.default_factory()
@@ -119,7 +116,7 @@ def default_of(kind: type[Settings], name: str) -> Any:
 
 
 def with_default(kind: type[Settings], name: str, default: Any, aliases: Sequence[str] = ()) -> Any:
-    """The field of a group with another default, for a command that wants one. aliases: further names of its flag."""
+    """Returns a copy of a group's field with another default. aliases: more names of its flag."""
     metadata = kind.__dataclass_fields__[name].metadata
     return field(default=default, metadata={**metadata, "aliases": (*metadata["aliases"], *aliases)})
 
@@ -136,14 +133,14 @@ class SettingsParser(Parser):
         )
         self.kind = kind
         self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
-        # The flags that must be given. All others would be ten lines that nobody reads.
+        # The usage line has only the required flags: all of them would be ten lines that nobody reads.
         self.required = [one.name for one in fields(kind) if default_of(kind, one.name) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
         self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
         n_first = sum(one.metadata["first"] for one in fields(kind))
         top = self.add_argument_group(f"the {n_first} flags that matter first")
-        # The bases stand in the order in which Python looks things up, the last group of the help first.
+        # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
             for one in fields(group):
@@ -153,29 +150,29 @@ class SettingsParser(Parser):
                 default = default_of(group, one.name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
-                # A flag that is not given is no part of what is parsed: the field knows its default.
+                # SUPPRESS leaves out a flag that is not given: the field has the default.
                 (top if one.metadata["first"] else flags).add_argument(
                     f"--{one.name}", *one.metadata["aliases"], dest=one.name, default=argparse.SUPPRESS, **options
                 )
 
     def read(self, argv: Sequence[str] | None) -> tuple[Any, frozenset[str]]:
-        """As Settings.read."""
-        said = vars(self.parse_args(argv))
+        """See Settings.read."""
+        given = vars(self.parse_args(argv))
         try:
-            if "config" in said:
-                said = {**self._settings_in(Path(said.pop("config"))), **said}
-            missing = [f"--{name}" for name in self.required if name not in said]
+            if "config" in given:
+                given = {**self._settings_in(Path(given.pop("config"))), **given}
+            missing = [f"--{name}" for name in self.required if name not in given]
             if missing:
                 self.error(f"the following arguments are required: {', '.join(missing)}")
-            return self.kind(**said), frozenset(said)
+            return self.kind(**given), frozenset(given)
         except OSError as error:
-            # Settings may look for the files that they name. What is wrong comes first, since a long message is cut.
+            # Settings may check their files. The reason comes first, since a long message is cut.
             self.error(f"{error.strerror}: {error.filename}")
         except ValueError as error:
             self.error(str(error))
 
     def _settings_in(self, path: Path) -> dict[str, Any]:
-        """{setting: its value} in a YAML or JSON file. Errors: UserError, one line that names the file."""
+        """Returns {setting: value} of a YAML or JSON file. Errors: UserError, one line that names the file."""
         entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
             raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
@@ -190,12 +187,12 @@ class SettingsParser(Parser):
                 raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
             texts = [str(item) for item in items]
             if f"--{name}" not in take_several:
-                # A flag whose one text holds several values, as 25,50,100
+                # a flag with several values in one text, such as 25,50,100
                 texts = [",".join(texts)]
             for text in texts:
-                # Each as a flag of its own: a text may begin with "-".
-                for known_as, value in vars(self.parse_args([f"--{name}={text}"])).items():
-                    found[known_as] = found.get(known_as, []) + value if isinstance(value, list) else value
+                # `--name=text`, since the text may start with "-"
+                for dest, value in vars(self.parse_args([f"--{name}={text}"])).items():
+                    found[dest] = found.get(dest, []) + value if isinstance(value, list) else value
         if "config" in found:
             self.error("a file of settings names no other one")
         self.place = ""
@@ -208,7 +205,7 @@ NULL = "tag:yaml.org,2002:null"
 
 
 class PlainLoader(yaml.BaseLoader):
-    """YAML in which null is None and every other value is text. It runs no code, since it passes over tags."""
+    """YAML in which null is None and every other value is text. It ignores tags, so it runs no code."""
 
 
 PlainLoader.add_implicit_resolver(NULL, re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
@@ -216,20 +213,20 @@ PlainLoader.add_constructor(NULL, lambda loader, node: None)
 
 
 def write_settings(settings: object, path: Path) -> None:
-    """Write a YAML file that `--config` reads as the same settings. What is not set is left out."""
+    """Write a YAML file that `--config` reads as the same settings. Those that are None are left out."""
     values = {name: value for name, value in vars(settings).items() if value is not None}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    # A run that is killed here leaves the file of the run before it, or a whole new one.
+    # A run killed here leaves the previous run's file or a complete new one.
     with atomic_file(path) as file:
         file.write(text.encode())
 
 
 def read_plain(path: Path, flag: str) -> object:
-    """What a YAML or JSON file holds, numbers as text. flag: what a message begins with. Errors: UserError, one line."""
+    """Returns the content of a YAML or JSON file, numbers as text. flag: prefix of messages. Errors: UserError, one line."""
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = read_small(path).decode("utf-8-sig")
-        # JSON is nearly a part of YAML, but its errors are clearer from its own reader.
+        # The YAML loader reads nearly all JSON too, but json's errors are clearer.
         if kind == "JSON":
             return json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
         return yaml.load(text, Loader=PlainLoader)

@@ -1,4 +1,4 @@
-"""What a command does before its imports, in whatever Python it was started with."""
+"""First steps of a command, before its slow imports; runs in any version of Python."""
 
 import os
 import signal
@@ -9,24 +9,24 @@ from types import TracebackType
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-# A script imports this file first: the imports that follow take seconds.
+# Scripts import this file first: the other imports take seconds.
 STARTED = time.monotonic()
 
 
 def guard_imports(ends_at_ctrl_c: bool = True) -> None:
-    """End a command in one line and with exit code 2 in a Python that is too old or lacks a package.
+    """End the command with one line and exit code 2 if Python is too old or a package is missing.
 
-    ends_at_ctrl_c: during the imports Ctrl-C ends the process at once; `run_cli` makes a KeyboardInterrupt of it again.
+    ends_at_ctrl_c: during the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
     """
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
     if ends_at_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.excepthook = name_the_package
+    sys.excepthook = missing_package_hook
 
 
-def name_the_package(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The hook for what nobody has caught: a package that is not installed gets a line, and all else its traceback."""
+def missing_package_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """sys.excepthook that prints one line for a missing package, and a traceback for everything else."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or (ROOT / package).exists():
         sys.__excepthook__(kind, error, trace)

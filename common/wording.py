@@ -1,22 +1,22 @@
-"""Lines that a person reads: how numbers and foreign text are put into them, and how they are printed."""
+"""Wording of messages: counts, untrusted text as printable text, reasons of errors; and printing."""
 
 import os
 import sys
 from typing import TextIO
 
-# Characters that a terminal or a browser obeys instead of showing: they could hide, forge or reorder what a line says.
-# Line feed and tab are left alone.
+# Control characters of terminals and browsers: they could hide, forge or reorder the text of a line. Line feed and tab are
+# harmless.
 _C0_CONTROLS = [code for code in range(0x20) if chr(code) not in "\n\t"]
 _C1_CONTROLS = range(0x80, 0xA0)
 # Marks, embeddings, overrides and isolates of Unicode's bidirectional algorithm (UAX #9)
 _BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 
-# characters of a compiler's words in a line of ours
+# maximum characters of a compiler's message in our lines
 LONGEST_REASON = 200
 
 _VISIBLE: dict[int, str] = {}
 for _code in _C0_CONTROLS:
-    # Unicode's pictures of the control characters.
+    # Unicode's control pictures
     _VISIBLE[_code] = chr(0x2400 + _code)
 _VISIBLE[0x7F] = "\u2421"
 for _code in [*_C1_CONTROLS, *_BIDIRECTIONAL]:
@@ -24,7 +24,7 @@ for _code in [*_C1_CONTROLS, *_BIDIRECTIONAL]:
 
 
 def printable(text: str) -> str:
-    """`text` with something visible in place of each character that a terminal would obey; lines and tabs stay."""
+    """Returns `text` with a visible substitute for each control character; line feeds and tabs stay."""
     return text.translate(_VISIBLE)
 
 
@@ -34,14 +34,14 @@ def one_line(text: object) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """ "1 document", "1,200 documents". plural: where it is not the noun and an s."""
+    """ "1 document", "1,200 documents". plural: if it is not the noun and an s."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {plural or noun + 's'}"
 
 
 def reason_of(error: Exception) -> str:
-    """The line on the error among those that a compiler has printed; a part of a line."""
+    """Returns the error line of a compiler's output; part of a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
         if "error:" in line.lower():
@@ -51,29 +51,29 @@ def reason_of(error: Exception) -> str:
 
 
 def loader_reason(error: Exception) -> str:
-    """Why a loader of transformers failed; a part of a line."""
-    # Its own words end in the advice to run that code.
+    """Returns why a loader of transformers failed; part of a line."""
+    # transformers' message advises to run that code.
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
 def nowhere() -> TextIO:
-    """A stream in the place of one that nobody reads any more. It stays open for the rest of the process."""
+    """Returns a stream to os.devnull, to replace one without a reader. It stays open for the rest of the process."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 def announce(text: str, to_stderr: bool = False) -> None:
-    """Print the text as a terminal may show it, at once. If nobody reads any more, the work goes on without."""
+    """Print the text, made printable, and flush. If nobody reads any more, output is dropped from here on."""
     stream = sys.stderr if to_stderr else sys.stdout
-    # What the stream cannot encode is spelt out: a sample in another alphabet must not end the work, nor a file name that is
-    # not UTF-8.
+    # Escape what the stream cannot encode: a sample in another alphabet must not end the run, nor a file name that is not
+    # UTF-8.
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = printable(text).encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         print(shown, file=stream, flush=True)
     except OSError:
-        # The reader of a pipe has left, or the terminal was closed.
+        # The reader of the pipe is gone, or the terminal is closed.
         if to_stderr:
             sys.stderr = nowhere()
         else:

@@ -1,9 +1,9 @@
-"""How the forward pass is computed: the plain way, which is the reference, and the compiled one of `training_losses`.
+"""Backends of the forward pass: the plain one, which is the reference, and the compiled ones of `training_losses`.
 
-A forward pass takes one backend, for all layers. The layers find it in their `Layout`, beside what else they share. A compiled
-backend serves micro-batches of one shape. Everything else stays with the plain code: evaluation, generation, and micro-batches
-of another shape, since compiling for them takes longer than they do. On a CPU that is the last one of an epoch; on a GPU the
-trainer fills it up with empty rows. The results agree to rounding.
+A forward pass has one backend for all layers, which find it in their `Layout`. A compiled backend serves micro-batches of one
+shape. Everything else runs the plain code: evaluation, generation, and micro-batches of another shape, since compiling for
+them takes longer than running them. On a CPU that is the last one of an epoch; on a GPU the trainer pads it with empty rows.
+The results agree up to rounding.
 
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, D head dimension, N query heads, G key/value heads.
 """
@@ -21,12 +21,12 @@ from model.loss import chunked_cross_entropy, loss_and_gradient
 from model.products import compute_dtype
 
 ResultT = TypeVar("ResultT")
-# What a mask is depends on the backend that made it: a tensor, None for plain causal, or FlexAttention's BlockMask.
+# Depends on the backend: a tensor, None for plain causal, or FlexAttention's BlockMask.
 Mask = Any
 
 
 def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
-    """document_ids [B, T] -> bool [B, 1, T, T], True where a position sees another one: an earlier one of its document.
+    """document_ids [B, T] -> bool [B, 1, T, T], True for keys in the document of the query, up to its position.
 
     Padding has the id -1 and sees earlier padding, so no row of the mask is empty.
     """
@@ -53,7 +53,7 @@ class Backend:
     """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
-        """What `attend` takes as its mask, for embeddings x [B, T, H] and document_ids [B, T]."""
+        """Mask for `attend`, from embeddings x [B, T, H] and document_ids [B, T]."""
         return document_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Backend:
         return scaled_dot_product_attention(q, k, v, mask, dropout)
 
     def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
-        """function(*arguments), of a block or, if is_cheap, of some operations that take less time than their launches."""
+        """Call function(*arguments): a block, or if is_cheap a few operations that take less time than their launches."""
         return function(*arguments)
 
     def cross_entropy(self, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -73,14 +73,14 @@ PLAIN_BACKEND = Backend()
 
 
 class Layout(NamedTuple):
-    """What all layers have to know of the rows that they compute, and the way to compute them."""
+    """Inputs that all layers share, and their backend."""
 
     # Both [B or 1, 1, T, D]: see `rope_tables`.
     cos: torch.Tensor
     sin: torch.Tensor
-    # Which keys each query sees, as `backend` takes it.
+    # keys visible to each query, in the form of `backend`
     mask: Mask
-    # [B*T]: the group within which the experts of a token are to be balanced, see `moe.balance_loss`.
+    # [B*T]: the group within which a token's experts are balanced, see `moe.balance_loss`
     segments: torch.Tensor | None
     num_segments: int
     backend: Backend
@@ -89,9 +89,9 @@ class Layout(NamedTuple):
 class CompiledBackend(Backend):
     """Compiled blocks and a compiled loss; attention is PyTorch's, as in the plain backend.
 
-    shape: (rows, positions) of the micro-batches to serve. on_gpu: whether cheap functions are compiled too: a GPU is launched
-    once in the place of ten times. On a CPU nothing would be won.
-    notice: what a user should know about the choice of this backend; "": nothing.
+    shape: (rows, positions) of the micro-batches to serve. on_gpu: compile cheap functions too, for one kernel launch instead
+    of ten; on a CPU this gains nothing.
+    notice: message to the user about the choice of this backend, or "".
     """
 
     def __init__(self, shape: tuple[int, int], on_gpu: bool = False, notice: str = "") -> None:
@@ -99,9 +99,8 @@ class CompiledBackend(Backend):
         self.on_gpu = on_gpu
         self.notice = notice
         self._compiled_gradients = torch.compile(loss_and_gradient, dynamic=False)
-        # {function of `run`: its compiled form}. That of a block serves all blocks: they differ in their weights only. The
-        # embedding is none of them: compiled, its backward pass would add up with atomic operations, each time in another order,
-        # and a resume would not be bitwise.
+        # {function of `run`: its compiled form}. All blocks share one: they differ in their weights only. The embedding is not
+        # compiled: its backward pass would add with atomic operations, in random order, and a resume would not be bitwise.
         self._compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
@@ -117,7 +116,7 @@ class CompiledBackend(Backend):
 
 
 class CompiledCPUBackend(CompiledBackend):
-    """With attention in blocks of queries, which has no dropout."""
+    """Attention in blocks of queries, without dropout."""
 
     def mask(self, x: torch.Tensor, document_ids: torch.Tensor) -> Mask:
         return additive_mask(document_mask(document_ids), compute_dtype(x))
@@ -127,7 +126,7 @@ class CompiledCPUBackend(CompiledBackend):
 
 
 class CompiledFlexBackend(CompiledBackend):
-    """With FlexAttention, which has no dropout. tile: see `flex_attend`."""
+    """FlexAttention, without dropout. tile: see `flex_attend`."""
 
     def __init__(self, shape: tuple[int, int], tile: int | None, notice: str = "") -> None:
         super().__init__(shape, on_gpu=True, notice=notice)
@@ -143,7 +142,7 @@ class CompiledFlexBackend(CompiledBackend):
 def compiled_backend(
     config: MiniMindConfig, device: torch.device, shape: tuple[int, int], dtype: torch.dtype
 ) -> CompiledBackend:
-    """The fastest compiled backend that serves this model on this device, with a notice that says which attention runs there.
+    """Returns the fastest compiled backend for this model on this device; its notice names the attention.
 
     dtype: of the matrix products.
     """

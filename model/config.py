@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 GENERATIONS = ("minimind2", "minimind3")
 
-# Which of the exports to other libraries carry a field, under the same name.
+# exports to other libraries that have a field, under the same name
 ALL_EXPORTS = "all"
 EXPERT_EXPORTS = "experts"
 
@@ -20,9 +20,9 @@ def declare(
 ) -> Any:
     """A field of the config with one default, or one for each of GENERATIONS.
 
-    architecture: whether the weights of another value do not fit, or compute something else: a run goes on only with the same.
-    exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, which is read and
-    written too. A default of None is computed in `MiniMindConfig.derive`.
+    architecture: with another value the weights do not fit, or compute something else, so a resumed run must have the same.
+    exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, also read and
+    written. A default of None is computed in `MiniMindConfig.derive`.
     """
     declared = {"architecture": architecture, "exported": exported, "alias": alias}
     by_generation = dict(zip(GENERATIONS, (defaults[0], defaults[-1]), strict=True))
@@ -48,12 +48,12 @@ class Fields:
     max_position_embeddings: int = declare(32768, exported=ALL_EXPORTS)
     dropout: float = declare(0.0, architecture=True)
     tie_word_embeddings: bool = declare(True, exported=ALL_EXPORTS)
-    # minimind3's; minimind2 draws from a uniform distribution, see `MiniMindForCausalLM._init_weights`.
+    # minimind3 only; minimind2 has a uniform distribution, see `MiniMindForCausalLM._init_weights`.
     initializer_range: float = declare(0.02)
     bos_token_id: int | None = declare(1, exported=ALL_EXPORTS)
     eos_token_id: int | list[int] | None = declare(2, exported=ALL_EXPORTS)
     pad_token_id: int | None = declare(0, exported=ALL_EXPORTS)
-    # YaRN, which stretches the rotary positions; the four numbers after it are its own.
+    # YaRN, which stretches the rotary positions, and its four parameters
     inference_rope_scaling: bool = declare(False, architecture=True)
     yarn_factor: float = declare(16.0, architecture=True)
     yarn_beta_fast: float = declare(32.0, architecture=True)
@@ -71,19 +71,19 @@ class Fields:
     scoring_func: str = declare("softmax")
 
 
-# {field: what `declare` says of it}
+# {field: its metadata of `declare`}
 DECLARATIONS = {field.name: field.metadata for field in dataclasses.fields(Fields)}
 
-# The fields that decide which weights fit and what they compute: a run goes on only with the same ones.
+# The fields that determine which weights fit and what they compute: a resumed run must have the same.
 ARCHITECTURE = tuple(name for name, declared in DECLARATIONS.items() if declared["architecture"])
 
-# The other generation's name -> the name under which the field is kept
+# {the other generation's name: the field's name here}
 ALIASES = {declared["alias"]: name for name, declared in DECLARATIONS.items() if declared["alias"]}
 
-# A tokenizer may lack a special token: None is a value of these fields, and does not ask for the default.
+# Fields for which None is a value and not the default: a tokenizer may lack a special token.
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
-# YaRN's numbers in `rope_scaling`, the public spelling, and ours
+# {parameter of YaRN in the public `rope_scaling`: our field}
 YARN_NAMES = {
     "factor": "yarn_factor",
     "beta_fast": "yarn_beta_fast",
@@ -96,9 +96,9 @@ YARN_FIELDS = ("inference_rope_scaling", *YARN_NAMES.values())
 class MiniMindConfig(Fields, PretrainedConfig):
     """Keyword arguments only; a field that is None takes the default of its generation ("minimind2" or "minimind3").
 
-    The MoE fields go by both generations' names: n_routed_experts is num_experts, aux_loss_alpha router_aux_loss_coef.
-    `inference_rope_scaling` switches YaRN on (minimind3); `rope_scaling`, a dict with factor, beta_fast, beta_slow and
-    original_max_position_embeddings, does so with its own numbers. ValueError (one line) for values that do not fit.
+    MoE fields have the names of both generations: n_routed_experts is num_experts, aux_loss_alpha router_aux_loss_coef.
+    `inference_rope_scaling` turns YaRN on (minimind3); `rope_scaling`, a dict with factor, beta_fast, beta_slow and
+    original_max_position_embeddings, also sets its parameters. Errors: ValueError, one line, for invalid values.
     """
 
     model_type = "minimind"
@@ -122,14 +122,14 @@ class MiniMindConfig(Fields, PretrainedConfig):
         super().__init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, those with two names under both: either generation's public code reads its own."""
+        """The fields, also under their aliases: the public code of each generation reads its own names."""
         fields = super().to_dict()
         for alias, name in ALIASES.items():
             fields[alias] = fields[name]
         return fields
 
     def derive(self) -> None:
-        """Fills the fields that follow from others. Errors: ValueError, one line."""
+        """Fill in the fields that follow from others. Errors: ValueError, one line."""
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -143,7 +143,7 @@ class MiniMindConfig(Fields, PretrainedConfig):
             self.moe_intermediate_size = self.intermediate_size
 
     def check(self) -> None:
-        """Errors: ValueError for values that do not go together, or that no model computes."""
+        """Raises ValueError for values that are incompatible or not supported."""
         heads = self.num_attention_heads
         kv_heads = self.num_key_value_heads
         experts = self.num_experts
@@ -164,14 +164,14 @@ def architecture(config: MiniMindConfig) -> dict[str, object]:
 
 
 def parameter_count(config: MiniMindConfig) -> int:
-    """Numbers in the weights of such a model, all experts included, a tied head once. Nothing is built."""
+    """Number of parameters, all experts included, a tied head once. No model is built."""
     width = config.hidden_size
     query_width = config.num_attention_heads * config.head_dim
     key_width = config.num_key_value_heads * config.head_dim
-    # Projections of queries and to the output; of keys and values.
+    # q_proj and o_proj; k_proj and v_proj
     attention = 2 * width * query_width + 2 * width * key_width
     if config.generation == "minimind3":
-        # The norms of queries and keys.
+        # q_norm and k_norm
         attention += 2 * config.head_dim
     if config.use_moe:
         experts = config.num_experts + config.n_shared_experts
@@ -187,9 +187,9 @@ def parameter_count(config: MiniMindConfig) -> int:
 
 
 def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the keyword arguments with aliases and `rope_scaling`, the public spelling of YaRN, under our own names.
+    """Returns a copy of the keyword arguments with aliases and `rope_scaling`, the public form of YaRN, under our names.
 
-    Errors: ValueError for an alias that says otherwise than the name, and for a rotation that is not offered.
+    Errors: ValueError for an alias that contradicts its field, and for unsupported RoPE scaling.
     """
     fields = dict(fields)
     for alias, name in ALIASES.items():

@@ -1,7 +1,7 @@
-"""The two MiniMind generations as architectures that Hugging Face transformers has of its own, and back.
+"""Conversion of both MiniMind generations to native Hugging Face architectures, and back.
 
-State dicts here have the key names of published checkpoints (each expert by itself), which transformers, vLLM and
-llama.cpp read alike. H hidden, I intermediate, N query heads, G key/value heads, D head dimension.
+State dicts here have the key names of published checkpoints (experts not stacked), which transformers, vLLM and
+llama.cpp all read. H hidden, I intermediate, N query heads, G key/value heads, D head dimension.
 """
 
 import re
@@ -22,25 +22,25 @@ from model.pth_format import TABLES, ModelT, StateDict, model_with
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-# What save_pretrained calls the parts of large weights
+# shards of large weights, as save_pretrained names them
 PARTS = "model-*-of-*.safetensors"
-# The deepest published models have a few hundred.
-MOST_LAYERS = 2_000
+# upper bound: published models have a few hundred
+MAX_LAYERS = 2_000
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SAME = [name for name, declared in DECLARATIONS.items() if declared["exported"] == ALL_EXPORTS]
-MOE = [name for name, declared in DECLARATIONS.items() if declared["exported"] == EXPERT_EXPORTS]
-# {(generation, whether it has experts): (class of its config, name of its model)}
+COMMON_FIELDS = [name for name, declared in DECLARATIONS.items() if declared["exported"] == ALL_EXPORTS]
+MOE_FIELDS = [name for name, declared in DECLARATIONS.items() if declared["exported"] == EXPERT_EXPORTS]
+# {(generation, use_moe): (config class, name of the model class)}
 HF_CLASSES: dict[tuple[str, bool], tuple[type[PretrainedConfig], str]] = {
     ("minimind2", False): (LlamaConfig, "LlamaForCausalLM"),
     ("minimind2", True): (Qwen2MoeConfig, "Qwen2MoeForCausalLM"),
     ("minimind3", False): (Qwen3Config, "Qwen3ForCausalLM"),
     ("minimind3", True): (Qwen3MoeConfig, "Qwen3MoeForCausalLM"),
 }
-# {model_type of theirs: (generation, whether it has experts)}
+# {their model_type: (generation, use_moe)}
 KINDS = {config_class.model_type: kind for kind, (config_class, _) in HF_CLASSES.items()}
 
-# Fields of theirs that have one value for all that MiniMind computes
-SAME_FORM = (
+# their fields that MiniMind cannot vary: they must equal hf_config's
+FIXED_FIELDS = (
     "hidden_act",
     "use_sliding_window",
     "attention_dropout",
@@ -51,7 +51,7 @@ SAME_FORM = (
     "shared_expert_intermediate_size",
 )
 
-# Tensors of theirs that must be zero, since MiniMind has no such part.
+# their tensors that must be zero, since MiniMind has no such part
 ZERO = re.compile(
     r"model\.layers\.\d+\.(self_attn\.\w+_proj\.bias|mlp\.\w+_proj\.bias|mlp\.shared_expert_gate\.weight)"
 )
@@ -62,16 +62,16 @@ SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.((?:gate|
 
 
 def hf_config(config: MiniMindConfig) -> PretrainedConfig:
-    """MiniMindConfig -> the transformers config of the architecture that computes the same.
+    """MiniMindConfig -> the equivalent transformers config.
 
-    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE has none of.
+    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have.
     """
     if config.generation == "minimind3" and config.use_moe and config.n_shared_experts:
         raise ValueError("a minimind3 with shared experts has no twin in transformers: it cannot be exported")
     config_class, name = HF_CLASSES[config.generation, config.use_moe]
-    fields: dict[str, Any] = {field: getattr(config, field) for field in SAME}
+    fields: dict[str, Any] = {field: getattr(config, field) for field in COMMON_FIELDS}
     if config.use_moe:
-        fields.update({field: getattr(config, field) for field in MOE})
+        fields.update({field: getattr(config, field) for field in MOE_FIELDS})
         # Every layer has experts.
         fields.update(decoder_sparse_step=1, mlp_only_layers=[])
     if config.generation == "minimind2" and config.use_moe:
@@ -93,11 +93,11 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
 
 
 def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> that of its twin, a tied head left out.
+    """State dict of MiniMindForCausalLM -> that of its twin, without a tied head.
 
     Qwen2-MoE multiplies its one shared expert by sigmoid(w·x). With w = 0 that is exactly 1/2, so down_proj is doubled,
-    which is exact too. Several shared experts are one whose hidden units are theirs together; none is one of zeros.
-    The zero biases are for readers that know Qwen2-MoE with biases only; x + 0 is x.
+    which is exact too. Several shared experts are concatenated along their hidden units; none becomes one of zeros.
+    The zero biases are for readers that only know Qwen2-MoE with biases; x + 0 is x.
     """
     state = {name: tensor.float() for name, tensor in state.items()}
     if config.tie_word_embeddings:
@@ -109,7 +109,7 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
     for layer in range(config.num_hidden_layers):
         mlp = f"model.layers.{layer}.mlp."
         attention = f"model.layers.{layer}.self_attn."
-        # axis: of the hidden units, along which the experts are joined.
+        # axis: that of the hidden units, for the concatenation
         for matrix, axis, scale, shape in (
             ("gate_proj", 0, 1, (width, H)),
             ("up_proj", 0, 1, (width, H)),
@@ -128,37 +128,37 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
 
 
 def read_config(folder: Path) -> MiniMindConfig:
-    """The config of the MiniMind that computes what the model in `folder` does.
+    """Returns the MiniMindConfig that is equivalent to the model in `folder`.
 
-    Errors: ValueError, one line, for a folder that has none, and for what MiniMind computes otherwise.
+    Errors: ValueError, one line, for a folder without a config, and for one that MiniMind cannot express.
     """
     theirs = read_object(folder / CONFIG)
     try:
         refuse_layers(theirs)
         return config_from_hf(theirs)
     except Exception as error:
-        # Each version of transformers has kinds of its own.
+        # The exceptions vary with the version of transformers.
         raise ValueError(f"{folder / CONFIG}: {' '.join(str(error).split())[:250]}") from None
 
 
 def refuse_layers(theirs: Mapping[str, object]) -> None:
-    """ValueError where a config.json asks for more layers than any model has: transformers would build them for hours."""
+    """Raises ValueError for a config.json with more layers than any model has: building them would take hours."""
     for name, value in theirs.items():
         if isinstance(value, Mapping):
             refuse_layers(value)
-        elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MOST_LAYERS:
-            raise ValueError(f"{name[:60]} is more than {MOST_LAYERS:,}, which no model has")
+        elif name.endswith(("layer", "layers")) and isinstance(value, int) and value > MAX_LAYERS:
+            raise ValueError(f"{name[:60]} is more than {MAX_LAYERS:,}, which no model has")
 
 
 def load_config(what: str, folder: Path) -> Any:
-    """The config of a folder of save_pretrained, whatever its architecture. `what` names it in errors: UserError."""
+    """Returns the config of a save_pretrained folder, of any architecture. what: its name in errors. Errors: UserError."""
     try:
         refuse_layers(read_object(folder / CONFIG))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        # Each loader raises its own kinds.
+        # Loaders raise many kinds of errors.
         raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
-    # transformers would fetch an implementation of attention from a hub and run it, whatever `trust_remote_code` says.
+    # transformers would download an attention kernel from the hub and run it, despite trust_remote_code=False.
     implementation = str(getattr(config, "_attn_implementation", None) or "")
     if "/" in implementation:
         raise UserError(f"{what}: its config asks for the attention of {implementation}, a program that is not fetched")
@@ -166,9 +166,9 @@ def load_config(what: str, folder: Path) -> Any:
 
 
 def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any) -> tuple[Any, dict[str, list[str]]]:
-    """(the network of such a folder in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
+    """Returns (network in fp32, {"missing_keys", "unexpected_keys", "mismatched_keys": names of weights}).
 
-    What is missing or has another shape is random. Behind the name of one with another shape stand both. kind: a class of
+    Missing weights and those of another shape are random; names of the latter include both shapes. kind: a class of
     transformers. config: of load_config, perhaps changed. Errors: UserError.
     """
     try:
@@ -192,17 +192,17 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
 
 
 def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
-    """The content of their config.json -> the MiniMindConfig that computes the same.
+    """Content of their config.json -> the equivalent MiniMindConfig.
 
-    Their own class reads it, with its defaults: both ways of writing, that of transformers 4 and that of 5.
-    Errors: ValueError, one line, for what MiniMind computes otherwise: the field and its value.
+    Their own class reads it, with its defaults, in the formats of transformers 4 and 5.
+    Errors: ValueError, one line, with the field and the value that MiniMind cannot express.
     """
     model_type = str(theirs.get("model_type"))
     if model_type not in KINDS:
         raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
     generation, use_moe = KINDS[model_type]
     config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
-    fields = {name: getattr(config, name, None) for name in (*SAME, *(MOE if use_moe else ()))}
+    fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
     rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
     rope.pop("type", None)
     if rope.get("partial_rotary_factor") == 1:
@@ -221,7 +221,7 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
     for name, value, wanted in (
         ("rope_parameters", rope, twin.rope_parameters),
         ("layer_types", sorted(layer_types), ["full_attention"]),
-        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in SAME_FORM),
+        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
     ):
         if value != wanted:
             raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")
@@ -229,10 +229,10 @@ def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
 
 
 def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
-    """The weights in `folder` -> model_class in fp32 and eval mode. config: as read_config gives it.
+    """The weights in `folder` -> model_class in fp32 and eval mode. config: of read_config.
 
-    One .safetensors, or its parts; pickles such as pytorch_model.bin are not read, since they could run code.
-    Errors: ValueError, one line, for files that are damaged or not of such a model.
+    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code.
+    Errors: ValueError, one line, for damaged files and those of another model.
     """
     whole = folder / WEIGHTS
     parts = [] if whole.exists() else sorted(folder.glob(PARTS))
@@ -248,11 +248,11 @@ def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig)
 
 
 def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict:
-    """Their state dict -> that of MiniMindForCausalLM: the way back of to_hf.
+    """Their state dict -> that of MiniMindForCausalLM: the inverse of to_hf.
 
-    One shared expert becomes n_shared_experts, which share its hidden units out among them. A tensor that a file should
-    not have keeps its name, so that the comparison with the model's own names finds it.
-    Errors: ValueError for a tensor that must be zero and is not, and for numbers of another kind.
+    One shared expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that
+    strict loading reports it.
+    Errors: ValueError for a tensor that must be zero and is not, and for a dtype that is not in DTYPES.
     """
     own: StateDict = {}
     for name, tensor in state.items():
@@ -266,7 +266,7 @@ def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict
                 raise ValueError(f"{folder}: {name} is not zero: MiniMind has no such part")
         elif shared and config.generation == "minimind2":
             mlp, matrix = shared.groups()
-            # to_hf doubles it, since their gate halves what comes of it.
+            # to_hf doubles down_proj, since their gate is 1/2.
             axis, scale = (1, 0.5) if matrix.startswith("down") else (0, 1.0)
             for s, part in enumerate(tensor.float().chunk(config.n_shared_experts, dim=axis)):
                 own[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale

@@ -1,16 +1,16 @@
-"""First weights that can copy: two attention heads, set by hand, that find what followed the present token before.
+"""Initial weights with induction heads: two attention heads, set by hand, find what followed the current token before.
 
-Text repeats itself, and a model that has learned to say "what came after this word the last time comes again" is far better
-than one that has not. Two heads in successive layers do it (Olsson et al. 2022, arXiv 2209.11895): the first looks at the
-token before, and the second at places whose token before is the present one. A small model finds them after 10 to 20 million
-tokens, one seed much later than another; with these weights it has them from its first updates on, and improves them.
-Only numbers are set: the model is one like any other, for whoever loads it.
+Text repeats itself, and a model that predicts "what came after this word the last time comes again" is far better than one
+that does not. Two heads in successive layers do it (Olsson et al. 2022, arXiv 2209.11895): the first attends to the previous
+token, the second to positions whose previous token is the current one. A small model learns them after 10 to 20 million
+tokens, with some seeds much later than with others; with these weights it has them from the first updates, and improves them.
+Only initial values are set: code and file format of the model are the same.
 
-The residual stream [H] is used like this, with n coordinates for each of two copies of a token:
+Layout of the residual stream [H], with n coordinates for each of two tokens:
 
-    0 .. n-1     the token itself, as its embedding says
-    n .. 2n-1    the token before it, which layer 0 adds to the embedding's own numbers there
-    H-1          a constant that all embeddings share; the last norm hides it from the head, to which it could say nothing
+    0 .. n-1     the current token, from its embedding
+    n .. 2n-1    the previous token, which layer 0 adds to the embedding's values there
+    H-1          a constant in all embeddings; the last norm hides it from the head, for which it has no information
 """
 
 import torch
@@ -18,27 +18,27 @@ import torch
 from model.config import MiniMindConfig
 from model.model_minimind import MiniMindForCausalLM, plain_frequencies
 
-# The constant in the embeddings, whose other coordinates grow to a norm of about 7
+# The constant in the embeddings; their other coordinates grow to a norm of about 7
 CONSTANT = 4.0
-# Attention logit of the token before, while the constant is nearly all of an embedding; it shrinks to a quarter as these grow.
+# Attention logit of the previous token while the constant dominates the embeddings; it falls to a quarter as they grow.
 PREVIOUS_LOGIT = 80.0
-# A pair that turns by less than so many radians in so many positions compares tokens wherever they stand. Those of 2,048 positions are
-# fewer than those of 512, and end 0.1 % lower in rows of 512 (2 M tokens), 0.2 % in rows of 2,048 (26 M).
+# Pairs that turn less than this many radians in this many positions compare tokens at any distance. There are fewer with 2,048
+# positions than with 512, and losses end 0.1 % lower in rows of 512 (2 M tokens), 0.2 % in rows of 2,048 (26 M).
 SLOW_ANGLE = 1.5
 SLOW_POSITIONS = 2048
-# Weights of the queries and keys that compare two tokens
+# weight in queries and keys that compare two tokens
 MATCH = 5.0
-# Part of the token before that layer 0 writes, and of the token found that layer 1 writes
+# scales of the previous token that layer 0 writes, and of the token that layer 1 copies
 CARRY = 0.3
 COPY = 0.5
 
 
 @torch.no_grad()
 def init_induction(model: MiniMindForCausalLM) -> None:
-    """Sets query head 0 of the first two layers, the key and value head that it shares with others, and a coordinate of the
-    embeddings, in fresh weights with o_proj = 0.
+    """Set query head 0 of the first two layers, the key/value head that it shares with others, and one coordinate of the
+    embeddings, in new weights with o_proj = 0.
 
-    Errors: ValueError for a model of one layer, and for minimind3, which norms queries and keys.
+    Errors: ValueError for a model of one layer, and for minimind3, which has q_norm and k_norm.
     """
     config = model.config
     if not can_copy(config):
@@ -49,12 +49,12 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     model.model.norm.weight[-1] = 0.0
     first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
 
-    # The token before: all queries are one vector, all keys the same turned by one position. As RoPE turns each by its own position,
-    # their product is the sum of share * cos(frequency * (distance - 1)), which is largest at distance 1. Pairs of dimensions that
-    # turn fast tell one position from the next, slow ones a near one from a far one.
+    # The previous token: all queries are one vector, all keys the same vector turned by one position. RoPE turns each by its position,
+    # so their product is the sum of share * cos(frequency * (distance - 1)), largest at distance 1. Fast pairs of dimensions separate
+    # one position from the next, slow ones near from far.
     frequencies = plain_frequencies(config, torch.device("cpu"))
     shares = frequencies.sqrt() / frequencies.sqrt().sum()
-    # The normed constant is sqrt(H) in a query and in a key, and attention divides their product by sqrt(D).
+    # After the norm the constant is sqrt(H) for queries and keys; attention divides their product by sqrt(D).
     sizes = (PREVIOUS_LOGIT * D**0.5 / H * shares).sqrt()
     # `rotate` pairs dimension i with dimension i + D/2.
     query = torch.cat((sizes, torch.zeros(D // 2)))
@@ -67,7 +67,7 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     first.v_proj.weight[:n] = token
     first.o_proj.weight[:, :n] = CARRY * token_before.T
 
-    # Where the token before was the present one: compared in the dimensions that RoPE hardly turns
+    # Keys whose previous token is the query's: compared in the dimensions that RoPE hardly turns
     pairs = (frequencies * SLOW_POSITIONS < SLOW_ANGLE).nonzero().flatten()
     dimensions = torch.cat((pairs, pairs + D // 2))[:n]
     for weight, coordinates in ((second.q_proj.weight, token), (second.k_proj.weight, token_before)):
@@ -78,5 +78,5 @@ def init_induction(model: MiniMindForCausalLM) -> None:
 
 
 def can_copy(config: MiniMindConfig) -> bool:
-    """Whether `init_induction` has weights for such a model."""
+    """Returns whether `init_induction` supports this config."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1

@@ -7,33 +7,33 @@ import torch
 
 from model.products import compute_dtype
 
-# The target of a position at which nothing is predicted, as torch's own cross-entropy has it
+# target of a position without a prediction, as in torch's cross-entropy
 IGNORE = -100
-# Rows of logits that exist at a time. With a vocabulary of 6,400 these take 52 MB in fp32; fewer make small products.
+# Rows of logits that exist at a time: 52 MB in fp32 with a vocabulary of 6,400. Fewer make small products.
 CHUNK_ROWS = 2048
-# Each chunk is some ten launches, and a GPU has done 2,048 rows before the host has launched the next.
-CHUNK_ROWS_OF_GPU = 16_384
-# Bytes of a chunk's logits in fp32, so that a large vocabulary does not fill a small card.
-CHUNK_BYTES_OF_GPU = 512_000_000
+# Each chunk is about ten launches, and a GPU computes 2,048 rows faster than the host launches the next ones.
+GPU_CHUNK_ROWS = 16_384
+# Upper bound of a chunk's fp32 logits, so that a large vocabulary does not fill a small card
+GPU_CHUNK_BYTES = 512_000_000
 FP32 = 4
 # GPUs multiply whole tiles.
 TILE = 128
 
 
 def chunk_rows(device_type: str, vocab_size: int) -> int:
-    """The largest number of rows of logits on a device of this type."""
+    """Maximum rows of logits at a time on a device of this type."""
     if device_type != "cuda":
         return CHUNK_ROWS
-    rows = CHUNK_BYTES_OF_GPU // (FP32 * vocab_size) // TILE * TILE
+    rows = GPU_CHUNK_BYTES // (FP32 * vocab_size) // TILE * TILE
     # Smaller chunks than those of a CPU would be slow, whatever the vocabulary is.
-    return max(CHUNK_ROWS, min(CHUNK_ROWS_OF_GPU, rows))
+    return max(CHUNK_ROWS, min(GPU_CHUNK_ROWS, rows))
 
 
 def _softmax_terms(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """logits [n, V], targets [n] -> what the loss and its gradient share, in fp32.
+    """logits [n, V], targets [n] -> terms that the loss and its gradient share, in fp32.
 
-    The loss, 0-d: summed over the targets, -log softmax(logits)[target] = log(denominator) + row_max - logit[target];
-    exp(logit - row_max) [n, V]; denominator [n, 1], its sum over a row; whether a row has a target [n, 1]; which [n, 1], 0 for none.
+    loss, 0-d: summed over the targets, -log softmax(logits)[target] = log(denominator) + row_max - logit[target];
+    exp_logits [n, V] = exp(logit - row_max); denominator [n, 1], their sum over a row; has_target, target_ids (0: none) [n, 1].
     """
     logits = logits.float()
     # Without it exp would overflow.
@@ -72,8 +72,8 @@ def chunked_cross_entropy(
     loss_and_gradient: the function above, compiled or not. Where no gradient is recorded none is computed: one product
     with the weight instead of three.
     """
-    # Asked here: within the Function's forward the gradient mode is always off, and `needs_input_grad` says True of
-    # weights under no_grad too.
+    # Checked here: inside the Function's forward the gradient mode is always off, and `needs_input_grad` is True for
+    # weights even under no_grad.
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     dtype = compute_dtype(hidden)
     if wanted:
@@ -86,7 +86,7 @@ def chunked_cross_entropy(
 
 
 def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """(rows, their hidden states, their logits) of each chunk, in the dtype of the weight."""
+    """Yields (rows, hidden states, logits) of each chunk, in the dtype of the weight."""
     step = chunk_rows(hidden.device.type, len(cast_weight))
     for start in range(0, len(hidden), step):
         rows = slice(start, start + step)
@@ -97,8 +97,8 @@ def _chunks(hidden: torch.Tensor, cast_weight: torch.Tensor) -> Iterator[tuple[s
 def _add_product(total: torch.Tensor, d_logits: torch.Tensor, h: torch.Tensor) -> None:
     """total [V, H] in fp32 += d_logits.T @ h, of d_logits [n, V] and h [n, H].
 
-    Numbers of float16 end at 65,504. A sum over all rows of a GPU's chunk may be larger, and no scale of the loss helps, since it
-    is multiplied on behind this. So in float16 a product has fewer rows.
+    float16 ends at 65,504. A sum over all rows of a GPU's chunk may be larger, and loss scaling does not help, since it is
+    applied after this. So in float16 a product has fewer rows.
     """
     rows = CHUNK_ROWS if h.dtype is torch.float16 else len(h)
     for d_part, h_part in zip(d_logits.split(rows), h.split(rows), strict=True):
@@ -106,11 +106,11 @@ def _add_product(total: torch.Tensor, d_logits: torch.Tensor, h: torch.Tensor) -
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Takes each chunk's gradients while its logits are there, so the backward pass does not compute them again.
+    """Computes each chunk's gradients while its logits exist, so the backward pass does not compute them again.
 
-    The logits of a whole batch would be the largest tensor of the step. Cut into chunks of rows, only one chunk's are
-    there. Autograd would keep them, or compute them twice; here each chunk goes forward and backward at once. The
-    gradients are those of a sum, so the backward pass has only to multiply them with the gradient of that sum.
+    The logits of a whole batch would be the largest tensor of the step; here only those of one chunk of rows exist.
+    Autograd would keep them all, or compute them twice; here each chunk goes forward and backward at once. The loss is
+    a sum, so the backward pass only multiplies these gradients by the gradient of that sum.
     """
 
     @staticmethod

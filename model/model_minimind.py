@@ -5,8 +5,8 @@
     model = MiniMindForCausalLM.from_pth("out/pretrain_512.pth")
 
 Read it from top to bottom: norm, rotary positions, attention, block, the stack of blocks, the language model. The two
-kinds of MLP are in model/products.py and model/moe.py. What is written here is the plain model. model/fast computes the same faster in
-training; a forward pass takes one of them as its backend, see model/backend.py.
+kinds of MLP are in model/products.py and model/moe.py. The plain model is here; model/fast computes the same faster in
+training. A forward pass uses one of them as its backend, see model/backend.py.
 
 Shape letters: B rows, T positions, S keys (cached ones included), H hidden, V vocabulary, D head dimension,
 N query heads, G key/value heads.
@@ -58,8 +58,8 @@ class RMSNorm(nn.Module):
 def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """position_ids [B or 1, T] -> cos, sin [B or 1, 1, T, D] in fp32; https://arxiv.org/abs/2104.09864.
 
-    Computed anew in each forward: a few thousand cosines cost nothing beside the model, there is no table to outgrow,
-    and no buffer that a `.to(bfloat16)` or a load on the meta device could spoil.
+    Computed in each forward pass: a few thousand cosines cost nothing beside the model, there is no table to outgrow,
+    and no buffer that `.to(bfloat16)` or loading on the meta device could corrupt.
     """
     frequencies = plain_frequencies(config, position_ids.device)
     if config.inference_rope_scaling:
@@ -71,7 +71,7 @@ def rope_tables(config: MiniMindConfig, position_ids: torch.Tensor) -> tuple[tor
 
 
 def plain_frequencies(config: MiniMindConfig, device: torch.device) -> torch.Tensor:
-    """[D/2] in fp32: by how much each pair of dimensions turns from one position to the next, before YaRN."""
+    """RoPE frequencies [D/2] in fp32, before YaRN: radians per position for each pair of dimensions."""
     even = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32)
     return 1.0 / config.rope_theta ** (even / config.head_dim)
 
@@ -84,14 +84,14 @@ def yarn(config: MiniMindConfig, frequencies: torch.Tensor) -> torch.Tensor:
     """
 
     def dimension(turns: float) -> float:
-        """The dimension, counted in pairs, that turns so often within the original length."""
+        """The dimension, counted in pairs, that turns this often within the original length."""
         wavelength = config.yarn_original_positions / turns
         return config.head_dim / 2 * math.log(wavelength / (2 * math.pi)) / math.log(config.rope_theta)
 
     low = max(math.floor(dimension(config.yarn_beta_fast)), 0)
     high = min(math.ceil(dimension(config.yarn_beta_slow)), config.head_dim // 2 - 1)
     index = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
-    # Where both ends are one dimension, the ramp is a step.
+    # If both ends are the same dimension, the ramp is a step.
     ramp = ((index - low) / max(high - low, 0.001)).clamp(0, 1)
     return frequencies * (1 - ramp + ramp / config.yarn_factor)
 
@@ -217,9 +217,9 @@ class MiniMindModel(nn.Module):
 def visible_keys(
     padding: torch.Tensor | None, T: int, S: int, past: int | torch.Tensor, device: torch.device
 ) -> torch.Tensor | None:
-    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None where it is the plain causal one.
+    """padding [B, <=S] (0: padding) or None -> mask [B or 1, 1, T, S], or None for the plain causal one.
 
-    Query i stands at position past + i and sees the keys up to there.
+    Query i is at position past + i and sees the keys up to there.
     """
     if padding is None and isinstance(past, int) and past == 0 and S == T:
         return None
@@ -227,7 +227,7 @@ def visible_keys(
     queries = (torch.arange(T, device=device) + past).unsqueeze(1)
     mask = (keys <= queries).unsqueeze(0)
     if padding is not None:
-        # A mask of the text so far is shorter than a cache of fixed size.
+        # A mask of the text so far is shorter than a static cache.
         missing = S - min(S, padding.shape[1])
         is_text = F.pad(padding[:, :S].bool(), (0, missing))
         # A padded query sees itself: softmax over a row without any key could give NaN.
@@ -281,8 +281,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """Loads a flat half-precision state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
-        fields that win over both. ValueError (one line) for a file that is not one, that does not fit, or that leaves
-        a field open.
+        fields that win over both. Errors: ValueError, one line, for a file that is not one, that does not fit, or that
+        leaves a field open.
         """
         return load_pth(cls, path, overrides)
 
@@ -299,9 +299,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
         All arguments [B, T] int64. position_ids: from 0 in each document.
         targets: the token to predict at each position, -100 where there is none (nothing is shifted here).
-        document_ids: 0, 1, ... (below T) within a row, -1 where there is padding; attention and the statistics of
-        seq_aux stay within a document. The batch-wise auxiliary losses (seq_aux false, minimind3) take all tokens but padding
-        together.
+        document_ids: 0, 1, ... (below T) within a row, -1 for padding; attention and the statistics of seq_aux stay within
+        a document. Batch-wise auxiliary losses (seq_aux false, minimind3) are over all tokens but padding.
         """
         B, T = input_ids.shape
         self._check_length(T)
@@ -317,29 +316,29 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         return loss, aux_loss
 
     def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
-        """Compile, at its first use, what training_losses computes in train mode; state-dict keys stay as they are.
+        """Compile training_losses in train mode, lazily at its first use; state-dict keys stay the same.
 
-        shape: (rows, positions) of a full micro-batch. Other shapes stay eager. dtype: of the matrix products. Returns a line on
-        the choice of attention, "" where there is none to be made.
+        shape: (rows, positions) of a full micro-batch. Other shapes stay eager. dtype: of the matrix products. Returns a
+        message about the choice of attention, or "".
         """
         self.compiled_backend = compiled_backend(self.config, self.lm_head.weight.device, shape, dtype)
         return self.compiled_backend.notice
 
     def _backend(self, x: torch.Tensor) -> Backend:
-        """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only for what it was made for."""
+        """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only to train on its shape."""
         compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
         return compiled if compiled is not None and is_training and compiled.shape == x.shape[:2] else PLAIN_BACKEND
 
     def expert_slots(self) -> torch.Tensor:
-        """[layers, experts]: the tokens that the router of each layer gave to each expert in the last `training_losses`.
+        """Returns [layers, experts]: tokens routed to each expert in the last `training_losses`.
 
-        Counted in train mode alone, without padding. Nothing waits for the device here.
+        Counted in train mode only, without padding. No synchronisation with the device.
         """
         return torch.stack([mlp.slots for mlp in self._expert_layers()])
 
     def _expert_layers(self) -> list[MoEFeedForward]:
-        """The MLP of each block of a model with experts; none of a dense model."""
+        """The MLP of each block; [] for a dense model."""
         return [layer.mlp for layer in self.model.layers if isinstance(layer.mlp, MoEFeedForward)]
 
     def segments(self, document_ids: torch.Tensor) -> tuple[torch.Tensor | None, int]:
@@ -352,7 +351,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         if not self.config.seq_aux:
             # All tokens but padding are one segment: ids above 0 become 0, -1 stays.
             return document_ids.clamp(max=0).reshape(-1), 1
-        # Each document is a segment. A row has T documents at most, so those of row b begin at b * T.
+        # Each document is a segment. A row has at most T documents, so those of row b start at b * T.
         B, T = document_ids.shape
         row_starts = torch.arange(0, B * T, T, device=document_ids.device).unsqueeze(1)
         segments = torch.where(document_ids < 0, -1, row_starts + document_ids)
@@ -376,7 +375,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """input_ids [B, T] (or inputs_embeds [B, T, H]) -> MiniMindOutput with logits [B, T, V].
 
         attention_mask: [B, S] with 0 at padding, or a ready [B, 1, T, S]; past_key_values: a transformers Cache;
-        logits_to_keep: an int (the last so many positions, 0: all) or an index tensor.
+        logits_to_keep: an int (that many last positions, 0: all) or an index tensor.
         labels [B, T], with logits_to_keep 0: shifted inside, -100 ignored; the loss is the mean, or the sum / num_items_in_batch.
         """
         keeps_all = isinstance(logits_to_keep, int) and logits_to_keep == 0
@@ -386,7 +385,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         B, T, _ = x.shape
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        # How many positions the cache has. A StaticCache says it as a tensor.
+        # positions in the cache; a tensor for a StaticCache
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_length(T + past if isinstance(past, int) else T)
         if position_ids is None:
@@ -400,7 +399,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             mask = visible_keys(padding, T, S, past, x.device)
         segments: tuple[torch.Tensor | None, int] = (None, 0)
         if self.training:
-            # A row is one document, 0; what is padding gets -1.
+            # A row is one document, 0; padding is -1.
             is_text = x.new_ones(B, T) if padding is None else padding[:, -T:]
             segments = self.segments(is_text.long() - 1)
 
@@ -410,7 +409,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if num_items_in_batch is None:
-                # The mean of transformers' own loss is NaN where no label counts.
+                # transformers' own mean is NaN if no label counts.
                 num_items_in_batch = (labels[:, 1:] != IGNORE).sum().clamp(min=1)
             loss = self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch)
         return MiniMindOutput(
@@ -422,7 +421,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
     def _check_length(self, length: int) -> None:
-        """ValueError for more positions than the config allows."""
+        """Raises ValueError for more positions than the config allows."""
         if length > self.config.max_position_embeddings:
             raise ValueError(
                 f"{length} positions, but max_position_embeddings is {self.config.max_position_embeddings}: "

@@ -1,4 +1,4 @@
-"""The mixture of experts of both MiniMind generations, in the place of the dense MLP.
+"""Mixture of experts of both MiniMind generations, in place of the dense MLP.
 
 Shape letters: B rows, T positions, N = B*T tokens, H hidden, E routed experts, K experts per token.
 """
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.config import MiniMindConfig
-from model.fast.experts import mixing
+from model.fast.experts import choose_mix
 from model.products import FeedForward
 
 
@@ -30,7 +30,7 @@ class MoEFeedForward(nn.Module):
         self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
         self.experts = nn.ModuleList(_expert(config) for _ in range(config.num_experts))
         self.shared_experts = nn.ModuleList(_expert(config) for _ in range(config.n_shared_experts))
-        # How often the router chose each expert: see `MiniMindForCausalLM.expert_slots`.
+        # times that the router chose each expert, see `MiniMindForCausalLM.expert_slots`.
         self.register_buffer("slots", torch.zeros(config.num_experts), persistent=False)
 
     def forward(
@@ -43,7 +43,7 @@ class MoEFeedForward(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])  # [N, H]
         scores, weights, chosen = self.route(tokens)
         experts = cast(Sequence[FeedForward], self.experts)
-        out = mixing(experts, tokens)(experts, tokens, weights, chosen)
+        out = choose_mix(experts, tokens)(experts, tokens, weights, chosen)
         for expert in self.shared_experts:
             out = out + expert(tokens)
         if self.training and segments is not None:
@@ -85,7 +85,7 @@ class _FullPrecisionLinear(torch.autograd.Function):
 
     On a GPU `compile_blocks` allows TF32 for all products of a run with --dtype float32, and for none otherwise.
 
-    A context around the forward pass is not enough. A compiled backward pass runs under the autocast of the whole
+    A context around the forward pass is not enough: a compiled backward pass runs under the autocast of the whole
     compiled region, so its products would be in half precision.
     """
 
@@ -106,14 +106,14 @@ class _FullPrecisionLinear(torch.autograd.Function):
 def balance_loss(scores: torch.Tensor, chosen: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
     """Mean over segments of E * sum over experts of (chosen slots / tokens) * (mean score); 0-d fp32.
 
-    scores [N, E], chosen [N, K]; segments [N] in 0..num_segments-1 says which document (or which batch, all 0) a token
-    counts for, -1: padding, counts nowhere. The load-balancing loss of https://arxiv.org/abs/2101.03961, equation 4.
+    scores [N, E], chosen [N, K]; segments [N]: each token's document in 0..num_segments-1 (or all 0: one batch), -1:
+    padding, which does not count. The load-balancing loss of https://arxiv.org/abs/2101.03961, equation 4.
     """
     N, E = scores.shape
     # Padding goes to a last segment, which is dropped below: an index_add takes all tokens or none.
     index = torch.where(segments < 0, num_segments, segments)
     used = (chosen.unsqueeze(-1) == torch.arange(E, device=chosen.device)).sum(dim=1).to(scores.dtype)  # [N, E]
-    # A GPU adds in random order. These two are whole numbers, so they are the same in every order.
+    # A GPU adds in random order. These two sum whole numbers, so they are exact in any order.
     length = scores.new_zeros(num_segments + 1).index_add(0, index, scores.new_ones(N))[:-1]
     load = scores.new_zeros(num_segments + 1, E).index_add(0, index, used)[:-1]
     sum_over_segments = _by_segments if scores.device.type == "cpu" else _by_tokens
@@ -129,7 +129,7 @@ def _by_segments(scores: torch.Tensor, index: torch.Tensor, load: torch.Tensor, 
 
 
 def _by_tokens(scores: torch.Tensor, index: torch.Tensor, load: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """`_by_segments` with each score multiplied where it is, not added up first: the same in every run on a GPU too."""
+    """`_by_segments` with each score multiplied before the sum: deterministic on a GPU too."""
     E = scores.shape[1]
     factor = E * load / length.clamp(min=1).unsqueeze(1) ** 2
     # A row of zeros for padding.

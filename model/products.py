@@ -1,4 +1,4 @@
-"""Matrix products: their precision, how compiled training makes them quicker, and the dense MLP, which is made of them.
+"""Matrix products: their precision, faster ones for compiled training, and the dense MLP.
 
 Shape letters: N rows of the input, I its width, O the width of the output.
 """
@@ -10,23 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Parts of the rows in the product that makes a weight's gradient.
+# row chunks in the product for a weight's gradient
 PARTS = 4
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
     """The dtype in which a matrix product of x runs: autocast's where it is on."""
     device = x.device.type
-    # torch knows no autocast of the meta device, and raises when asked for it.
+    # torch has no autocast for the meta device, and raises when asked for it.
     if device != "meta" and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return x.dtype
 
 
 def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
-    """What each of several bias-free nn.Linear gives for x [..., I]: one tensor [..., O] for each.
+    """Apply several bias-free nn.Linear to x [..., I]: one tensor [..., O] for each.
 
-    In compiled code they are one product with all their weights, which is faster than several small ones.
+    In compiled code this is one product with the concatenated weights, faster than several small ones.
     """
     if not torch.compiler.is_compiling():
         return [linear(x) for linear in linears]
@@ -42,9 +42,9 @@ def projections(x: torch.Tensor, *linears: nn.Linear) -> Sequence[torch.Tensor]:
 
 
 class _CPULinear(torch.autograd.Function):
-    """F.linear whose weight gradient is one batched product over PARTS of the rows, added up in fp32.
+    """F.linear whose weight gradient is a batched product over PARTS chunks of the rows, summed in fp32.
 
-    Each part then fits the cache while the product transposes it, which makes it a tenth faster.
+    Each chunk fits the cache while the product transposes it, which is a tenth faster.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Reading a flat `.pth` state dict of either public generation, strictly; the config lies beside it or is inferred.
+"""Strict loading of a flat `.pth` state dict of either public generation; the config is in a `.json` or inferred.
 
-The file may come from anywhere: no code of it is run, and a small one does not fill the memory.
+Files are untrusted: none of their code is run, and a small one cannot fill the memory.
 """
 
 import os
@@ -18,20 +18,20 @@ from common.files import file_digest, read_object, refuse_irregular
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
-# MiniMindForCausalLM, which is built on this module
+# MiniMindForCausalLM, which imports this module
 ModelT = TypeVar("ModelT", bound=PreTrainedModel)
 StateDict = dict[str, torch.Tensor]
 HEAD = "lm_head.weight"
 EMBEDDINGS = "model.embed_tokens.weight"
 ATTENTION = "model.layers.0.self_attn."
 MLP = "model.layers.0.mlp."
-# RoPE tables that some older files carry: no weights, so they are left out
+# RoPE tables in some older files: not weights, so they are left out
 TABLES = re.compile(r"(^|\.)(freqs_cis|pos_cis|freqs_cos|freqs_sin|rotary_emb\.inv_freq)$")
-# What DistributedDataParallel puts before all keys, and torch.compile before those of what it has compiled
+# key prefixes of DistributedDataParallel (all keys) and torch.compile (keys of compiled modules)
 WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
-# Entries of a checkpoint that hold the weights, by the habit of one trainer or another
+# entries that hold the weights in checkpoints of various trainers
 NESTED = ("model", "state_dict", "model_state_dict")
-# What a file of torch.save begins with: a ZIP archive, or before torch 1.6 a pickle
+# first bytes of a torch.save file: a ZIP archive, or before torch 1.6 a pickle
 ZIP_MAGIC = b"PK\x03\x04"
 PICKLE_MAGIC = b"\x80"
 
@@ -49,7 +49,7 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
         if record is None:
             fields = infer_config(state, overrides)
         else:
-            # What transformers writes besides our fields could make it import or fetch other programs.
+            # Only our fields: others could make transformers import or fetch programs.
             fields = {name: value for name, value in public_spellings(record).items() if name in DECLARATIONS}
         config = MiniMindConfig(**{**fields, **overrides})
     except (ValueError, TypeError, ArithmeticError) as error:
@@ -61,21 +61,21 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
 
 
 def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDict, path: Path) -> ModelT:
-    """model_class in fp32 and eval mode with these weights, of which a tied head may be missing. path: where they come from.
+    """Returns model_class in fp32 and eval mode with these weights. A tied head may be missing. path: for error messages.
 
-    Errors: ValueError, one line, for names and shapes of another model and for numbers that are not finite.
+    Errors: ValueError, one line, for names and shapes of another model and for non-finite numbers.
     """
     if config.tie_word_embeddings and EMBEDDINGS in state:
-        # Some write a tied matrix once.
+        # Some files have a tied matrix once.
         state.setdefault(HEAD, state[EMBEDDINGS])
     try:
         modules = config.num_hidden_layers
         if config.use_moe:
             modules *= config.num_experts + config.n_shared_experts
-        # They would be built for hours.
+        # Building them would take hours.
         if modules > len(state):
             raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, with {len(state)} tensors in all")
-        # On the meta device tensors have shapes and no memory.
+        # Names and shapes first: meta tensors take no memory.
         with torch.device("meta"):
             model_class(config).load_state_dict(state, assign=True)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
@@ -97,11 +97,10 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
 
 
 def read_state_dict(path: Path, digests: Any) -> StateDict:
-    """path -> {key: tensor} without RoPE tables, and without what DDP and torch.compile put before the keys.
+    """path -> {key: tensor} without RoPE tables and without the key prefixes of DDP and torch.compile.
 
-    digests: the SHA-256 that the file may have; None: it is not known.
-    Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or not the one that
-    was written.
+    digests: the allowed SHA-256 digests of the file; None: unknown.
+    Errors: ValueError, one line, for a file that is no flat state dict of floating-point numbers, or has another digest.
     """
     check_kind(path)
     if digests is not None and not (isinstance(digests, list) and file_digest(path) in digests):
@@ -112,13 +111,13 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # A damaged pickle raises whatever it likes.
+        # A damaged pickle can raise anything.
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         if "weights_only" in reason or "Weights only" in reason:
             reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
         raise ValueError(f"{path}: not a readable weight file ({reason})") from None
     entries = state if isinstance(state, dict) else {}
-    # In any order, and not without end: a hostile entry can be the one that it lies in.
+    # In any order, but bounded: a hostile entry can contain itself.
     for name in NESTED * len(NESTED):
         if isinstance(entries.get(name), dict):
             entries = entries[name]
@@ -127,14 +126,14 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
     weights = {WRAPPERS.sub("", key): tensor for key, tensor in entries.items() if not TABLES.search(key)}
     for key, tensor in weights.items():
         is_plain = isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.layout is torch.strided
-        # Strides of 0 make any number of a few bytes.
+        # With strides of 0 a few bytes become a tensor of any size.
         if not is_plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(f"{path}: {key[:60]} is no plain block of floating-point numbers")
     return weights
 
 
 def check_kind(path: Path) -> None:
-    """Errors: ValueError for a file that torch.save did not write, or that would be larger in memory than it is."""
+    """Raises ValueError for a file that torch.save did not write, or that is larger when unpacked."""
     refuse_irregular(path)
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
@@ -143,7 +142,7 @@ def check_kind(path: Path) -> None:
         try:
             with zipfile.ZipFile(path) as archive:
                 entries = archive.infolist()
-            # torch stores its files uncompressed and apart from each other; a bomb does not.
+            # torch stores its entries uncompressed and without overlap; a ZIP bomb does not.
             is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
             if not is_stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
                 reason = "a compressed archive, which torch never writes"
@@ -159,20 +158,20 @@ def check_kind(path: Path) -> None:
 
 
 def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config fields that keys and shapes tell; ValueError names the field to pass where they do not suffice.
+    """Infer config fields from keys and shapes. Errors: ValueError with the field to pass where they do not suffice.
 
-    minimind3's q_norm tells head_dim. minimind2's files do not, so the generation's 8 heads are taken if 8 / 2 is also
-    the ratio of the shapes.
+    minimind3's q_norm has the size head_dim. minimind2's files have no such tensor, so its 8 query and 2 key/value heads
+    are assumed if the shapes have the same ratio.
     """
 
     def size(key: str, axis: int = 0) -> int:
-        """An axis of a tensor that every such MiniMind has."""
+        """Size of an axis of a tensor that every MiniMind has."""
         if key not in state or state[key].dim() <= axis:
             raise ValueError(f"not a MiniMind state dict, {key} is missing, or of another shape")
         return state[key].shape[axis]
 
     def count(name: str) -> int:
-        """How many modules are numbered behind this name."""
+        """Number of numbered modules with this prefix."""
         found = [re.match(re.escape(name) + r"(\d+)\.", key) for key in state]
         return len({match[1] for match in found if match})
 
@@ -212,13 +211,13 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
 
 
 def warn_of_guesses(path: Path, config: MiniMindConfig, overrides: Mapping[str, Any]) -> None:
-    """Name the fields that no shape tells and that were taken from the generation's defaults."""
-    untold = []
+    """Warn of fields that no shape determines and that have the generation's defaults."""
+    undetermined = []
     if config.generation == "minimind2" and not overrides.get("head_dim"):
-        untold.append("num_attention_heads")
+        undetermined.append("num_attention_heads")
     if config.use_moe:
-        untold.append("num_experts_per_tok")
-    guessed = [f"{name}={getattr(config, name)}" for name in untold if overrides.get(name) is None]
+        undetermined.append("num_experts_per_tok")
+    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
     if guessed:
         warnings.warn(
             f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",

@@ -1,10 +1,10 @@
-"""Encoders of Hugging Face, fast on a CPU.
+"""Hugging Face encoders, fast on a CPU.
 
-torch draws the random numbers of a dropout on a CPU one after the other, which takes up to a third of a training step.
-Here each element's number is a hash of its place and of one random seed per call; a compiler makes that part of the
-loop over the elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA
-kernel for CPUs takes half of a step. Without a compiler that pays only for short rows in bfloat16, where that kernel
-is slowest, and dropout is torch's own. On other devices attention and dropout are torch's.
+On a CPU torch draws the random numbers of dropout serially, which takes up to a third of a training step. Here each
+element's number is a hash of its index and of one random seed per call, which a compiler fuses into the loop over the
+elements. Attention is written out as products and a softmax, because the backward pass of PyTorch's SDPA kernel for
+CPUs takes half of a step. Without a compiler that pays only for short rows in bfloat16, where that kernel is slowest,
+and dropout is torch's own. On other devices attention and dropout are torch's.
 """
 
 import math
@@ -18,33 +18,33 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-# The name under which transformers knows `attention`.
+# name of `attention` in transformers' registries
 QUICK_ON_CPU = "quick_on_cpu"
-# Up to so many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16, forward and backward together (4 to 12
-# heads, widths of 32 and 64); from 192 on as long or longer, and in float32 as long everywhere.
+# Up to this many positions `written_out` took 0.05 to 0.6 of the time of SDPA in bfloat16, forward and backward (4 to 12 heads of
+# width 32 and 64); from 192 on as long or longer, and in float32 always as long.
 SHORT_ROWS = 128
 
 
-def dropped(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
-    """int32 [shape]: -1, all bits set, with probability p (to 1/65536), else 0; from torch's global random numbers.
+def dropout_mask(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
+    """Returns int32 [shape]: -1, all bits set, with probability p (to 1/65536), else 0; seeded by torch's global generator.
 
-    The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor place · 2^32/golden ratio, in
-    int32 arithmetic that wraps around; shifts are made logical by a mask. A number comes out and no bool, because the
-    compiler turns arithmetic into vector instructions, and a choice by a bool hardly.
+    The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor index · 2^32/golden ratio, in
+    wrapping int32 arithmetic; a mask makes shifts logical. Not a bool, because the compiler vectorises arithmetic, but
+    hardly a choice by a bool.
     """
     seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=device)
     x = (torch.arange(math.prod(shape), dtype=torch.int32, device=device) * -1640531535) ^ seed
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -2073319461
     x = (x >> 16) & 0xFFFF
-    # The sign of the difference, in all bits.
+    # the sign of the difference, in all bits
     return ((x - round(p * 65536)) >> 31).view(shape)
 
 
 def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """x with a share p of its elements zeroed and the others scaled by 1 / (1 - p), as torch.nn.functional.dropout."""
     if training and p and torch.compiler.is_compiling() and x.device.type == "cpu":
-        return x * (1 + dropped(x.shape, p, x.device)).to(x.dtype) * (1 / (1 - p))
+        return x * (1 + dropout_mask(x.shape, p, x.device)).to(x.dtype) * (1 / (1 - p))
     return F.dropout(x, p, training)
 
 
@@ -66,8 +66,8 @@ def written_out(
     """Softmax attention with dropout p by autograd; [R, H, T, D].
 
     query, key, value: [R, H, T, D]; mask: a bool is True where a key is seen, a float is added to the scores; it broadcasts
-    to [R, H, T, T]. The scores are rounded to the inputs' precision before the softmax. They are kept for the backward
-    pass, which is why long rows would need much memory.
+    to [R, H, T, T]. The scores are rounded to the inputs' precision before the softmax, and kept for the backward pass, so
+    long rows would need much memory.
     """
     scores = (query @ key.transpose(-2, -1)).float() * scaling
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
@@ -83,12 +83,12 @@ def attention(
     scaling: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' SDPA attention, written out on a CPU where SDPA's kernel is slow backward.
+    """transformers' SDPA attention, written out on a CPU where SDPA's backward pass is slow.
 
-    query, key, value: [R, H, T, D]; attention_mask: see `ready_mask`; gives ([R, T, H, D], None).
+    query, key, value: [R, H, T, D]; attention_mask: see `ready_mask` -> ([R, T, H, D], None).
     """
     is_slow = torch.compiler.is_compiling() or (query.dtype is torch.bfloat16 and query.shape[-2] <= SHORT_ROWS)
-    # transformers gives no mask where no row of a batch is padded.
+    # transformers passes no mask if no row of a batch is padded.
     if query.device.type == "cpu" and is_slow and attention_mask is not None and scaling is not None:
         output = written_out(query, key, value, attention_mask, scaling, options.get("dropout", 0.0))
         return output.transpose(1, 2), None
@@ -96,10 +96,10 @@ def attention(
 
 
 def ready_mask(real: torch.Tensor, in_graphs: bool = False) -> torch.Tensor:
-    """What an encoder gets as its mask, [R, 1, T, T]: all queries of a row see its real positions. real: bool [R, T].
+    """Returns an encoder's mask [R, 1, T, T]: all queries of a row see its real positions. real: bool [R, T].
 
-    A mask of four dimensions transformers takes as it is, without a look inside. in_graphs: compiled layers get it, for
-    which it is a float to add where they are on a CPU: once for all layers, since they would work it out for each score.
+    transformers uses a four-dimensional mask as it is, without inspecting it. in_graphs: for compiled layers, which on a
+    CPU get an additive float mask: with a bool they would convert it for each score, in every layer.
     """
     R, T = real.shape
     seen = real[:, None, None, :]
@@ -109,13 +109,13 @@ def ready_mask(real: torch.Tensor, in_graphs: bool = False) -> torch.Tensor:
 
 
 AttentionInterface.register(QUICK_ON_CPU, attention)
-# For callers who hand in a mask of [R, T]: of an implementation without a mask of its own transformers drops it.
+# For callers with a mask [R, T]: transformers drops it for an implementation that has no mask function.
 AttentionMaskInterface.register(QUICK_ON_CPU, sdpa_mask)
 
 
 def quicken_attention(network: Any) -> None:
-    """Let a transformers encoder use `attention`, whatever its config asks for: the masks of our trainers suit no other."""
-    # This one returns no weights of attention, and transformers saves no config that asks for them beside it.
+    """Make a transformers encoder use `attention`, whatever its config says: our trainers' masks suit no other."""
+    # `attention` returns no attention weights, and transformers refuses to save a config that asks for them.
     network.config.output_attentions = False
     network.config._attn_implementation = QUICK_ON_CPU
 

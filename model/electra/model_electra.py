@@ -1,9 +1,9 @@
-"""ELECTRA pretraining: a small generator fills in masked tokens, a discriminator tells which tokens were replaced.
+"""ELECTRA pretraining: a small generator fills in masked tokens, a discriminator detects which were replaced.
 
 Clark et al., "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators" (ICLR 2020). Both networks
 are Hugging Face's; they share all embeddings, and the generator's head is the word embedding itself.
 
-Shapes. R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most, M = R·K,
+Shapes. R: rows (examples) of a batch, T: positions of a row, K: maximum masked positions of a row, M = R·K,
 V: vocabulary.
 """
 
@@ -20,7 +20,7 @@ from model.loss import IGNORE
 
 # The two networks; each is saved in a folder of this name.
 NETWORKS = ("generator", "discriminator")
-# Tokens whose probabilities are added up first, before one of these sums is chosen.
+# tokens per chunk of the vocabulary: `sample` draws a chunk first, then its token
 CHUNK = 256
 
 
@@ -33,9 +33,9 @@ def configs(
     position_init: str = "normal",
     dropout: float = 0.1,
 ) -> tuple[ElectraConfig, ElectraConfig]:
-    """(generator's, discriminator's) ElectraConfig. sizes: those of NETWORK_SIZES.
+    """Returns the ElectraConfigs (generator's, discriminator's). sizes: see NETWORK_SIZES.
 
-    init_std: of the random weights; the published 0.02 fits a width of 768. position_init: see init_position_embeddings.
+    init_std: of the initial weights; the published 0.02 fits a width of 768. position_init: see init_position_embeddings.
     Errors: ValueError where the divisor does not divide width, heads and FFN.
     """
     divided = ("hidden_size", "num_attention_heads", "intermediate_size")
@@ -48,7 +48,7 @@ def configs(
 
     def config(divisor: int) -> ElectraConfig:
         width, heads, ffn = (sizes[name] // divisor for name in divided)
-        # The usual value is left out, so that such a config is as other people's code writes it.
+        # The default is left out, so that the config is as other code writes it.
         own: dict[str, Any] = {} if position_init == "normal" else {"position_init": position_init}
         return ElectraConfig(
             vocab_size=vocab_size,
@@ -70,11 +70,11 @@ def configs(
 
 
 def init_position_embeddings(network: Any) -> None:
-    """Make the position embeddings of a new Hugging Face model sinusoids if its config's `position_init` says so:
+    """Set the position embeddings of a new Hugging Face model to sinusoids if its config's `position_init` says so:
     Vaswani et al., "Attention Is All You Need" (2017), 3.5, scaled to the root mean square `initializer_range`.
 
-    They are trained like any others. At the start the dot product of two positions depends only on their distance. What is
-    learned about neighbours at one place therefore holds everywhere, also beyond the trained length.
+    They are trained like any others. At the start the dot product of two positions depends only on their distance, so
+    what is learned about neighbours at one position holds everywhere, also beyond the trained length.
     """
     if getattr(network.config, "position_init", None) != "sinusoidal":
         return
@@ -90,15 +90,15 @@ def init_position_embeddings(network: Any) -> None:
 
 
 class Losses(NamedTuple):
-    """What a batch gives. mlm and disc: 0-d sums of the losses over masked and over all non-padding positions."""
+    """Results of a batch. mlm and disc: 0-d sums of the losses over masked and over all non-padding positions."""
 
     mlm: torch.Tensor
     disc: torch.Tensor
-    corrupted: torch.Tensor  # [R, T] the text with what the generator put there
-    # bool [R, T]: the discriminator's labels.
+    corrupted: torch.Tensor  # [R, T] the ids with the generator's tokens
+    # bool [R, T]: the discriminator's labels
     replaced: torch.Tensor
     disc_logits: torch.Tensor  # [R, T]
-    # 0-d: masked positions whose likeliest token is the right one.
+    # 0-d: masked positions whose likeliest token is right
     correct: torch.Tensor
 
 
@@ -107,38 +107,38 @@ class ElectraPretrainer(torch.nn.Module):
 
     def __init__(
         self,
-        of_generator: ElectraConfig,
-        of_discriminator: ElectraConfig,
+        generator_config: ElectraConfig,
+        discriminator_config: ElectraConfig,
         sampling: str = "multinomial",
         gen_smooth: float = 0.0,
         disc_smooth: float = 0.0,
     ) -> None:
-        """Fresh networks, which use the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
+        """New networks that share the discriminator's embeddings. sampling: see `sample`. gen_smooth, disc_smooth: label smoothing
         of the two losses. Errors: ValueError where heads do not divide a width, or the networks cannot share their embeddings."""
         super().__init__()
         for name in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
-            own, other = getattr(of_generator, name), getattr(of_discriminator, name)
+            own, other = getattr(generator_config, name), getattr(discriminator_config, name)
             if own != other:
                 raise ValueError(
                     f"{name} is {own} in the generator and {other} in the discriminator, so they cannot share embeddings"
                 )
-        for name, config in zip(NETWORKS, (of_generator, of_discriminator), strict=True):
+        for name, config in zip(NETWORKS, (generator_config, discriminator_config), strict=True):
             width, heads = config.hidden_size, config.num_attention_heads
             if width % heads:
                 raise ValueError(
                     f"{name}: hidden_size {width} is no multiple of {heads} heads (--num_attention_heads, --{name}_config)"
                 )
-        self.generator = generator = ElectraForMaskedLM(of_generator)
-        self.discriminator = discriminator = ElectraForPreTraining(of_discriminator)
+        self.generator = generator = ElectraForMaskedLM(generator_config)
+        self.discriminator = discriminator = ElectraForPreTraining(discriminator_config)
         self.sampling = sampling
         self.gen_smooth = gen_smooth
         self.disc_smooth = disc_smooth
-        # The (rows, positions) of the batches that the layers are compiled for; None: they are not.
+        # (rows, positions) of the batches that the layers are compiled for; None: not compiled
         self.compiled_shape: tuple[int, int] | None = None
-        # Compiled forms take their places.
+        # replaced in compile_training
         self.add_up_chunks = add_up_chunks
-        self.judge_guesses = judge_guesses
-        # The modules, not their weights: a weight assigned anew would leave the generator's head with the old one.
+        self.masked_lm_loss = masked_lm_loss
+        # The modules, not their weights: after a reassignment the generator's head would still have the old weight.
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
         for network in self.networks():
@@ -159,56 +159,56 @@ class ElectraPretrainer(torch.nn.Module):
         lengths: torch.Tensor,
     ) -> Losses:
         """The Losses of a batch. ids, masked_ids, token_type_ids: int64 [R, T]; positions, labels: [R, K]; lengths: [R]."""
-        # An evaluation, without dropout, would compile a graph of its own, and so would another shape.
+        # Evaluation, without dropout, would compile another graph, and so would another shape.
         in_graphs = self.training and self.compiled_shape == tuple(ids.shape)
         eager = self.compiled_shape is not None and not in_graphs
         with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
             real = is_real(ids, lengths)
             mask = ready_mask(real, in_graphs)
             inputs = {"token_type_ids": token_type_ids, "attention_mask": mask}
-            # The generator's head is computed at the masked positions alone: of all of them it would take more than the layers.
+            # The generator's head runs at the masked positions only: at all of them it would take longer than the layers.
             hidden = self.generator.electra(masked_ids, **inputs).last_hidden_state
             rows = torch.arange(len(masked_ids), device=masked_ids.device)[:, None]
             at_masked = self.generator.generator_predictions(hidden[rows, positions].flatten(0, 1))
             logits = self.generator.generator_lm_head(at_masked)  # [M, V]
-            mlm, correct = self.judge_guesses(logits, labels.flatten(), self.gen_smooth)
+            mlm, correct = self.masked_lm_loss(logits, labels.flatten(), self.gen_smooth)
             with torch.no_grad():
                 sampled = sample(logits, self.sampling, self.add_up_chunks).view_as(labels)
                 used = labels != IGNORE
-                # A place that is not used points at position 0: what it adds there is 0.
+                # Unused places point at position 0, where they add 0.
                 nothing = torch.zeros_like(ids)
                 is_drawn = nothing.scatter_add(1, positions, used.long()) > 0
                 drawn = nothing.scatter_add(1, positions, torch.where(used, sampled, 0))
                 corrupted = torch.where(is_drawn, drawn, ids)
                 replaced = corrupted != ids
             disc_logits = self.discriminator(corrupted, **inputs).logits.float()
-            # As https://github.com/richarddwang/electra_pytorch smooths: "replaced" stays 1, "original" becomes disc_smooth.
+            # Smoothing as in https://github.com/richarddwang/electra_pytorch: "replaced" stays 1, "original" becomes disc_smooth.
             target = torch.where(replaced, 1.0, self.disc_smooth)
             losses = F.binary_cross_entropy_with_logits(disc_logits, target, reduction="none")
             disc = torch.where(real, losses, 0.0).sum()
-            # In float32 the logits are a view of what the head gives. As an output with a gradient FSDP2 would warn of it.
+            # In float32 the logits are a view of the head's output; FSDP2 would warn of a view with a gradient.
             return Losses(mlm, disc, corrupted, replaced, disc_logits.detach(), correct)
 
     def compile_training(self, shape: tuple[int, int], dtype: torch.dtype = torch.bfloat16) -> str:
-        """Compile the layers, one graph for all of a network, and what becomes of the generator's logits. shape: (rows,
-        positions) of the batches that use it; others, as an epoch's last, are computed without."""
+        """Compile the layers, one graph for all of a network, and the functions of the generator's logits. shape: (rows,
+        positions) of the batches that use it; others, such as an epoch's last, run eagerly."""
         self.compiled_shape = shape
         for network in self.networks():
             compile_layers(network)
-        self.judge_guesses = torch.compile(judge_guesses, dynamic=False)
+        self.masked_lm_loss = torch.compile(masked_lm_loss, dynamic=False)
         self.add_up_chunks = torch.compile(add_up_chunks, dynamic=False)
         return ""
 
 
 def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """bool [R, T]: the positions that are no padding. ids: [R, T]; lengths: [R]."""
+    """bool [R, T]: True except at padding. ids: [R, T]; lengths: [R]."""
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 
 
-def judge_guesses(
+def masked_lm_loss(
     logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum of the cross-entropies, how many of the likeliest tokens are right), 0-d. logits: [M, V]; labels: [M], or IGNORE."""
+    """(sum of the cross-entropies, number of right top predictions), 0-d. logits: [M, V]; labels: [M], or IGNORE."""
     logits = logits.float()
     loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
     return loss, (logits.argmax(-1) == labels).sum()
@@ -221,7 +221,7 @@ AddsUpChunks = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(float32 sums of exp(logits - highest), each of CHUNK tokens or what is left of them; highest [M, 1]). logits: [M, V]."""
+    """(float32 sums of exp(logits - highest) over CHUNK tokens each, over the rest in the last; highest [M, 1]). logits: [M, V]."""
     logits = logits.float()
     highest = logits.amax(-1, keepdim=True)
     exps = (logits - highest).exp()
@@ -232,12 +232,12 @@ def add_up_chunks(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks = add_up_chunks) -> torch.Tensor:
-    """One token id from softmax(logits) of each row: [M, V] -> int64 [M]. Uses torch's global random numbers.
+    """Sample a token id from softmax(logits) of each row: [M, V] -> int64 [M], with torch's global generator.
 
-    multinomial: a place in the sum of all probabilities is drawn, then its chunk found, then its token. fp32_gumbel: the same
-    distribution as argmax of logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half
-    precision, as public trainers have it; it favours likely tokens (p = 0.98 is drawn as 0.9993) and is here to compare with.
-    add_up: add_up_chunks, or its compiled form.
+    multinomial: draw a place in the sum of all probabilities, then find its chunk, then its token. fp32_gumbel: the same
+    distribution by argmax of logits + Gumbel noise in float32, with a random number for each token. fp16_gumbel: noise in half
+    precision as in public trainers, for comparison; it favours likely tokens (p = 0.98 is drawn as 0.9993).
+    add_up: add_up_chunks, compiled or not.
     """
     if how != "multinomial":
         dtype = torch.float16 if how == "fp16_gumbel" else torch.float32
@@ -246,9 +246,9 @@ def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks 
         # Neither 0 nor 1: the noise would be infinite.
         noise = -torch.log(-torch.log(uniform.clamp(finest.tiny, 1 - finest.eps / 2)))
         return (logits.to(dtype) + noise).argmax(-1)
-    # Cumulative sums are of float64, since tokens may be a million times less likely than others; so they are made of few
-    # numbers: of the chunks, and of the tokens of one chunk. Within its chunk a token has exactly its share. A chunk has its own
-    # to about 1e-7, since what is added up in it is float32.
+    # Cumulative sums are in float64, since tokens may be a million times less likely than others, and therefore over few
+    # numbers: the chunks, then the tokens of one chunk. Probabilities within a chunk are exact; those of the chunks are right
+    # to about 1e-7, since their sums are float32.
     # MPS has no float64.
     exact = torch.float32 if logits.device.type == "mps" else torch.float64
     sums, highest = add_up(logits)
@@ -256,7 +256,7 @@ def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks 
     place = torch.rand(len(logits), 1, device=logits.device, dtype=exact) * ends[:, -1:]
     chunk = first_beyond(ends, place)
     in_chunk = sums.to(exact).gather(1, chunk)
-    # From 0 to 1
+    # in [0, 1]
     place_in_chunk = 1 - (ends.gather(1, chunk) - place) / in_chunk
 
     ids = chunk * CHUNK + torch.arange(CHUNK, device=logits.device)
@@ -267,11 +267,11 @@ def sample(logits: torch.Tensor, how: str = "multinomial", add_up: AddsUpChunks 
 
 
 def running_sums(numbers: torch.Tensor) -> torch.Tensor:
-    """The sums up to each place of each row: [M, n] -> [M, n]. None is smaller than the one before it, where no number is below 0."""
+    """Cumulative sums of each row: [M, n] -> [M, n]. They never decrease if no number is negative."""
     if not torch.are_deterministic_algorithms_enabled():
         return numbers.cumsum(-1)
-    # On a GPU earlier versions of torch refuse theirs here, and 2.13 still lists it as refused, since it may add up in any order. A product
-    # with ones up to each place adds up all columns in one order, and adds a 0 where another column adds a number.
+    # On a GPU torch's cumsum may add in any order: earlier versions refuse it here, and 2.13 still lists it as refused. A product
+    # with a triangle of ones adds up all columns in the same order, with a 0 where another column has a number.
     n = numbers.shape[-1]
     return numbers @ torch.ones(n, n, dtype=numbers.dtype, device=numbers.device).triu()
 

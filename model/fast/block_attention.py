@@ -1,11 +1,11 @@
 """Attention of packed training rows on a CPU, in blocks of queries.
 
-PyTorch's attention on a CPU computes every score and then throws away what the mask forbids, at a twentieth of the rate
-of a plain matrix product. Here each row is cut into a few blocks of queries. A block needs only the keys up to its own
-end, so about 3/8 of the scores are never computed. What is left are batched products, and the compiler fuses the
-softmax between them into one loop.
+PyTorch's attention on a CPU computes every score, at a twentieth of the rate of a plain matrix product, and then drops
+the masked ones. Here each row is cut into a few blocks of queries. A block needs only the keys up to its end, so about
+3/8 of the scores are never computed. The rest are batched products, and the compiler fuses the softmax between them
+into one loop.
 
-The plain version that the tests compare with is `scaled_dot_product_attention` in model/backend.py.
+The reference in the tests is `scaled_dot_product_attention` in model/backend.py.
 
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads, R = N/G query heads that share
 one, W positions of a block, S keys that a block may see.
@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-# Blocks of queries in a row. With more of them the products get small, with fewer more of each is masked; 8 were no faster.
+# Blocks of queries per row: more make the products small, fewer compute more masked scores. 8 were no faster.
 BLOCKS = 4
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """visible [..., T, T] bool -> 0 where True, -inf elsewhere.
 
-    The compiler turns a sum into vector instructions, but not a choice between two values by a bool.
+    The compiler vectorises a sum, but not a choice between two values by a bool.
     """
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, float("-inf"))
 
@@ -30,7 +30,7 @@ def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """q [B, N, T, D], k and v [B, G, T, D], mask [B or 1, 1, T, T] of `additive_mask` -> [B, N, T, D].
 
-    The mask must forbid all later keys: they are left out unseen.
+    The mask must hide all later keys: they are skipped unread.
     """
     B, N, T, D = q.shape
     G = k.shape[1]
@@ -54,8 +54,8 @@ class _BlockAttention(torch.autograd.Function):
     """Softmax attention of each block, with a backward pass that keeps the probabilities.
 
     For a query, exp_score = exp(score - largest score), and denominator = the sum of its exp_scores over the keys.
-    Attention is sum(exp_score * v) / denominator. The exp_scores are kept as they are, and the output is divided: it has D
-    numbers for each query where the exp_scores have S.
+    Attention is sum(exp_score * v) / denominator. The output is divided and not the exp_scores: it has D numbers per
+    query, they have S.
     """
 
     @staticmethod
@@ -66,20 +66,20 @@ class _BlockAttention(torch.autograd.Function):
         scale = k.shape[2] ** -0.5
         outputs = []
         denominators = []
-        exp_scores_of_all = []
+        all_exp_scores = []
         for q, mask in zip(queries, masks, strict=True):
             B, _, W, S = mask.shape
             R = q.shape[1] // W
             scores = q @ k[:, :S].transpose(1, 2)  # [B*G, W*R, S]
             scores = scores.view(B, -1, W, R, S).float() * scale + mask.unsqueeze(3).float()
             exp_scores = (scores - scores.amax(dim=-1, keepdim=True)).exp().to(q.dtype).view(len(q), -1, S)
-            # Summed after rounding, because v is multiplied with the rounded ones.
+            # Summed after rounding, because v is multiplied by the rounded ones.
             denominator = exp_scores.float().sum(dim=-1, keepdim=True)
             outputs.append(((exp_scores @ v[:, :S]).float() / denominator).to(q.dtype))
             denominators.append(denominator)
-            exp_scores_of_all.append(exp_scores)
+            all_exp_scores.append(exp_scores)
         ctx.n_blocks = len(queries)
-        ctx.save_for_backward(k, v, *queries, *outputs, *denominators, *exp_scores_of_all)
+        ctx.save_for_backward(k, v, *queries, *outputs, *denominators, *all_exp_scores)
         return tuple(outputs)
 
     @staticmethod
@@ -94,14 +94,14 @@ class _BlockAttention(torch.autograd.Function):
         queries = saved[:n]
         outputs = saved[n : 2 * n]
         denominators = saved[2 * n : 3 * n]
-        exp_scores_of_all = saved[3 * n :]
+        all_exp_scores = saved[3 * n :]
         scale = k.shape[2] ** -0.5
         d_queries = []
-        # Every block adds to the gradients of the keys that it saw, in fp32.
+        # Every block adds to the gradients of the keys that it sees, in fp32.
         d_k = torch.zeros_like(k, dtype=torch.float32)
         d_v = torch.zeros_like(v, dtype=torch.float32)
         for q, output, denominator, exp_scores, grad in zip(
-            queries, outputs, denominators, exp_scores_of_all, grads, strict=True
+            queries, outputs, denominators, all_exp_scores, grads, strict=True
         ):
             S = exp_scores.shape[2]
             scaled = grad.float() / denominator

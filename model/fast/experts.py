@@ -1,13 +1,13 @@
-"""The chosen experts of each token, computed in one of three ways, which the tests compare.
+"""Three implementations of the routed experts, which the tests compare.
 
 - `looped_experts` is the reference: every expert sees every token, which is E/K times the work.
-- `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two matrix products that
-  know where one expert's rows end and the next one's begin.
-- `blocked_experts` is for GPUs on which those products make the host wait. It sorts the slots too, and cuts them into
-  blocks of one expert each. A batched product takes all blocks at once.
+- `grouped_experts` sorts the chosen slots by expert and computes each expert's rows once, in two grouped matrix
+  products.
+- `blocked_experts` is for GPUs on which grouped products block the host. It cuts the sorted slots into blocks of one
+  expert each, for batched products over all blocks.
 
-Shape letters: N tokens, H hidden, I intermediate, E routed experts, K experts per token, M rows of the sorted slots with those
-that fill up.
+Shape letters: N tokens, H hidden, I intermediate, E routed experts, K experts per token, M rows of the sorted slots,
+padding included.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,25 +18,25 @@ import torch.nn.functional as F
 
 from model.products import FeedForward, compute_dtype
 
-# Up to here a step of decoding loops over the experts.
+# maximum tokens of a decoding step that loops over the experts
 FEW_TOKENS = 16
 
-# Rows. On the CPU each new number of rows has a kernel made for it, which takes longer than its product. So every expert
-# gets a multiple of these.
+# Rows per expert are padded to a multiple of this: on the CPU each new number of rows has a kernel generated, which takes
+# longer than its product.
 ALIGNMENT = 64
 
-# Blocks of 16 rows are the smallest that a GPU multiplies at once.
+# log2 of 16 rows, the smallest block that a GPU multiplies at once
 FEWEST_BLOCK_BITS = 4
 
-# An estimate of what the copy of an expert's weights takes, in rows of its products.
+# estimated time to copy an expert's weights, in rows of its products
 COPY_ROWS = 64
 
 # (experts, tokens [N, H], weights and chosen [N, K]) -> [N, H].
 Mix = Callable[[Sequence[FeedForward], torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def mixing(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
-    """The fastest of the ways above that serves tokens [N, H] in this precision and on this device."""
+def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
+    """Returns the fastest implementation for tokens [N, H] in this precision and on this device."""
     if len(tokens) <= FEW_TOKENS and not torch.is_grad_enabled():
         # Decoding: gathering all experts' weights costs more than E products with a few rows.
         return looped_experts
@@ -46,16 +46,16 @@ def mixing(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
 
 
 def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
-    """Whether grouped_mm serves, without a wait of the host.
+    """Returns whether grouped_mm works, without blocking the host.
 
-    That is bf16 on the CPU, and on some GPUs, with rows of whole 16 bytes; and fp32 on the CPU unless compiled.
+    It does in bf16 on the CPU and some GPUs, with rows of whole 16 bytes; and in fp32 on the CPU unless compiled.
     """
     dtype = compute_dtype(tokens)
     device = tokens.device
     if not hasattr(F, "grouped_mm"):
         return False
     if dtype == torch.float32:
-        # The compiler's shape check of grouped_mm knows bf16 alone.
+        # The compiler's shape check of grouped_mm accepts bf16 only.
         return device.type == "cpu" and not torch.compiler.is_compiling()
     # 8 numbers of bf16 are 16 bytes.
     aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
@@ -64,12 +64,12 @@ def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
     return device.type in ("cpu", "meta") or (device.type == "cuda" and has_grouped_kernel(device.index or 0))
 
 
-# The compiler cannot trace a question to the driver. It asks once, and takes the answer for granted.
+# The compiler cannot trace a query of the driver. It calls once, and assumes the result is constant.
 @torch.compiler.assume_constant_result
 def has_grouped_kernel(device_index: int) -> bool:
-    """Whether a GPU computes grouped_mm in one kernel: H100, H200, B200 and their like.
+    """Returns whether a GPU computes grouped_mm in one kernel: H100, H200, B200 and the like.
 
-    On the others, and on AMD's, torch reads the experts' rows back to the host and computes a product for each.
+    On others, and on AMD's, torch reads the row counts back to the host and computes one product per expert.
     """
     if torch.version.hip:
         return False
@@ -116,31 +116,31 @@ def stacked_weights(experts: Sequence[FeedForward], dtype: torch.dtype) -> tuple
 def dispatch_plan(
     chosen: torch.Tensor, num_experts: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """chosen [N, K] -> where each slot's row lies among M rows sorted by expert, and back.
+    """chosen [N, K] -> the row of each slot among M rows sorted by expert, and the inverse.
 
     Each expert has a multiple of `alignment` rows, and M does not depend on the routing. Returns place [N, K] (the row
-    of each slot), slot [M] (the slot n * K + k of each row, N * K for a row that fills up) and ends [E] int32.
+    of each slot), slot [M] (the slot n * K + k of each row, N * K for a padding row) and ends [E] int32.
     """
     expert_of_slot = chosen.reshape(-1)
     device = chosen.device
     n = len(expert_of_slot)
 
-    # Which slots are whose, and the how-many-th of its expert each one is. A sort would do the same; a running sum over a
-    # table of E lines is faster, and the compiler can fuse it.
+    # The expert of each slot, and the slot's rank within its expert. A sort would do the same; a cumulative sum over a
+    # table of E rows is faster, and the compiler can fuse it.
     is_mine = expert_of_slot == torch.arange(num_experts, device=device).unsqueeze(1)  # [E, N*K]
-    # From 1.
+    # from 1
     rank = is_mine.cumsum(dim=1)
 
-    # Each expert's rows begin where the rows of the one before it end, filled up to the alignment.
+    # Each expert's rows start where those of the previous one end, padded to the alignment.
     sizes = _rounded_up(rank[:, -1], alignment)
     ends = sizes.cumsum(dim=0)
     starts = ends - sizes
     place = (is_mine * (rank - 1 + starts.unsqueeze(1))).sum(dim=0)
 
-    # The worst case: every expert is filled up by alignment - 1 rows. So M is known without looking at the routing.
+    # The worst case: alignment - 1 padding rows for every expert. So M does not depend on the routing.
     M = _rounded_up(n + num_experts * (alignment - 1), alignment)
     slot = torch.full((M,), n, device=device).scatter(0, place, torch.arange(n, device=device))
-    # The last expert takes the rows that are left; they are no slot's, and nobody reads what becomes of them.
+    # The last expert takes the remaining rows; they belong to no slot, and their results are not read.
     ends = torch.cat((ends[:-1], torch.full_like(ends[-1:], M)))
     return place.view(chosen.shape), slot, ends.to(torch.int32)
 
@@ -155,8 +155,8 @@ def blocked_experts(
     place, slot, ends = dispatch_plan(chosen, len(experts), size)
     gate_up, down = stacked_weights(experts, dtype)
     rows = _Dispatch.apply(tokens.to(dtype), place, slot)  # [M, H]
-    # Zeros in the rows that fill up. In float16 another expert could make an infinity of a token that is not its own, and
-    # 0 times infinity is NaN in the weights' gradients.
+    # Zeros in the padding rows. In float16 an expert could turn a token that is not its own into infinity, and 0 times
+    # infinity is NaN in the weights' gradients.
     rows = rows.masked_fill((slot == chosen.numel()).unsqueeze(1), 0.0)
     blocks = rows.unflatten(0, (-1, size))  # [blocks, size, H]
     first_row = torch.arange(0, len(rows), size, device=rows.device)
@@ -169,16 +169,16 @@ def blocked_experts(
 def block_rows(n_slots: int, num_experts: int) -> int:
     """Rows of a block of `blocked_experts`: a power of two.
 
-    Small blocks cost copies: the product needs the expert's weights for each. Large ones cost rows: of each expert a whole
-    block more is computed, which counts for nothing. The sum is least at the root of COPY_ROWS * n_slots / num_experts, from
-    which is rounded down. 32,768 slots of 4 experts have 68 blocks of 512 rows: 6 % of the rows count for nothing, and the
-    copies take an eighth of the time of the products. 64 experts have 25 % more rows. Not measured on such a GPU.
+    Small blocks cost copies: the product needs the expert's weights for each. Large ones cost padding: one more block for
+    each expert. The sum is least at the root of COPY_ROWS * n_slots / num_experts, which is rounded down. 32,768 slots of
+    4 experts have 68 blocks of 512 rows: 6 % of the rows are padding, and the copies take an eighth of the time of the
+    products. 64 experts have 25 % more rows. Not measured on such a GPU.
     """
     return 1 << max(FEWEST_BLOCK_BITS, ((COPY_ROWS * n_slots // num_experts).bit_length() - 1) // 2)
 
 
 class _BlockProduct(torch.autograd.Function):
-    """Each block's rows with the weight of its expert: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
+    """Product of each block with its expert's weight: rows [blocks, size, I], weight [E, O, I] -> [blocks, size, O]."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -192,17 +192,17 @@ class _BlockProduct(torch.autograd.Function):
         return d_rows, d_weight, None
 
 
-# An operator of its own. The compiler would see that both passes copy the same weights for the blocks, and keep those
-# copies from one to the other: a gigabyte for eight layers.
+# A custom operator, or the compiler would see that both passes copy the same weights for the blocks, and keep the copies
+# from forward to backward: a gigabyte for eight layers.
 @torch.library.custom_op("minimind::block_gradients", mutates_args=())
 def _block_gradients(
     grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, owner: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """grad [blocks, size, O] of the product above -> the gradients of rows and weight."""
-    of_blocks = grad.transpose(1, 2) @ rows  # [blocks, O, I]
+    per_block = grad.transpose(1, 2) @ rows  # [blocks, O, I]
     # The sum over each expert's blocks, as a product with zeros and ones: an index_add would add in random order.
     is_mine = owner == torch.arange(len(weight), device=owner.device).unsqueeze(1)  # [E, blocks]
-    d_weight = is_mine.to(of_blocks.dtype) @ of_blocks.flatten(1)
+    d_weight = is_mine.to(per_block.dtype) @ per_block.flatten(1)
     return grad @ weight[owner], d_weight.view(weight.shape)
 
 
@@ -219,13 +219,13 @@ def _rounded_up(n: Any, alignment: int) -> Any:
 
 
 class _Dispatch(torch.autograd.Function):
-    """tokens [N, H] -> rows [M, H]. Both directions are look-ups: a scatter-add would be slower and its order random."""
+    """tokens [N, H] -> rows [M, H]. Both directions are gathers: a scatter-add would be slower and its order random."""
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, place: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(place)
         K = place.shape[1]
-        # A row that only fills up copies the last token.
+        # A padding row copies the last token.
         return tokens[(slot // K).clamp(max=len(tokens) - 1)]
 
     @staticmethod
@@ -234,10 +234,10 @@ class _Dispatch(torch.autograd.Function):
         return _token_gradients(grad, place), None, None
 
 
-# An operator of its own, on which the numbers of a GPU depend. The compiler would put this look-up into the kernel of the
-# norm's backward pass, and because of the look-up that kernel would loop over a row twice: it stores its sums in the
-# first loop and reads them in the second, without a barrier (https://github.com/pytorch/pytorch/pull/190519). Some
-# threads then read what was there before, and gradients are wrong, each time others.
+# A custom operator, for correct gradients on a GPU. The compiler would fuse this gather into the kernel of the norm's
+# backward pass, and because of the gather that kernel would loop over a row twice: it stores its sums in the first loop
+# and reads them in the second, without a barrier (https://github.com/pytorch/pytorch/pull/190519). Some threads then
+# read stale values, and the gradients are wrong, differently each time.
 @torch.library.custom_op("minimind::token_gradients", mutates_args=())
 def _token_gradients(grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """grad [M, H] of the rows, place [N, K] -> the sum over each token's rows, [N, H]."""
@@ -263,7 +263,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         routed, weights, place, slot = ctx.saved_tensors
         N, K = place.shape
-        # Rows that fill up have the slot N * K: their weight is the 0 at the end.
+        # Padding rows have the slot N * K: their weight is the 0 at the end.
         row_weights = torch.cat((weights.reshape(-1), weights.new_zeros(1)))[slot]
         d_routed = grad[(slot // K).clamp(max=N - 1)] * row_weights.unsqueeze(1)
         d_weights = (routed[place].float() * grad.unsqueeze(1)).sum(dim=-1)

@@ -19,7 +19,7 @@ def test_the_imports_of_a_command_count():
 
 def test_a_command_that_is_called_as_a_function_counts_from_its_call(monkeypatch):
     """A notebook may have run for hours before it calls a trainer with a budget."""
-    monkeypatch.setattr(processes, "_began", time.monotonic() - 3600)
+    monkeypatch.setattr(processes, "_start_time", time.monotonic() - 3600)
     assert processes.seconds_since_start() >= 3600
     processes.count_from_here()
     assert 0 <= processes.seconds_since_start() < 60

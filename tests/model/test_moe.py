@@ -28,7 +28,7 @@ WAYS = {"looped": ways.looped_experts, "grouped": ways.grouped_experts, "blocked
 def run(net, x, way):
     """(output, gradients) of the layer with its experts computed in one of WAYS."""
     x = x.clone().requires_grad_()
-    with mock.patch.object(moe, "mixing", lambda experts, tokens: WAYS[way]):
+    with mock.patch.object(moe, "choose_mix", lambda experts, tokens: WAYS[way]):
         out, aux_loss = net(x, torch.zeros(x.shape[0] * x.shape[1], dtype=torch.long), 1)
     (out.sin().sum() + aux_loss).backward()
     grads = {name: p.grad for name, p in net.named_parameters()} | {"x": x.grad}
@@ -115,10 +115,10 @@ def test_the_way_follows_from_the_gpu_and_the_precision(capability):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             tokens = torch.empty(20, 32, device="cuda", dtype=dtype)
             grouped = has_kernel and dtype is torch.bfloat16 and hasattr(F, "grouped_mm")
-            assert moe.mixing(net.experts, tokens) is (ways.grouped_experts if grouped else ways.blocked_experts)
+            assert moe.choose_mix(net.experts, tokens) is (ways.grouped_experts if grouped else ways.blocked_experts)
         with torch.no_grad():
             few = torch.empty(ways.FEW_TOKENS, 32, device="cuda")
-            assert moe.mixing(net.experts, few) is ways.looped_experts
+            assert moe.choose_mix(net.experts, few) is ways.looped_experts
         with mock.patch.object(torch.version, "hip", "7.0"):
             assert not ways.has_grouped_kernel(0)
 
@@ -127,7 +127,7 @@ def test_the_way_follows_from_the_gpu_and_the_precision(capability):
     "dtype, way", [(torch.float32, "grouped"), (torch.bfloat16, "grouped"), (torch.float16, "looped")]
 )
 def test_the_way_on_a_cpu(dtype, way):
-    assert moe.mixing(layer().experts, torch.randn(20, 32, dtype=dtype)) is WAYS[way]
+    assert moe.choose_mix(layer().experts, torch.randn(20, 32, dtype=dtype)) is WAYS[way]
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,8 @@ def test_chunked_cross_entropy_is_the_plain_one(monkeypatch):
 
 def test_in_float16_the_gradient_of_a_gpus_chunk_is_finite(monkeypatch):
     """Its rows all add to one number, which a float16 does not hold. Reference: the loss in float32, where one chunk is too."""
-    monkeypatch.setattr(loss_module, "chunk_rows", lambda *what: loss_module.CHUNK_ROWS_OF_GPU)
-    n = loss_module.CHUNK_ROWS_OF_GPU
+    monkeypatch.setattr(loss_module, "chunk_rows", lambda *what: loss_module.GPU_CHUNK_ROWS)
+    n = loss_module.GPU_CHUNK_ROWS
     hidden = torch.full((n, 4), 8.0)
     targets = torch.zeros(n, dtype=torch.long)
     gradients = []

@@ -90,7 +90,7 @@ def test_a_steady_update_waits_for_nothing(model, dtype, optimizer, tmp_path, mo
             blocked.append(None)
             return ways.blocked_experts(*args)
 
-        monkeypatch.setattr(moe, "mixing", lambda experts, tokens: in_blocks)
+        monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: in_blocks)
     watch, run = watched_run(tmp_path, dtype=dtype, optimizer=optimizer, use_moe=int(model != "dense"))
     assert watch.updates == 8 and run.engine.device.type == "cuda"
     assert run.engine.fused, "the host would read whether each update is good"

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from model.electra import encoders
-from model.electra.encoders import SHORT_ROWS, attention, dropped, ready_mask, written_out
+from model.electra.encoders import SHORT_ROWS, attention, dropout_mask, ready_mask, written_out
 
 
 def test_hashed_dropout_is_even_and_independent():
     """Share of zeros, also by row and column, and no correlation of neighbours or of two calls."""
     torch.manual_seed(0)
     n, p = 2048, 0.1
-    a, b = ((dropped((n, n), p, "cpu").float() + p) / math.sqrt(p * (1 - p)) for _ in range(2))
+    a, b = ((dropout_mask((n, n), p, "cpu").float() + p) / math.sqrt(p * (1 - p)) for _ in range(2))
     pairs = (a * b, a[1:] * a[:-1], a[:, 1:] * a[:, :-1], a[:, 32:] * a[:, :-32])
     # The standard error of a mean over all is 1 / n.
     assert max(abs(float(each.mean())) for each in (a, *pairs)) < 5 / n

@@ -164,7 +164,7 @@ def test_a_compiled_run_there_takes_compiled_code_for_every_micro_batch(
     assert not compiled.pinned
     on_cpu = len(compiled.backends)
 
-    monkeypatch.setattr(moe, "mixing", lambda experts, tokens: ways.blocked_experts)
+    monkeypatch.setattr(moe, "choose_mix", lambda experts, tokens: ways.blocked_experts)
     capsys.readouterr()
     with simulated_cuda():
         whole = train(**flags, out_dir=tmp_path / "whole", device=None, epochs=2)
