@@ -19,8 +19,8 @@ from common.processes import obey_ctrl_c, stop_signals
 from common.start import ROOT
 from common.wording import nowhere, one_line
 from dataset.loader import LoaderError
-from trainer.machine.measure import what_the_machine_lacks
-from trainer.machine.ranks import loss_of_a_rank
+from trainer.machine.measure import exhausted_line
+from trainer.machine.ranks import lost_rank_line
 
 
 def plain_warning(
@@ -64,7 +64,7 @@ def line_of(error: Exception) -> tuple[str, int] | None:
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_fault_of_data else 1
-    loss = loss_of_a_rank(error)
+    loss = lost_rank_line(error)
     if loss is not None:
         return loss, 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
@@ -74,7 +74,7 @@ def line_of(error: Exception) -> tuple[str, int] | None:
             2,
         )
     if isinstance(error, (MemoryError, RuntimeError, OSError)):
-        lack = what_the_machine_lacks(error)
+        lack = exhausted_line(error)
         if lack is not None:
             return lack, 2
     return None

@@ -35,15 +35,15 @@ from common.wording import announce, counted
 from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import Ranks, SharedMemory, loss_of_a_rank, ranks_of_launcher
+from trainer.machine.ranks import Ranks, SharedMemory, lost_rank_line, ranks_of_launcher
 from trainer.settings import DividedMachineSettings
 
 # ------------------------------------------------------------------------------------------------ how many
 
 # Minimum positions of a micro-batch per process: matrix products of fewer rows take longer per row
-LEAST_POSITIONS = 1024
+MIN_POSITIONS = 1024
 # Upper bound for "auto": each process goes over all gradients and weights, and the gain is measured on two cores only
-MOST_BY_ITSELF = 8
+MAX_AUTO_PROCESSES = 8
 # bytes of a process besides its tensors: PyTorch's code and buffers, and compiled code
 BYTES_OF_PROCESS = 600 << 20
 # The rest is for activations, which do not grow with the number of processes, and for other programs.
@@ -105,9 +105,9 @@ def divide(
     if n == 1:
         return 1, []
     threads = counted(threads_of_each(n), "thread")
-    of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
+    rows_each = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
-        f"{n} processes of {threads} share each micro-batch{of_all}: they wait for each other a few "
+        f"{n} processes of {threads} share each micro-batch{rows_each}: they wait for each other a few "
         "times an update, threads at every operation; --cpu_processes 1 trains in one process"
     )
     return n, [line]
@@ -133,13 +133,13 @@ def threads_of_each(processes: int) -> int:
 def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     """Number of processes that suits a run best. memory: bytes that it may use; None: unknown.
 
-    The largest that divides threads and rows, leaves LEAST_POSITIONS to each, and fits the memory. It depends on nothing that changes
+    The largest that divides threads and rows, leaves MIN_POSITIONS to each, and fits the memory. It depends on nothing that changes
     between starts, such as free memory: a resume on the same machine has the same ranks, and continues bit for bit.
     """
     best = 1
-    for n in range(2, min(n_threads, MOST_BY_ITSELF) + 1):
+    for n in range(2, min(n_threads, MAX_AUTO_PROCESSES) + 1):
         divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.whole
-        is_large = micro_batch.rows // n * micro_batch.positions >= LEAST_POSITIONS
+        is_large = micro_batch.rows // n * micro_batch.positions >= MIN_POSITIONS
         # 16 bytes: weight, gradient and AdamW's two moments
         needed = n * (BYTES_OF_PROCESS + 16 * micro_batch.parameters)
         needed += bytes_in_shared_memory(n, micro_batch.parameters)
@@ -169,9 +169,9 @@ def side_by_side(n: int, work: Callable[[Join], int]) -> int:
     Nothing may have been computed before. Errors: what `work` raises here; UserError if no process can be started. If a copy
     ends before its work is done, this process exits, without an exception.
     """
-    meeting_place = socket.socket()
-    meeting_place.bind(("127.0.0.1", 0))
-    meeting_place.listen(n)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(n)
     context = multiprocessing.get_context("fork")
     copies: list[ForkProcess] = []
     is_over = threading.Event()
@@ -182,17 +182,17 @@ def side_by_side(n: int, work: Callable[[Join], int]) -> int:
         try:
             memory = SharedMemory(os.memfd_create("ranks"), n)
             for rank in range(1, n):
-                work_of_rank = partial(work, partial(join_copies, rank, n, meeting_place, memory))
-                copies.append(context.Process(target=be_a_copy, args=(work_of_rank, os.getpid())))
+                work_of_rank = partial(work, partial(join_copies, rank, n, listener, memory))
+                copies.append(context.Process(target=run_copy, args=(work_of_rank, os.getpid())))
                 copies[-1].start()
         except OSError as error:
             raise UserError(f"no further process starts ({error.strerror}): --cpu_processes 1 needs none") from error
         watcher.start()
-        exit_code = work(partial(join_copies, 0, n, meeting_place, memory))
+        exit_code = work(partial(join_copies, 0, n, listener, memory))
         grace_s = GRACE_S
         return exit_code
     except Exception as error:
-        if is_of_a_lost_peer(error):
+        if is_caused_by_peer(error):
             # The watcher knows the reason, and ends this process.
             watcher.join(2 * GRACE_S)
         raise
@@ -205,10 +205,10 @@ def side_by_side(n: int, work: Callable[[Join], int]) -> int:
                 copy.join()
 
 
-def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
-    """Join the process group of a command's n processes. meeting_place: listens at 127.0.0.1, for rank 0."""
-    port = meeting_place.getsockname()[1]
-    listening = meeting_place.detach() if rank == 0 else None
+def join_copies(rank: int, n: int, listener: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
+    """Join the process group of a command's n processes. listener: at 127.0.0.1, for rank 0."""
+    port = listener.getsockname()[1]
+    listening = listener.detach() if rank == 0 else None
     store = dist.TCPStore("127.0.0.1", port, n, rank == 0, WAIT, master_listen_fd=listening)
     # Otherwise Gloo looks up the address of the host name, which not every machine can resolve.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -216,7 +216,7 @@ def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedM
     return Ranks(rank, rank, n, sharing=n, memory=memory), torch.device("cpu")
 
 
-def be_a_copy(work: Callable[[], object], parent: int) -> None:
+def run_copy(work: Callable[[], object], parent: int) -> None:
     """Main function of a copy. Exit code 0 tells the parent that its work is done, even if a signal has stopped the run."""
     end_with(parent)
     # The parent may have died before end_with took effect.
@@ -228,13 +228,13 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
         sys.exit(130)
     except Exception as error:
         # The rank that has the error itself goes first.
-        time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
+        time.sleep(4 * GRACE_S if is_caused_by_peer(error) else GRACE_S)
         end_process(error)
 
 
-def is_of_a_lost_peer(error: Exception) -> bool:
+def is_caused_by_peer(error: Exception) -> bool:
     """Whether another rank is the cause, or prints it."""
-    return isinstance(error, SaidByAnotherRank) or loss_of_a_rank(error) is not None
+    return isinstance(error, SaidByAnotherRank) or lost_rank_line(error) is not None
 
 
 def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:

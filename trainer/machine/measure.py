@@ -229,7 +229,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def what_the_machine_lacks(error: Exception) -> str | None:
+def exhausted_line(error: Exception) -> str | None:
     """One line for an error that means that memory, files or threads are used up; None for all others."""
     said = " ".join(str(error).split())
     smaller = "try a smaller --batch_size, --max_seq_len or model"

@@ -39,7 +39,7 @@ ORDERED = ("x86_64", "AMD64")
 # bytes of a cache line; each rank's count has its own, against false sharing
 CACHE_LINE = 64
 # Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
-LOOKS = 200
+MAX_POLLS = 200
 NAP_S = 5e-5
 
 
@@ -85,10 +85,10 @@ class SharedMemory:
             dist.barrier()
             return
         self._counts[rank] += 1
-        looks = 0
+        polls = 0
         while self._counts.min() < self._counts[rank]:
-            looks += 1
-            if looks > LOOKS:
+            polls += 1
+            if polls > MAX_POLLS:
                 time.sleep(NAP_S)
 
 
@@ -221,7 +221,7 @@ MEET_EVERY_S = 0.25
 # Suffixes of flags that may differ between machines: devices, workers, and paths. The contents of data files are compared by their
 # digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The weights come from
 # rank 0.
-OWN_OF_A_MACHINE = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
+MACHINE_SPECIFIC = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
 
 
 # ---------------------------------------------------------------------------------------- one rank works for all
@@ -324,17 +324,17 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
 # --------------------------------------------------------------------------------------------- a rank is gone
 
 # Words of NCCL's errors that another rank causes
-OF_OTHER_RANKS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
+CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
 
 
-def loss_of_a_rank(error: Exception) -> str | None:
+def lost_rank_line(error: Exception) -> str | None:
     """One line for an error that means that another rank is gone or silent; None for all others."""
     said = " ".join(str(error).split())
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
     is_loss |= "gloo/transport" in said
     # NCCL raises the same type for everything, including wrong settings of this machine.
-    is_loss |= isinstance(error, dist.DistBackendError) and OF_OTHER_RANKS.search(said) is not None
+    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(said) is not None
     if not is_loss:
         return None
     # Without the place in its source before it and the advice after it
@@ -373,7 +373,7 @@ def end_all(ranks: Ranks, said: str) -> None:
 
 def compare_settings(ranks: Ranks, settings: object) -> None:
     """All ranks must call it. settings: of the command. Errors: UserError if a rank has other flags or packages."""
-    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(OWN_OF_A_MACHINE)}
+    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(MACHINE_SPECIFIC)}
     compare_with_main(ranks, {**flags, **versions()})
 
 
@@ -386,14 +386,14 @@ def compare_with_main(
     """
     if ranks.world_size == 1:
         return
-    of_ranks: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(of_ranks, (socket.gethostname(), entries_of(facts)))
-    _, main = of_ranks[0]
-    for rank, (host, own) in enumerate(of_ranks):
+    gathered: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(gathered, (socket.gethostname(), entries_of(facts)))
+    _, main = gathered[0]
+    for rank, (host, own) in enumerate(gathered):
         differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
         if differing:
-            told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-            end_all(ranks, f"rank {rank} on {host!r} has {told}: all ranks need {needed}")
+            differences = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
+            end_all(ranks, f"rank {rank} on {host!r} has {differences}: all ranks need {needed}")
 
 
 def entries_of(facts: Mapping[str, object]) -> dict[str, object]:

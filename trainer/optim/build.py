@@ -45,15 +45,15 @@ def build_optimizers(
         # --learning_rate, by a group's `lr_scale`: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
             group["lr_scale"] = settings.embed_lr / lr
-    own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
-    how: Orthogonalise = orthogonalise
+    muon_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
+    method: Orthogonalise = orthogonalise
     if any(is_sharded(p) for p in matrices):
-        how = partial(sharded_orthogonalise, ranks)
+        method = partial(sharded_orthogonalise, ranks)
     elif ranks.memory is not None:
-        how = SharedOrthogonalise(ranks)
+        method = SharedOrthogonalise(ranks)
     return [
         build_adamw(groups, lr, **adam_options),
-        Muon([own_group], lr=settings.muon_lr, orthogonalise=how),
+        Muon([muon_group], lr=settings.muon_lr, orthogonalise=method),
     ]
 
 

@@ -93,7 +93,7 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
         with contextlib.suppress(UserError):
             if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):
                 reporter.say(risen)
-        reporter.say(left_by(job))
+        reporter.say(outputs_line(job))
     reporter.close()
     if not (is_complete and job.settings.report):
         return
@@ -128,7 +128,7 @@ def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
     )
 
 
-def left_by(job: Job) -> str:
+def outputs_line(job: Job) -> str:
     """Line with the run's output files."""
     return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
 
@@ -146,4 +146,4 @@ def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> No
         # A lower number of updates has ended the run before they were due.
         weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
-    reporter.say(left_by(job))
+    reporter.say(outputs_line(job))

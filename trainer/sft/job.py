@@ -51,7 +51,7 @@ class SftJob(PretrainJob):
 # text is memorised, at high rates and in many passes.
 
 # Bytes of files from which MiniMind's own defaults apply
-MUCH = 40 << 20
+LARGE_BYTES = 40 << 20
 # as JSON, with its field names
 BYTES_OF_TOKEN = 4
 OPTIMIZER, LEARNING_RATE, SCHEDULE, ROWS = "muon", 2e-3, "linear", 8
@@ -59,7 +59,7 @@ OPTIMIZER, LEARNING_RATE, SCHEDULE, ROWS = "muon", 2e-3, "linear", 8
 UPDATES = 450
 FEWEST_PASSES, MOST_PASSES = 2, 40
 # A rate fits one optimizer and one length of run: if the user gives one of these, the others are MiniMind's.
-ONE_RECIPE = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
+RECIPE_FLAGS = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
 # Bytes of the embedded questions, which may not be written yet
 EMBEDDED = 1_000_000
 
@@ -70,13 +70,13 @@ def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSe
     Errors: DataError for missing data.
     """
     # Such rates would spoil public weights of other programs. A mixture is not for beginners.
-    if ONE_RECIPE & set(given) or settings.mixture or settings.weight_folder() is not None:
+    if RECIPE_FLAGS & set(given) or settings.mixture or settings.weight_folder() is not None:
         return settings, None
     if settings.has_budget:
         # A plan chooses batch and passes. A budget allows far fewer updates than MiniMind's rate needs.
         return replace(settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE), None
     n_bytes = bytes_of_data(settings)
-    if n_bytes >= MUCH:
+    if n_bytes >= LARGE_BYTES:
         return settings, None
     batch_size = settings.batch_size if "batch_size" in given else ROWS
     # --batch_size auto: the usual rows per update
