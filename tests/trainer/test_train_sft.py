@@ -114,10 +114,10 @@ def test_little_text_is_learned_by_the_defaults(tmp_path, capsys):
     assert losses(run)[-1] < 0.5 and records(run, "prompt")[-1]["text"] == "I am a tiny model."
 
 
-def test_much_text_keeps_the_settings_of_minimind(tmp_path):
+def test_big_data_keeps_minimind_settings(tmp_path):
     corpus = tmp_path / "sft.jsonl"
     with open(corpus, "wb") as file:
-        file.truncate(job.MUCH)
+        file.truncate(job.LARGE_BYTES)
     settings = SftSettings.parse(["--data_path", str(corpus), "--from_weight", "none"])
     assert job.fitted_to_text(settings, {"data_path"}) == (settings, None)
     assert (settings.learning_rate, settings.epochs, settings.batch_size, settings.optimizer) == (1e-5, 2, 16, "adamw")

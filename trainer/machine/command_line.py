@@ -1,4 +1,4 @@
-"""How a command begins and ends: its errors in one line, its exit code, the line that started it, and stop signals, behind which a run saves and ends."""
+"""Start and end of a command: errors as one line, exit codes, the command line that started it, and stop signals, on which a run saves and exits."""
 
 import os
 import shlex
@@ -19,23 +19,23 @@ from common.processes import obey_ctrl_c, stop_signals
 from common.start import ROOT
 from common.wording import nowhere, one_line
 from dataset.loader import LoaderError
-from trainer.machine.measure import what_the_machine_lacks
-from trainer.machine.ranks import loss_of_a_rank
+from trainer.machine.measure import exhausted_line
+from trainer.machine.ranks import lost_rank_line
 
 
 def plain_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as a line for users: Python's own form shows a place in our source, and its code."""
+    """A warning as one line for users; Python's own format adds our file name, line and code."""
     return f"warning: {one_line(message)}\n"
 
 
 def run_cli(main: Callable[[], int | None]) -> None:
-    """Run `main()`; print what the user can mend, or what the machine lacks, as one line on stderr and exit with 2.
+    """Run `main()`; print a mistake of the user, or what the machine lacks, as one line on stderr and exit with 2.
 
-    Exit code 1 where nothing is to be mended: a worker process died, or another rank.
+    Exit code 1 for what the user cannot fix: a worker process or another rank died.
     """
-    # Python has none where the command was started without: under pythonw on Windows, or by a shell's >&-.
+    # None under pythonw on Windows, or after a shell's >&-
     sys.stdout = sys.stdout or nowhere()
     sys.stderr = sys.stderr or nowhere()
     warnings.formatwarning = plain_warning
@@ -51,7 +51,7 @@ def run_cli(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read the output has left.
+        # The reader of the output is gone.
         sys.stdout = nowhere()
         sys.exit(1)
     except Exception as error:
@@ -59,12 +59,12 @@ def run_cli(main: Callable[[], int | None]) -> None:
 
 
 def line_of(error: Exception) -> tuple[str, int] | None:
-    """(the line for the user, the exit code) of an error; None for a defect of ours, which keeps its traceback."""
+    """Returns (line for the user, exit code) of an error; None for a bug of ours, which keeps its traceback."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, LoaderError):
         return str(error), 2 if error.is_fault_of_data else 1
-    loss = loss_of_a_rank(error)
+    loss = lost_rank_line(error)
     if loss is not None:
         return loss, 1
     operation, is_refused, _ = str(error).partition(" does not have a deterministic implementation")
@@ -74,19 +74,19 @@ def line_of(error: Exception) -> tuple[str, int] | None:
             2,
         )
     if isinstance(error, (MemoryError, RuntimeError, OSError)):
-        lack = what_the_machine_lacks(error)
+        lack = exhausted_line(error)
         if lack is not None:
             return lack, 2
     return None
 
 
 def end_process(error: Exception) -> NoReturn:
-    """End this process with the line and the exit code of an error; a defect of ours is raised again."""
+    """End this process with the line and exit code of an error; a bug of ours is raised again."""
     ending = line_of(error)
     if ending is None:
         raise error
     message, code = ending
-    # SaidByAnotherRank has none.
+    # SaidByAnotherRank has none
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
@@ -113,48 +113,48 @@ def launch_line(script: str, arguments: Sequence[str]) -> str:
 
 
 # A handler runs between any two instructions of the main thread: in the middle of a print, or of a collective in which the
-# other ranks wait. So it only notes what came. The loop hands the note to its next update, whose reduction tells it to all
-# ranks; these stop after the same update, save together, and end.
+# other ranks wait. So it only sets a flag, which the all-reduce of the next update shares with all ranks: they stop after the
+# same update, save together, and exit.
 
 
 def name_of(signum: int) -> str:
-    """What a user calls a signal."""
+    """Name of a signal for users."""
     return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 
 
 class StopSignals:
-    """The stop signals ask for a stop after the current update, SIGUSR1 for a save.
+    """Stop signals request a stop after the current update, SIGUSR1 a save. A context manager; it restores the old handlers.
 
-    Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. A second stop signal
-    ends it at once too; the launcher repeats a Ctrl-C within milliseconds, so that repeats inside a second count as
-    one. Every further SIGTERM counts as the first one. A context manager: the handlers that were there before come back.
+    Until `arm()` is called there is nothing to save, and a stop signal ends the process at once. So does a second stop
+    signal later on. The launcher repeats a Ctrl-C within milliseconds: repeats within a second count as one signal, and
+    so does a repeated SIGTERM at any time.
 
-    SIGHUP stays ignored where it was ignored at the start: so nohup keeps a run when its terminal closes.
+    SIGHUP stays ignored if it was ignored at the start, so a run under nohup outlives its terminal.
 
-    In another thread than the main one nothing is caught, since Python calls handlers in the main thread alone.
+    Nothing is caught outside the main thread, the only one in which Python runs handlers.
     """
 
     SAME_SIGNAL_S = 1.0
 
     def __init__(self) -> None:
-        # The stop signal that came, 0: none.
+        # The stop signal received; 0: none
         self.signum = 0
         self._save_requested = False
         self._armed = False
-        # When the first stop signal came, on the monotonic clock.
+        # Time of the first stop signal, on the monotonic clock
         self._first = 0.0
-        # The handlers that were there. Any: that is what the signal module says of them.
+        # {signal: previous handler}. Any: their type in the signal module
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is not threading.main_thread():
             return self
         handlers = dict.fromkeys(stop_signals(), self._stop)
-        # Windows has none of these two.
+        # Windows lacks SIGUSR1 and SIGHUP
         if hasattr(signal, "SIGUSR1"):
             handlers[signal.SIGUSR1] = self._save
-        # nohup is asked for, and ignores SIGHUP. A script's shell ignores SIGINT too, for all that it starts with &, but nobody
-        # has asked for that: Ctrl-C on a script that waits for its runs, or kill -INT, is meant to save and end them.
+        # nohup ignores SIGHUP because the user wants it to. A script's shell also ignores SIGINT for everything started with &, but
+        # nobody wants that: Ctrl-C on a script that waits for its runs, or kill -INT, should save and end them.
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
             del handlers[signal.SIGHUP]
         for number, handler in handlers.items():
@@ -170,15 +170,15 @@ class StopSignals:
         self._armed = True
 
     def take_save_request(self) -> bool:
-        """Whether a save was asked for since the last call."""
+        """Whether a save was requested since the last call."""
         requested = self._save_requested
         self._save_requested = False
         return requested
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        # A scheduler and the launcher both send SIGTERM, and a handler may run long after its signal came: behind a call that
-        # does not return to Python. Whoever asks by it once more gets the save all the same.
+        # A scheduler and the launcher both send SIGTERM, and a handler may run long after its signal: after a call that does
+        # not return to Python. So a repeated SIGTERM still leads to the save.
         is_repeat = now - self._first <= self.SAME_SIGNAL_S or signum == self.signum == signal.SIGTERM
         is_second = self.signum and not is_repeat
         if not self._armed or is_second:

@@ -1,4 +1,4 @@
-"""Making training fast on this machine: torch.compile where it pays, and memory that is kept at hand."""
+"""Fast training on this machine: torch.compile where it pays off, and freed memory kept for reuse."""
 
 import ctypes
 import functools
@@ -10,19 +10,19 @@ import torch
 
 from common.wording import reason_of
 
-# What a step takes, in times of its matrix products alone: the plain code, and the compiled one. Measured on a CPU.
+# Time of a step as a multiple of the time of its matrix products, eager and compiled; measured on a CPU
 PLAIN_TIME = 2.4
 COMPILED_TIME = 1.4
-# A run pays for compiling where its products alone take this long, at the rates below: one such time is saved.
+# Time of a run's matrix products, at the rates below, from which compiling pays off: it saves about that time
 COMPILE_SECONDS = 40
 
 # FLOP/s of matrix products: a thread with AVX512-BF16, a GPU
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
-# The products of narrower networks are too small for that rate on a CPU: at width 128 a thread reaches 0.2e12. This is a rule
-# that measures nothing, so that a resume decides as the start did, and of the products alone. `share_of_product_rate` in
-# trainer/budget/costs.py is what a whole micro-batch reaches of the rate that was measured on the machine.
+# Width from which matrix products reach that rate on a CPU: at width 128 a thread reaches 0.2e12. A rule without measurements,
+# so that a resume decides as the start did, and for products alone. `share_of_product_rate` in trainer/budget/costs.py is the
+# share of the machine's measured rate that a whole micro-batch reaches.
 WIDE_ON_CPU = 320
-# Others never compile by themselves.
+# Others do not compile with "auto".
 COMPILED_DEVICES = tuple(PRODUCT_RATE)
 
 
@@ -35,19 +35,19 @@ def compile_blocks(
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
 ) -> str:
-    """Make training fast: set the device up for it, and compile the model where that pays. Names of parameters stay as they are.
+    """Set the device up for fast training, and compile the model where that pays off. Parameter names do not change.
 
     Returns a line for the user, or "".
-    compile_training: the model's, which returns a line to say, or "".
-    choice: "1", "0" or "auto": where a compiler is found and the run is long enough to win back the compile time.
+    compile_training: the model's method, which returns such a line.
+    choice: "1", "0" or "auto": if a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch; other shapes stay eager.
-    flops: of this rank in the whole run, also where a resume has only a part of it left: it decides as the first start did.
-    dtype: of the matrix products. width: of the network's layers, which "auto" must know.
+    flops: of this rank in the whole run, even if a resume has only part of it left: it decides as the first start did.
+    dtype: of the matrix products. width: of the network's layers, required by "auto".
     """
     set_up(device, dtype)
     if choice == "auto":
         assert width is not None
-        # of the matrix products of all threads together; a device without a known rate never compiles by itself
+        # Rate of all threads together; a device without a known rate does not compile with "auto".
         rate = PRODUCT_RATE.get(device.type, float("inf"))
         if device.type == "cpu":
             rate *= torch.get_num_threads() * min(1.0, width / WIDE_ON_CPU)
@@ -65,39 +65,39 @@ def compile_blocks(
 
 
 def set_up(device: torch.device, dtype: torch.dtype) -> None:
-    """Set the device up for training. Runs that are not compiled gain by it too. dtype: of the matrix products."""
+    """Set the device up for training, compiled or eager. dtype: of the matrix products."""
     if device.type == "cpu":
         keep_freed_memory()
     if device.type == "cuda":
-        # TF32 where fp32 was asked for. In half precision only a router's products stay in fp32, and these should be exact:
-        # close scores decide the routing.
+        # TF32 if fp32 was requested. In half precision only a router's products stay in fp32, and these should be exact: close
+        # scores decide the routing.
         torch.set_float32_matmul_precision("high" if dtype is torch.float32 else "highest")
 
 
 def choose_kernels_by_rule() -> None:
     """Let the compiler choose among kernels without timing them.
 
-    They add up in different orders, and a start with an empty cache may time them differently from the start before it. A
-    resume could then end with other bits. TORCHINDUCTOR_DETERMINISTIC=0 in the environment leaves the choice to timing.
+    Kernels add in different orders, and timings may differ after a restart with an empty cache: a resume could then end with
+    other bits. TORCHINDUCTOR_DETERMINISTIC=0 in the environment leaves the choice to timing.
     """
-    # It loads the compiler, which not every run needs.
+    # Loads the compiler, which not every run needs.
     from torch._inductor import config
 
-    # Earlier versions of torch have no such choice.
+    # Older versions of torch lack the option.
     if hasattr(config, "deterministic") and "TORCHINDUCTOR_DETERMINISTIC" not in os.environ:
         config.deterministic = True
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks for the next step. By default each is returned to the system, and the page
-    faults of asking again take a fifth of a training step."""
+    """Make glibc keep large freed blocks for the next step. By default they go back to the system, and the page faults
+    of allocating them again take a fifth of a training step."""
     if platform.libc_ver()[0] == "glibc":
-        # These numbers are those of glibc's malloc.h.
+        # from glibc's malloc.h
         M_TRIM_THRESHOLD = -1
         M_TOP_PAD = -2
         M_MMAP_MAX = -4
         libc = ctypes.CDLL(None)
-        # No block gets a mapping of its own, which would be returned as soon as it is freed.
+        # No separate mappings for large blocks: they would be returned as soon as freed.
         libc.mallopt(M_MMAP_MAX, 0)
         # The heap is never trimmed, and grows by 64 MiB at a time.
         libc.mallopt(M_TRIM_THRESHOLD, -1)
@@ -106,10 +106,10 @@ def keep_freed_memory() -> None:
 
 @functools.cache
 def failure_to_compile(device_type: str) -> str | None:
-    """What goes wrong when a tiny function and its backward pass are compiled, or None; tried once, within seconds.
+    """Why torch.compile fails on a tiny function and its backward pass, or None; tried once, within seconds.
 
-    There may be no compiler, or one that lacks something: Apple's clang has no OpenMP, Triton wants a C compiler. Found out
-    now, the run goes on without. In the first micro-batch, half of an update would have been computed.
+    The compiler may be missing or incomplete: Apple's clang has no OpenMP, Triton needs a C compiler. Noticed now, the run
+    falls back to eager code; in the first micro-batch, half of an update would have been computed.
     """
     numbers = torch.ones(64, device=device_type, requires_grad=True)
 

@@ -1,15 +1,15 @@
-"""The ranks of one command on a CPU: how many, and how they start and end.
+"""Several ranks of one command on a CPU: how many, and how they start and end.
 
-Threads of a process meet at a barrier after each operation, a thousand times in an update, so whatever takes one core for a
-moment holds them all up. Processes of fewer threads that share the rows of each micro-batch wait for each other a few times in
-an update (docs/performance.md, "One process or several"), and flags and counts keep their meaning. Linux alone.
+The threads of a process meet at a barrier after each operation, a thousand times per update, so anything that takes one core for
+a moment stalls them all. Processes with fewer threads that share the rows of each micro-batch wait for each other a few times
+per update (docs/performance.md, "One process or several"), and flags and counts keep their meaning. Linux only.
 
-The ranks are copies of the command, forked and not started anew: the imports of PyTorch and transformers take seconds. That is
-safe only before the process has computed anything, since the threads of OpenMP are not copied. How they end:
-- The command is gone, even by kill -9: the kernel kills the copies at once. They write no files.
-- A copy is gone: the others cannot go on without its rows. The command ends with one line and exit code 1.
-- A copy has an error. The others may have the same one, so it waits for a moment: rank 0 says it, and the copies are killed. If
-  nobody does, the copy says its own, and the command ends with its exit code.
+The ranks are forked copies of the command: new processes would import PyTorch and transformers for seconds. Forking is safe
+only before the process has computed anything, since OpenMP's threads are not copied. How they end:
+- The command dies, even by kill -9: the kernel kills the copies at once. They write no files.
+- A copy dies: the others cannot go on without its rows. The command ends with one line and exit code 1.
+- A copy has an error. The others may have the same one, so it waits for a moment: rank 0 prints it, and the copies are killed.
+  If rank 0 does not, the copy prints its own, and the command ends with its exit code.
 """
 
 import math
@@ -35,26 +35,26 @@ from common.wording import announce, counted
 from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import processor_limit, total_memory
-from trainer.machine.ranks import Ranks, SharedMemory, loss_of_a_rank, ranks_of_launcher
+from trainer.machine.ranks import Ranks, SharedMemory, lost_rank_line, ranks_of_launcher
 from trainer.settings import DividedMachineSettings
 
 # ------------------------------------------------------------------------------------------------ how many
 
-# positions of a micro-batch that each process keeps at least: matrix products of fewer rows take longer for each of them
-LEAST_POSITIONS = 1024
-# Each process goes over all gradients and weights once in an update, and their gain is measured on two cores alone.
-MOST_BY_ITSELF = 8
-# bytes of a process beside its tensors: PyTorch's code and buffers, and what it compiles
+# Minimum positions of a micro-batch per process: matrix products of fewer rows take longer per row
+MIN_POSITIONS = 1024
+# Upper bound for "auto": each process goes over all gradients and weights, and the gain is measured on two cores only
+MAX_AUTO_PROCESSES = 8
+# bytes of a process besides its tensors: PyTorch's code and buffers, and compiled code
 BYTES_OF_PROCESS = 600 << 20
-# of the memory; the rest is for activations, which do not grow with the number of processes, and for other programs
+# The rest is for activations, which do not grow with the number of processes, and for other programs.
 SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
 class Divisible:
-    """What there is to divide: a micro-batch of --batch_size rows, or of as many as a plan can choose (is_planned).
+    """A micro-batch to divide, of --batch_size rows or of as many as a plan may choose (is_planned).
 
-    whole: why the loss cannot be computed in parts. processes: that a run has had which is gone on with.
+    whole: why the loss cannot be computed in parts, or "". processes: number in the run that is resumed, if any.
     """
 
     rows: int
@@ -68,10 +68,10 @@ class Divisible:
 def divide(
     settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], by_itself: bool
 ) -> tuple[int, list[str]]:
-    """(processes, lines for the user on them): what --cpu_processes asks for, or what suits the machine.
+    """Returns (number of processes, lines for the user about it): that of --cpu_processes, or what suits the machine.
 
-    divisible_of: the run's, None where its flags do not fit each other. by_itself: whether "auto" may start processes.
-    Errors: UserError where the flag's number does not fit the run, for a device that is not there, and for a broken launch.
+    divisible_of: gives the run's micro-batch, None if its flags clash. by_itself: whether "auto" may start processes.
+    Errors: UserError for a number that does not fit the run, a device that is not available, or a broken launch.
     """
     asked = settings.cpu_processes
     n_threads = available_threads()
@@ -92,7 +92,7 @@ def divide(
         n = int(asked)
         if micro_batch.whole:
             raise UserError(f"--cpu_processes {n}: {micro_batch.whole}; drop the flag")
-        # A plan takes rows that any number of processes can share.
+        # A plan chooses rows that any number of processes can share.
         if not micro_batch.is_planned and micro_batch.rows % n:
             raise UserError(
                 f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
@@ -105,20 +105,20 @@ def divide(
     if n == 1:
         return 1, []
     threads = counted(threads_of_each(n), "thread")
-    of_all = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
+    rows_each = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
-        f"{n} processes of {threads} share each micro-batch{of_all}: they wait for each other a few "
+        f"{n} processes of {threads} share each micro-batch{rows_each}: they wait for each other a few "
         "times an update, threads at every operation; --cpu_processes 1 trains in one process"
     )
     return n, [line]
 
 
 def available_threads() -> int:
-    """The threads that PyTorch takes here (OMP_NUM_THREADS limits them), on the processors that this process may use."""
+    """Threads that PyTorch uses (OMP_NUM_THREADS limits them), at most one for each core that this process may use."""
     limits = [torch.get_num_threads()]
     if hasattr(os, "sched_getaffinity"):
         limits.append(len(os.sched_getaffinity(0)))
-    # A container may have two processors of a machine with a hundred; more threads would be stopped together again and again.
+    # A container may have two processors of a machine with a hundred; more threads would be throttled again and again.
     limit = processor_limit()
     if limit is not None:
         limits.append(max(1, math.ceil(limit)))
@@ -126,21 +126,21 @@ def available_threads() -> int:
 
 
 def threads_of_each(processes: int) -> int:
-    """The threads of one of so many processes that share a micro-batch."""
+    """Threads of each process if this many share a micro-batch."""
     return max(1, available_threads() // processes)
 
 
 def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
-    """How many processes suit a run best. memory: bytes that it may use, None: not known.
+    """Number of processes that suits a run best. memory: bytes that it may use; None: unknown.
 
-    The most that divide threads and rows, keep LEAST_POSITIONS each, and fit the memory. The answer depends on nothing that changes
-    from one start to the next, such as what is free: a resume on the same machine has the same ranks, and goes on bit for bit.
+    The largest that divides threads and rows, leaves MIN_POSITIONS to each, and fits the memory. It depends on nothing that changes
+    between starts, such as free memory: a resume on the same machine has the same ranks, and continues bit for bit.
     """
     best = 1
-    for n in range(2, min(n_threads, MOST_BY_ITSELF) + 1):
+    for n in range(2, min(n_threads, MAX_AUTO_PROCESSES) + 1):
         divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.whole
-        is_large = micro_batch.rows // n * micro_batch.positions >= LEAST_POSITIONS
-        # Weight, gradient and AdamW's two moments are 16 bytes.
+        is_large = micro_batch.rows // n * micro_batch.positions >= MIN_POSITIONS
+        # 16 bytes: weight, gradient and AdamW's two moments
         needed = n * (BYTES_OF_PROCESS + 16 * micro_batch.parameters)
         needed += bytes_in_shared_memory(n, micro_batch.parameters)
         if divides and is_large and (memory is None or needed <= SHARE_OF_MEMORY * memory):
@@ -149,50 +149,50 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
 
 
 def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
-    """What n processes share: the gradients of each, their sum, and Muon's orthogonal matrices."""
+    """Shared by n processes: the gradients of each, their sum, and Muon's orthogonal matrices."""
     return parameters * 4 * (n_processes + 2) if n_processes > 1 else 0
 
 
 # --------------------------------------------------------------------------------------- how they start and end
 
-# A copy that has an error waits so long for rank 0 to say the same, and rank 0 for copies that have done all their work.
+# Time that a copy with an error waits for rank 0 to report the same one, and rank 0 for copies that have done their work
 GRACE_S = 2.0
-# How long they wait for a message. The end of one is noticed otherwise; a limit would end a run that was stopped with Ctrl-Z.
+# Timeout of collectives, in effect none: the end of a rank is noticed otherwise, and a run may be suspended with Ctrl-Z.
 WAIT = timedelta(days=30)
 
 Join = Callable[[], tuple[Ranks, torch.device]]
 
 
 def side_by_side(n: int, work: Callable[[Join], int]) -> int:
-    """work(join) in n processes, which become ranks by `join()`: this one is rank 0. Returns its exit code.
+    """Run work(join) in n processes, which become ranks by `join()`; this one is rank 0. Returns its exit code.
 
-    Nothing may have been computed before. Errors: what `work` raises here; UserError where no process can be started. Where a
-    copy ends before its work is done, this process ends, without an exception.
+    Nothing may have been computed before. Errors: what `work` raises here; UserError if no process can be started. If a copy
+    ends before its work is done, this process exits, without an exception.
     """
-    meeting_place = socket.socket()
-    meeting_place.bind(("127.0.0.1", 0))
-    meeting_place.listen(n)
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(n)
     context = multiprocessing.get_context("fork")
     copies: list[ForkProcess] = []
     is_over = threading.Event()
-    # Not started before the last copy is forked: threads are not copied.
+    # Started only after the last fork: threads are not copied.
     watcher = threading.Thread(target=watch, args=(copies, is_over), daemon=True)
     grace_s = 0.0
     try:
         try:
             memory = SharedMemory(os.memfd_create("ranks"), n)
             for rank in range(1, n):
-                work_of_rank = partial(work, partial(join_copies, rank, n, meeting_place, memory))
-                copies.append(context.Process(target=be_a_copy, args=(work_of_rank, os.getpid())))
+                work_of_rank = partial(work, partial(join_copies, rank, n, listener, memory))
+                copies.append(context.Process(target=run_copy, args=(work_of_rank, os.getpid())))
                 copies[-1].start()
         except OSError as error:
             raise UserError(f"no further process starts ({error.strerror}): --cpu_processes 1 needs none") from error
         watcher.start()
-        exit_code = work(partial(join_copies, 0, n, meeting_place, memory))
+        exit_code = work(partial(join_copies, 0, n, listener, memory))
         grace_s = GRACE_S
         return exit_code
     except Exception as error:
-        if is_of_a_lost_peer(error):
+        if is_caused_by_peer(error):
             # The watcher knows the reason, and ends this process.
             watcher.join(2 * GRACE_S)
         raise
@@ -205,21 +205,21 @@ def side_by_side(n: int, work: Callable[[Join], int]) -> int:
                 copy.join()
 
 
-def join_copies(rank: int, n: int, meeting_place: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
-    """Join the n processes into which a command has divided itself. meeting_place: listens at 127.0.0.1, for rank 0."""
-    port = meeting_place.getsockname()[1]
-    listening = meeting_place.detach() if rank == 0 else None
+def join_copies(rank: int, n: int, listener: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
+    """Join the process group of a command's n processes. listener: at 127.0.0.1, for rank 0."""
+    port = listener.getsockname()[1]
+    listening = listener.detach() if rank == 0 else None
     store = dist.TCPStore("127.0.0.1", port, n, rank == 0, WAIT, master_listen_fd=listening)
-    # Nothing leaves this machine: Gloo would look up the address of its name, which not every machine knows.
+    # Otherwise Gloo looks up the address of the host name, which not every machine can resolve.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=WAIT)
     return Ranks(rank, rank, n, sharing=n, memory=memory), torch.device("cpu")
 
 
-def be_a_copy(work: Callable[[], object], parent: int) -> None:
-    """In a copy: do its work. An exit code of 0 tells the parent that it is done, also where a signal has stopped the run."""
+def run_copy(work: Callable[[], object], parent: int) -> None:
+    """Main function of a copy. Exit code 0 tells the parent that its work is done, even if a signal has stopped the run."""
     end_with(parent)
-    # Otherwise it was gone before the kernel was asked to tell.
+    # The parent may have died before end_with took effect.
     if os.getppid() != parent:
         sys.exit(1)
     try:
@@ -227,26 +227,26 @@ def be_a_copy(work: Callable[[], object], parent: int) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        # One that hears of another's error has nothing to say before it.
-        time.sleep(4 * GRACE_S if is_of_a_lost_peer(error) else GRACE_S)
+        # The rank that has the error itself goes first.
+        time.sleep(4 * GRACE_S if is_caused_by_peer(error) else GRACE_S)
         end_process(error)
 
 
-def is_of_a_lost_peer(error: Exception) -> bool:
-    """Whether another process is the reason, or says it."""
-    return isinstance(error, SaidByAnotherRank) or loss_of_a_rank(error) is not None
+def is_caused_by_peer(error: Exception) -> bool:
+    """Whether another rank is the cause, or prints it."""
+    return isinstance(error, SaidByAnotherRank) or lost_rank_line(error) is not None
 
 
 def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:
-    """End this process where a copy ends before its work is done."""
+    """End this process if a copy ends before its work is done."""
     ended = multiprocessing.connection.wait([copy.sentinel for copy in copies])[0]
     number, copy = next((number, copy) for number, copy in enumerate(copies, 2) if copy.sentinel == ended)
     copy.join()
-    # None: whoever started this process has it ignore the ends of others. Rank 0 tells whether that was the end of the run.
+    # None: this process inherited an ignored SIGCHLD. Then only `is_over` shows whether the run has come to its end.
     code = copy.exitcode
     if code == 0 or is_over.wait(GRACE_S if code is None else 0):
         return
-    # A copy that has ended by itself has said why.
+    # A copy that exits by itself has printed why.
     if code is None or code < 0:
         how = "has ended" if code is None else f"was killed by signal {-code}"
         announce(

@@ -1,4 +1,4 @@
-"""Which device a run takes, the precision that it computes in, and every generator of random numbers: seeding, saving and restoring them."""
+"""Device and precision of a run, and its random number generators: seeding, saving and restoring their states."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ from common.errors import UserError
 
 
 def pick_device(name: str | None = None) -> torch.device:
-    """torch.device for the user's choice, or CUDA, MPS, CPU in this order. Errors: UserError if it is not there.
+    """torch.device of the user's choice, or the first of CUDA, MPS, CPU. Errors: UserError if it is not available.
 
-    A CUDA device has its number: torch.cuda.set_device wants one.
+    A CUDA device has an index, which torch.cuda.set_device needs.
     """
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has_mps = torch.backends.mps.is_available()
@@ -38,7 +38,7 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
     if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
         return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
-    # torch also counts GPUs that compute bfloat16 by way of float32, which takes longer than float16.
+    # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
     if (
         dtype is torch.bfloat16
         and device.type == "cuda"
@@ -51,9 +51,9 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
 def autocast(
     device: torch.device, dtype: torch.dtype, keeps_copies: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """The context in which a model is computed: matrix products in `dtype`.
+    """Context for computing a model: matrix products in `dtype`.
 
-    keeps_copies: of weights in that type, for a second use within the context.
+    keeps_copies: cache weights cast to `dtype`, for reuse within the context.
     """
     if dtype is torch.float32:
         return contextlib.nullcontext()
@@ -64,7 +64,7 @@ CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def seed_everything(seed: int, rank: int = 0) -> None:
-    """Seed Python, NumPy and torch. The data order has a generator of its own, so ranks may differ here (dropout)."""
+    """Seed Python, NumPy and torch. The data order has its own generator, so ranks may differ here (dropout)."""
     random.seed(seed + rank)
     np.random.seed((seed + rank) % 2**32)
     torch.manual_seed(seed + rank)
@@ -72,21 +72,21 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Take only operations that give the same bits in every run, if that is wanted. On a CPU all of ours do so anyway.
+    """If `wanted`, allow only operations that give the same bits in every run. On a CPU all of ours do so anyway.
 
-    https://docs.pytorch.org/docs/stable/notes/randomness.html tells what PyTorch does then, and which operations have no
-    such form. Errors: RuntimeError that names the operation.
+    Errors: RuntimeError that names the operation, for those without a deterministic form. They are listed with PyTorch's other
+    rules at https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     if not wanted:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
-    # cuBLAS reads it when it is first used; without it, it may take another order of additions in each run.
+    # cuBLAS reads it on first use; without it the order of additions may differ between runs.
     os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # A module that is made when it is asked for, which the types of PyTorch do not know.
+    # A module created on access, which PyTorch's types do not know
     options: Any = torch.utils.deterministic
-    # It is there to find what reads memory that nothing was written to, and takes time.
+    # A slow debugging aid that finds reads of uninitialised memory
     options.fill_uninitialized_memory = False
     try:
         yield
@@ -97,7 +97,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 def rng_state(device: torch.device) -> dict[str, Any]:
     """The random states of this process, as tensors and plain containers (loadable with weights_only=True).
 
-    NumPy's is not among them: what is drawn with it comes from generators of its own, by seed and epoch.
+    Without NumPy's: its draws come from separate generators, seeded by seed and epoch.
     """
     return {
         "torch": torch.get_rng_state(),
@@ -108,7 +108,7 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of rng_state; a state saved on another kind of device sets what both have."""
+    """Inverse of rng_state; a state from another kind of device sets what both have."""
     torch.set_rng_state(state["torch"].cpu())
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

@@ -1,5 +1,5 @@
-"""What the machine is and can do: its memory, its best matrix-product rate, its description for a report; and what to say when memory,
-files or threads are used up: one line, and what helps."""
+"""The machine: its memory, its best matrix-product rate, its description for a report; and one line with advice when memory, files or
+threads are used up."""
 
 import contextlib
 import errno
@@ -23,18 +23,18 @@ KIB = 1024
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of the GPU, or resident. Not ru_maxrss where it can be helped: that begins with the parent's."""
+    """Peak bytes, of the GPU or resident. ru_maxrss is the last resort: it starts at the parent's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = _entry(SYSTEM_ROOT / "proc/self/status", "VmHWM:")
     if peak is not None:
         return KIB * peak
     try:
-        # Not on Windows.
+        # not on Windows
         import resource
     except ImportError:
         return 0
-    # In bytes on a Mac, in KiB elsewhere.
+    # bytes on a Mac, KiB elsewhere
     unit = 1 if platform.system() == "Darwin" else KIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -43,7 +43,7 @@ def product_rate(
     device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None
 ) -> float:
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
-    # A generator of its own: a draw from the run's would change its results.
+    # A separate generator: a draw from the run's would change its results.
     generator = torch.Generator(device).manual_seed(0)
     best = 0.0
     if not sizes:
@@ -53,14 +53,14 @@ def product_rate(
         b = torch.randn(n, n, device=device, dtype=dtype, generator=generator)
         c = torch.empty(n, n, device=device, dtype=dtype)
         multiply = partial(torch.mm, a, b, out=c)
-        # The best of some: whatever else the machine does makes a product slower, and nothing makes it faster.
+        # The best of four: other load can only make a product slower.
         for _ in range(4):
             best = max(best, 2 * n**3 / seconds(multiply, device))
     return best
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long `work()` takes, on the device too."""
+    """Time of `work()`, including the device's."""
     synchronize(device)
     start = time.perf_counter()
     work()
@@ -69,15 +69,15 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished its queued work."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that compute, or draw the order of the rows."""
+    """Versions of the packages that compute, or draw the order of rows."""
     return {
-        # torch's own class compares version numbers, and not the text.
+        # torch's own class compares as version numbers, not as text.
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str | int | None]:
-    """{what: text or number} for a report."""
+    """{name: text or number} for a report."""
     names = [line for line in _text(SYSTEM_ROOT / "proc/cpuinfo").splitlines() if line.startswith("model name")]
     processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
     found: dict[str, str | int | None] = {
@@ -101,7 +101,7 @@ def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str
 
 
 def total_memory(device: torch.device) -> int | None:
-    """Bytes of memory that the device has in all, or that a container may use; None where the system does not tell."""
+    """Total memory of the device in bytes, or what a container may use; None if the system does not say."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
@@ -113,13 +113,13 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def available_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still get on the device; None where the system does not tell.
+    """Bytes that this process can still allocate on the device; None if the system does not say.
 
-    Linux: what can be had without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
+    Linux: without swapping, within the limits of the process's cgroups and of the shell (ulimit -v).
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # torch keeps freed blocks for itself.
+        # torch caches freed blocks.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
@@ -140,24 +140,24 @@ def available_memory(device: torch.device) -> int | None:
 
 
 def _memory_of_groups() -> list[tuple[int, int]]:
-    """(limit, bytes left) of each group of this process that has a limit on memory."""
+    """(limit, bytes left) of each cgroup of this process that has a memory limit."""
     found = []
     for folder in _groups():
         limit = _text(folder / "memory.max").strip()
         used = _text(folder / "memory.current").strip()
-        # It is `max` where there is no limit.
+        # `max`: no limit
         if limit.isdecimal():
-            # Pages of files that nobody has in use count as used, and make room as soon as somebody asks for memory.
+            # Inactive page cache counts as used, but is freed as soon as a process needs memory.
             freed = _entry(folder / "memory.stat", "inactive_file") or 0
             found.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
     return found
 
 
 def processor_limit() -> float | None:
-    """Processors that this process's groups may use at a time, as 1.5; None: no limit."""
+    """CPU limit of this process's cgroups in processors, such as 1.5; None: no limit."""
     limits = []
     for folder in _groups():
-        # As `150000 100000`, microseconds of each period, or `max 100000`
+        # `150000 100000`, microseconds of each period, or `max 100000`
         quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
         if quota.isdecimal() and period.isdecimal():
             limits.append(int(quota) / int(period))
@@ -165,12 +165,12 @@ def processor_limit() -> float | None:
 
 
 def _groups() -> list[Path]:
-    """The folders of the process's own group and of those around it."""
+    """Folders of the process's cgroup and of its ancestors."""
     top = SYSTEM_ROOT / "sys/fs/cgroup"
     for line in _text(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):
             group = Path(line.removeprefix("0::/"))
-            # Within a container the path may be the host's, which is not there; then the top is the container's own group.
+            # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
             return [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
     return []
 
@@ -192,7 +192,7 @@ def _entry(path: Path, name: str) -> int | None:
     return None
 
 
-# what ends for want of something that the machine or a limit of the shell does not give, and what helps
+# {errno of a used-up resource of the machine or a limit of the shell: advice}
 EXHAUSTED = {
     errno.EFBIG: ": raise the limit (ulimit -f)",
     errno.EMFILE: ": raise the limit (ulimit -n)",
@@ -201,7 +201,7 @@ EXHAUSTED = {
     errno.ENOSPC: "",
     errno.EDQUOT: "",
 }
-# parts of what allocators say, in small letters: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's.
+# parts of allocators' messages, in lower case: torch's on the CPU and on GPUs, C++'s, cuBLAS's, the compiler's
 NO_MEMORY = (
     "can't allocate memory",
     "cannot allocate memory",
@@ -213,15 +213,15 @@ NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, be it the reason for the error or the reason of its reason."""
+    """Whether a failed allocation is this error, or anywhere in its chain of causes."""
     reasons: list[BaseException] = []
     reason: BaseException | None = error
-    # torch.compile wraps what happens within it. A reason can be its own reason.
+    # torch.compile wraps errors. A chain of causes can be a circle.
     while reason is not None and reason not in reasons:
         reasons.append(reason)
         is_said = isinstance(reason, MemoryError | torch.OutOfMemoryError)
         is_said |= isinstance(reason, OSError) and reason.errno == errno.ENOMEM
-        # torch's own allocators and C++ raise RuntimeErrors, which only their text tells apart.
+        # torch's own allocators and C++ raise RuntimeErrors that only their text identifies.
         is_said |= isinstance(reason, RuntimeError) and any(text in str(reason).lower() for text in NO_MEMORY)
         if is_said:
             return True
@@ -229,8 +229,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def what_the_machine_lacks(error: Exception) -> str | None:
-    """One line for an error that says that memory, files or threads are used up; None for any other error."""
+def exhausted_line(error: Exception) -> str | None:
+    """One line for an error that means that memory, files or threads are used up; None for all others."""
     said = " ".join(str(error).split())
     smaller = "try a smaller --batch_size, --max_seq_len or model"
     if isinstance(error, OSError):
@@ -250,11 +250,11 @@ def what_the_machine_lacks(error: Exception) -> str | None:
 
 @contextlib.contextmanager
 def out_of_memory_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
-    """Turn a failed allocation into a UserError, whose line ends with what `advise()` gives."""
+    """Turn a failed allocation into a UserError whose line ends with `advise()`."""
     try:
         yield
     except Exception as error:
-        # A loader's error has its own line, which may speak of memory as a guess.
+        # A loader's error has its own line, which may mention memory as a guess.
         if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
             raise
         # Not `from error`: the frames of its traceback hold the tensors that filled the memory.

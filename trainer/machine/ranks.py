@@ -1,14 +1,13 @@
-"""The processes of a run: where this one stands among them, how they join, and what they do together: work that one of them does for
-all, waiting for each other, small messages.
+"""The ranks of a run: the place of this process among them, how they join, work that one does for all, barriers, small messages.
 
-How an error of one rank ends all of them. A rank that raised while the others wait for it in a collective would leave
-them there until the time limit of the process group. There are three cases:
+How an error of one rank ends all of them. A rank that raises while the others wait for it in a collective would leave
+them there until the timeout of the process group. There are three cases:
 
 - Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
-  ranks wait for says whether it failed, so all of them end, and rank 0 prints the line.
-- A signal or a loader that failed is told with the next update's reduction (trainer/loop.py): all stop at the same place.
-- What goes wrong on one rank alone ends that rank at once (command_line.end_process), without a handshake. The launcher
-  sees it gone and ends the others; where the launcher itself was killed, the kernel ends each rank.
+  ranks wait for says whether it failed, so all of them exit, and rank 0 prints the line.
+- A signal or a failed loader is shared in the next update's all-reduce (trainer/loop.py): all stop at the same place.
+- Any other error of one rank ends it at once (command_line.end_process), without a handshake. The launcher notices and ends
+  the others; if the launcher itself was killed, the kernel ends each rank.
 """
 
 import contextlib
@@ -35,32 +34,32 @@ from common.wording import announce
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 
-# processors that show others their writes in the order in which they were made: who sees a count sees what was written before
+# Processors whose writes other cores see in order: a core that sees a count also sees everything written before it
 ORDERED = ("x86_64", "AMD64")
-# bytes of a line of the processor's cache, which two ranks never write into at the same time
+# bytes of a cache line; each rank's count has its own, against false sharing
 CACHE_LINE = 64
-# After so many looks a rank leaves the core to others for a moment: that may be the rank which is waited for.
-LOOKS = 200
+# Polls before a waiting rank yields its core for a moment, perhaps to the rank that it waits for
+MAX_POLLS = 200
 NAP_S = 5e-5
 
 
 class SharedMemory:
-    """Memory that all copies of a command see (machine/cpu_ranks.py), and in which they wait for each other many times in an update.
+    """Memory shared by all copies of a command (machine/cpu_ranks.py), and a barrier that is cheap enough for many uses per update.
 
-    It is a file without a name, gone with the last process that has it, even after kill -9, and no limit of /dev/shm counts, which
-    containers keep at 64 MB. A barrier of Gloo wakes a thread, which takes milliseconds where every core computes; here each rank
-    counts its waits where all of them see it.
+    An anonymous file: it is gone with the last process that has it open, even after kill -9, and is not subject to the limit of
+    /dev/shm, 64 MB in containers. Gloo's barrier wakes a thread, which takes milliseconds if every core is busy; here each rank
+    counts its waits where all ranks see them.
     """
 
     def __init__(self, file: int, n: int) -> None:
-        """file: descriptor of an empty file that the n ranks have."""
+        """file: descriptor of an empty file, shared by n ranks."""
         self._file = file
         self._taken = 0
         self._counts = self.take(CACHE_LINE * n).numpy().view(np.int64).reshape(n, -1)[:, 0]
         self._kept = self._taken
 
     def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], zeros. All ranks take the same pieces in the same order. Errors: UserError where the system gives none."""
+        """uint8 [size], zeros. All ranks take the same sizes in the same order. Errors: UserError if the system refuses."""
         start = self._taken
         self._taken += math.ceil(size / mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         try:
@@ -73,7 +72,7 @@ class SharedMemory:
         return torch.frombuffer(mmap.mmap(self._file, size, offset=start), dtype=torch.uint8)
 
     def give_back(self, rank: int) -> None:
-        """Give all that was taken back to the system. All ranks must call it, and none may touch it any more."""
+        """Return all that was taken to the system. All ranks must call it, and not use it afterwards."""
         self.wait(rank)
         self._taken = self._kept
         os.ftruncate(self._file, self._taken)
@@ -81,21 +80,21 @@ class SharedMemory:
         self.wait(rank)
 
     def wait(self, rank: int) -> None:
-        """Return when all ranks have called it as often as this one. What they wrote before can be read."""
+        """Barrier: returns when all ranks have called it as often. What they wrote before can be read."""
         if platform.machine() not in ORDERED:
             dist.barrier()
             return
         self._counts[rank] += 1
-        looks = 0
+        polls = 0
         while self._counts.min() < self._counts[rank]:
-            looks += 1
-            if looks > LOOKS:
+            polls += 1
+            if polls > MAX_POLLS:
                 time.sleep(NAP_S)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among those of the run.
+    """Place of this process among those of the run.
 
     With --batch_size 32 and --accumulation_steps 2, eight ranks are one of two things:
 
@@ -108,22 +107,21 @@ class Ranks:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    # How many ranks share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has micro-batches of its
-    # own. All of them where the command has divided itself (machine/cpu_ranks.py), so that its flags mean what they mean in
-    # one process.
+    # Ranks that share one micro-batch of --batch_size rows. 1 under a launcher, where each rank has its own micro-batches.
+    # All of them if the command has divided itself (machine/cpu_ranks.py), so that its flags keep their meaning.
     sharing: int = 1
-    # How many ranks the launcher has started on this machine; 1 where it does not say, and for the copies of a command.
+    # Ranks that the launcher started on this machine; 1 if it does not say, and for the copies of a command
     local_world_size: int = 1
     # shared by the copies of a command
     memory: SharedMemory | None = None
 
     @property
     def micro_batches_at_once(self) -> int:
-        """How many micro-batches of --batch_size rows the ranks compute side by side."""
+        """Micro-batches of --batch_size rows that the ranks compute in parallel."""
         return self.world_size // self.sharing
 
     def rows_of(self, batch_size: int) -> int:
-        """The rows that one rank computes at once, where a micro-batch has batch_size rows."""
+        """Rows that one rank computes of a micro-batch of batch_size rows."""
         assert batch_size % self.sharing == 0, "machine/cpu_ranks.py divides what can be divided"
         return batch_size // self.sharing
 
@@ -142,8 +140,8 @@ def init_distributed_mode(
 ) -> tuple[Ranks, torch.device]:
     """Join the process group that torchrun describes in the environment; returns (Ranks, torch.device).
 
-    device: the user's choice ("cuda:0", "mps", "cpu") or None for the best there is. Under torchrun a CUDA rank takes
-    the GPU of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not there.
+    device: the user's choice ("cuda:0", "mps", "cpu") or None for the best one. Under torchrun a CUDA rank takes the GPU
+    of its local rank. Errors: UserError for `ddp` without torchrun or a device that is not available.
     """
     launched = ranks_of_launcher()
     own_device = pick_device(device)
@@ -151,11 +149,11 @@ def init_distributed_mode(
         if ddp:
             raise UserError("--ddp needs a launcher: torchrun --nproc_per_node 2 trainer/train_pretrain.py")
         if own_device.type == "cuda":
-            # Events and streams are of the current one.
+            # Events and streams use the current one.
             torch.cuda.set_device(own_device)
         return ONE_RANK, own_device
-    # A rank that went on without its launcher, which was killed, would write over what the next launch trains. Only torchrun's ranks: a
-    # process that somebody started in the background by hand is to go on when the shell is closed.
+    # A rank that outlived a killed launcher would overwrite the files of the next launch. Only torchrun's ranks: a process that was
+    # started in the background by hand should outlive its shell.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with(os.getppid())
     if own_device.type == "mps":
@@ -185,9 +183,9 @@ def init_distributed_mode(
 
 
 def ranks_of_launcher() -> Ranks | None:
-    """What the environment variables of torchrun say; None: there are none.
+    """The ranks as described by torchrun's environment variables; None: without a launcher.
 
-    No RANK, or -1 as old launch lines set it: there are none. Errors: UserError where some of them are missing.
+    No RANK, or -1 as old launch lines set it: no launcher. Errors: UserError if some are missing.
     """
     if os.environ.get("RANK", "-1").strip() == "-1":
         return None
@@ -206,8 +204,8 @@ def ranks_of_launcher() -> Ranks | None:
 def rendezvous_store(timeout: timedelta) -> dist.Store:
     """The key-value store in which the ranks find each other.
 
-    torchrun keeps one store over its restarts, so a restarted rank could read the address of a peer that is dead, and
-    wait for it. Each restart gets names of its own. (Of several nodes each counts its own restarts, so not there.)
+    torchrun keeps one store across restarts, so a restarted rank could read the address of a dead peer and wait for it.
+    So each restart has its own prefix. (Not with several nodes: each counts its own restarts.)
     """
     store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
     attempt = "0"
@@ -218,24 +216,24 @@ def rendezvous_store(timeout: timedelta) -> dist.Store:
 
 ResultT = TypeVar("ResultT")
 
-# How often ranks meet at least while one of them works and the others wait for it: well within any --dist_timeout
+# Interval at which waiting ranks synchronise while others work: well within any --dist_timeout
 MEET_EVERY_S = 0.25
-# Ends of the names of flags that each machine may have in its own way: devices, workers, and the places of its files. What is in the
-# files of the data is compared by their digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's
-# identity. The weights themselves are rank 0's.
-OWN_OF_A_MACHINE = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
+# Suffixes of flags that may differ between machines: devices, workers, and paths. The contents of data files are compared by their
+# digests, the shares of a --mixture and the shape of a --from_weight with the rest of the run's identity. The weights come from
+# rank 0.
+MACHINE_SPECIFIC = ("_dir", "_path", "_file", "device", "from_weight", "local_rank", "mixture", "num_workers")
 
 
 # ---------------------------------------------------------------------------------------- one rank works for all
 
 
 def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
-    """The result of `work()`, which rank 0 alone does while the others wait; small, since all ranks get it.
+    """Run `work()` on rank 0 while the others wait. Returns its result on all ranks, so it should be small.
 
-    It may take longer than the ranks wait for a message. Errors: what a user can mend ends all ranks; only rank 0 prints
+    It may take longer than the timeout of collectives. Errors: a mistake of the user ends all ranks; only rank 0 prints
     its line.
     """
-    # The result, and whether it failed. Any: torch sends a list of objects of every kind.
+    # [result, whether it failed]. Any: torch broadcasts a list of objects of any type.
     answer: list[Any] = [None, False]
     error: UserError | None = None
     with until_all_are_ready(ranks):
@@ -259,11 +257,11 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
 
 @contextlib.contextmanager
 def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
-    """A block of work that each rank does for itself, such as reading its data: it ends when all of them are done.
+    """A block of work that each rank does for itself, such as reading its data: it ends when all ranks are done.
 
-    A rank may take longer than the others wait for a message, since a thread of each meets those of the others again and again until
-    all are done. One that is gone, or fails, no longer comes. All ranks must enter the block, which may have no collective within: its
-    messages would come between those by which the ranks meet.
+    A rank may take longer than the timeout of collectives: a thread of each rank joins an all-reduce again and again until all are
+    done. A rank that is gone, or fails, stops joining. All ranks must enter the block, and it must not contain a collective, which
+    would get mixed up with those of the threads.
     """
     if ranks.world_size == 1:
         yield
@@ -273,7 +271,7 @@ def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
     failures: list[BaseException] = []
 
     def meet() -> None:
-        # A thread begins on the first GPU.
+        # A thread starts on the first GPU.
         if gpu is not None:
             torch.cuda.set_device(gpu)
         all_are_done = False
@@ -301,10 +299,10 @@ def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
 
 
 def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
-    """The result of `work()`, which each rank does for itself: the first rank of each machine before the others of it.
+    """Run `work()` on each rank, on the first rank of each machine before the others there. Returns its result.
 
-    These find what the first one has made, such as a token store. Without an order any of them would make it, and the one that
-    shows its progress might wait. All ranks must come here, and the work may have no collective. Errors: those of the work.
+    The others find what the first one has made, such as a token store. Without this order any rank might make it, and the one
+    that shows progress might wait. All ranks must call it, and the work must not contain a collective. Errors: those of the work.
     """
     is_first = ranks.local_rank == 0
     failure: UserError | None = None
@@ -314,7 +312,7 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
                 result = work()
             except UserError as error:
                 failure = error
-    # Raised here, where no rank waits for this one: the others find the same for themselves, instead of a rank that is gone.
+    # Raised here, where no rank waits for this one: the others meet the same error themselves, not the loss of a rank.
     if failure is not None:
         raise failure
     with until_all_are_ready(ranks):
@@ -325,21 +323,21 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
 
 # --------------------------------------------------------------------------------------------- a rank is gone
 
-# What NCCL says where another rank is the reason.
-OF_OTHER_RANKS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
+# Words of NCCL's errors that another rank causes
+CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re.IGNORECASE)
 
 
-def loss_of_a_rank(error: Exception) -> str | None:
-    """One line for an error that says that another rank is gone or silent; None for any other error."""
+def lost_rank_line(error: Exception) -> str | None:
+    """One line for an error that means that another rank is gone or silent; None for all others."""
     said = " ".join(str(error).split())
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
     is_loss |= "gloo/transport" in said
-    # NCCL has one error for all that goes wrong, wrong settings of this machine too.
-    is_loss |= isinstance(error, dist.DistBackendError) and OF_OTHER_RANKS.search(said) is not None
+    # NCCL raises the same type for everything, including wrong settings of this machine.
+    is_loss |= isinstance(error, dist.DistBackendError) and CAUSED_BY_OTHERS.search(said) is not None
     if not is_loss:
         return None
-    # It begins with a place in its source, and ends with advice.
+    # Without the place in its source before it and the advice after it
     said = re.sub(r"^\[\S+\] ", "", said).partition(" This is typically")[0].rstrip(".")
     return (
         f"another rank is gone, or silent for longer than --dist_timeout ({said}): launched again with --from_resume 1, the run "
@@ -354,7 +352,7 @@ def least_of_ranks(ranks: Ranks, number: float) -> float:
     """The smallest of the ranks' numbers, on all of them. A collective."""
     if ranks.world_size == 1:
         return number
-    # NCCL sends what lies on a GPU alone, Gloo what lies in main memory.
+    # NCCL sends only from GPU memory, Gloo from main memory.
     place = "cuda" if dist.get_backend() == "nccl" else "cpu"
     least = torch.tensor(number, dtype=torch.float64, device=place)
     dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -362,45 +360,44 @@ def least_of_ranks(ranks: Ranks, number: float) -> float:
 
 
 def end_all(ranks: Ranks, said: str) -> None:
-    """End all ranks with a line, unless it is "". said: the same on all of them. Errors: UserError on rank 0, which prints it."""
+    """End all ranks with a line, unless it is "". said: the same on all ranks. Errors: UserError on rank 0, which prints it."""
     if said:
         raise UserError(said) if ranks.is_main else SaidByAnotherRank
 
 
 # --------------------------------------------------------------------------------------- what ranks must agree in
 
-# On several machines each rank reads its own command line, its own packages and its own copy of the data. The ranks of a run
-# make the same plan without a word to each other, so with different ones they would train other rows than they should, or
-# wait for messages that nobody sends.
+# On several machines each rank has its own command line, packages and copy of the data. The ranks make their plans
+# independently, so with different ones they would train the wrong rows, or wait for messages that nobody sends.
 
 
 def compare_settings(ranks: Ranks, settings: object) -> None:
-    """All ranks must call it. settings: those of the command. Errors: UserError where a rank has other flags or packages."""
-    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(OWN_OF_A_MACHINE)}
+    """All ranks must call it. settings: of the command. Errors: UserError if a rank has other flags or packages."""
+    flags = {f"--{name}": value for name, value in vars(settings).items() if not name.endswith(MACHINE_SPECIFIC)}
     compare_with_main(ranks, {**flags, **versions()})
 
 
 def compare_with_main(
     ranks: Ranks, facts: Mapping[str, object], needed: str = "the same flags, packages and data"
 ) -> None:
-    """All ranks must call it. facts: of this rank, {what it is: value}. Errors: UserError where they are not those of rank 0.
+    """All ranks must call it. facts: {name: value} of this rank. Errors: UserError if a rank's differ from those of rank 0.
 
-    needed: what the line says that all ranks need.
+    needed: what all ranks need, for the error's line.
     """
     if ranks.world_size == 1:
         return
-    of_ranks: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(of_ranks, (socket.gethostname(), entries_of(facts)))
-    _, main = of_ranks[0]
-    for rank, (host, own) in enumerate(of_ranks):
+    gathered: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(gathered, (socket.gethostname(), entries_of(facts)))
+    _, main = gathered[0]
+    for rank, (host, own) in enumerate(gathered):
         differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
         if differing:
-            told = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-            end_all(ranks, f"rank {rank} on {host!r} has {told}: all ranks need {needed}")
+            differences = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
+            end_all(ranks, f"rank {rank} on {host!r} has {differences}: all ranks need {needed}")
 
 
 def entries_of(facts: Mapping[str, object]) -> dict[str, object]:
-    """The facts, with those of a dict each by itself: of two architectures a line names what differs, and not all of them."""
+    """The facts with nested dicts flattened, so that of two architectures a line names only the entries that differ."""
     found: dict[str, object] = {}
     for name, value in facts.items():
         if isinstance(value, dict):

@@ -12,7 +12,7 @@ from trainer.optim.muon import Muon, Orthogonalise, SharedOrthogonalise, orthogo
 from trainer.settings import OptimizerSettings
 from trainer.sharding import is_sharded
 
-# As torch.optim takes them: {"params": [...], "weight_decay": ...}.
+# torch.optim's parameter groups: {"params": [...], "weight_decay": ...}
 Groups = list[dict[str, Any]]
 
 
@@ -24,14 +24,14 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """The optimisers of `--optimizer`, with rates and weight decay; their parameters are disjoint. adam_options: see build_adamw.
 
-    ranks: those that all call it at this moment, and may share its work.
+    ranks: all of them call it together, and may share Muon's work.
     """
     lr = settings.learning_rate
     groups = [group for group in parameter_groups(model, settings.weight_decay) if group["params"]]
     if settings.optimizer == "adamw":
         return [build_adamw(groups, lr, **adam_options)]
     assert settings.optimizer == "muon"
-    # Muon for the matrices of attention and feed-forward layers: neither embeddings and head, nor a router's few rows. AdamW for the rest.
+    # Muon for the matrices of attention and feed-forward layers; AdamW for embeddings, head, a router's few rows, and vectors.
     matrices = []
     for name, parameter in model.named_parameters():
         in_a_layer = re.search(r"\.layers?\.", name) and not name.endswith("mlp.gate.weight")
@@ -41,19 +41,19 @@ def build_optimizers(
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-        # The other matrices; vectors are a group of their own. A group's `lr_scale` is what the engine multiplies the
-        # schedule's rate with, which has --learning_rate in it already: all rates follow the same schedule.
+        # The other matrices; vectors have their own group. The engine multiplies the schedule's rate, which already includes
+        # --learning_rate, by a group's `lr_scale`: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
             group["lr_scale"] = settings.embed_lr / lr
-    own_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
-    how: Orthogonalise = orthogonalise
+    muon_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}
+    method: Orthogonalise = orthogonalise
     if any(is_sharded(p) for p in matrices):
-        how = partial(sharded_orthogonalise, ranks)
+        method = partial(sharded_orthogonalise, ranks)
     elif ranks.memory is not None:
-        how = SharedOrthogonalise(ranks)
+        method = SharedOrthogonalise(ranks)
     return [
         build_adamw(groups, lr, **adam_options),
-        Muon([own_group], lr=settings.muon_lr, orthogonalise=how),
+        Muon([muon_group], lr=settings.muon_lr, orthogonalise=method),
     ]
 
 
@@ -73,12 +73,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
 def build_adamw(groups: Groups, lr: float, bias_correction: bool = True, **options: Any) -> torch.optim.AdamW:
     """AdamW with the fused kernel, which torch has for all devices that --device takes.
 
-    bias_correction: False: the moments are taken as they are, as the original code of BERT and ELECTRA does.
+    bias_correction: False: the moments are used uncorrected, as in the original code of BERT and ELECTRA.
     """
     adamw = torch.optim.AdamW(groups, lr=lr, fused=True, **options)
     if not bias_correction:
-        # The corrections are 1 - beta ** step. With the count at 2 ** 24 they are 1 from the start, and there it stays: one more is no
-        # float32 number.
+        # The corrections are 1 - beta ** step. At step 2 ** 24 they are 1, and there the count stays: the next number does not
+        # exist in float32.
         for group in groups:
             for p in group["params"]:
                 moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}

@@ -1,15 +1,15 @@
 """Muon, for the matrices of the hidden layers.
 
-Momentum and gradients of a matrix M = U S V^T are usually ruled by few directions: a few singular values in S are large
-and the others small. Muon takes U V^T in its place, so that all directions of the matrix learn at the same pace.
+The momentum of a matrix's gradients, M = U S V^T, is usually dominated by a few directions: few singular values in S are
+large. Muon takes U V^T in its place, so that all directions of the matrix learn at the same pace.
 
-A singular value decomposition would be slow. A Newton-Schulz iteration needs matrix products alone:
+A singular value decomposition would be slow. A Newton-Schulz iteration needs only matrix products:
 
     X <- a X + b (X X^T) X + c (X X^T)^2 X
 
-It leaves U and V as they are, and makes a s + b s^3 + c s^5 of each singular value s. With the coefficients below, small
-values grow as fast as they can. They do not settle at 1: after five rounds each s that was between 0.01 and 1 lies
-between 0.68 and 1.14, which trains as well and saves rounds. Source: https://kellerjordan.github.io/posts/muon/
+It keeps U and V, and maps each singular value s to a s + b s^3 + c s^5. With the coefficients below, small values grow as
+fast as possible. They do not converge to 1: five steps bring each s between 0.01 and 1 to between 0.68 and 1.14, which
+trains as well and saves steps. Source: https://kellerjordan.github.io/posts/muon/
 """
 
 import math
@@ -24,19 +24,18 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.ranks import Ranks
 from trainer.sharding import own_part, rows_of_ranks
 
-# ([n, rows, columns], shape of a whole matrix) -> each matrix orthogonalised. Where the matrices are sharded among ranks
+# ([n, rows, columns], shape of a whole matrix) -> each matrix orthogonalised. If the matrices are sharded among ranks
 # (trainer/sharding.py), `rows` are this rank's.
 Orthogonalise = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 # a, b, c of the quintic iteration above
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-# How often it is repeated, see above.
 NEWTON_SCHULZ_STEPS = 5
 
 
 def iteration_dtype(device: torch.device) -> torch.dtype:
-    """The type of the iterations: bfloat16, whose precision is enough, where the device multiplies it natively. An AMD Zen 3 does
-    not, and took 14 s for the matrices of a 256 x 8 model in place of 0.6 s in float32."""
+    """dtype of the iterations: bfloat16, whose precision is enough, if the device multiplies it natively. An AMD Zen 3 does not,
+    and took 14 s for the matrices of a 256 x 8 model instead of 0.6 s in float32."""
     dtype, _ = pick_dtype("bfloat16", device)
     return dtype if dtype is torch.bfloat16 else torch.float32
 
@@ -44,10 +43,10 @@ def iteration_dtype(device: torch.device) -> torch.dtype:
 def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> torch.Tensor:
     """[n, rows, columns] -> the same with singular values near 1, by Newton-Schulz iterations on all n at once.
 
-    shape: of a whole matrix, which others of this kind want to know.
+    shape: unused; for the other Orthogonalise functions.
     """
     a, b, c = COEFFICIENTS
-    # X X^T is smallest where X is wider than it is high; a high matrix is turned over.
+    # X X^T is smaller if X is wider than high; a high matrix is transposed.
     wide = matrices.shape[1] <= matrices.shape[2]
     x = matrices if wide else matrices.mT
     # The iteration converges for singular values up to 1, and none is larger than this norm.
@@ -60,19 +59,19 @@ def orthogonalise(matrices: torch.Tensor, shape: torch.Size | None = None) -> to
 
 
 class SharedOrthogonalise:
-    """`orthogonalise` of matrices that every copy of a command has: each computes every world-size-th one, and reads the others.
+    """`orthogonalise` for matrices that every copy of a command has: each computes every world-size-th one, and reads the others.
 
-    A rank writes its results into shared memory, waits until all have, and reads. It writes there again in the next update. By
-    then all have read, since the sum of that update's gradients needed all of them.
+    A rank writes its results to shared memory, waits until all have done so, and reads. It writes there again in the next
+    update. By then all have read, since the sum of that update's gradients needed every rank.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        # {shape of the matrices: where the results are}
+        # {shape of the matrices: shared results}
         self._results: dict[torch.Size, torch.Tensor] = {}
 
     def __call__(self, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """[n, rows, columns] -> each matrix orthogonalised, to be read until the next update. All ranks must call it."""
+        """[n, rows, columns] -> each matrix orthogonalised, valid until the next update. All ranks must call it."""
         memory = self.ranks.memory
         assert memory is not None
         if matrices.shape not in self._results:
@@ -88,11 +87,11 @@ class SharedOrthogonalise:
 
 
 def sharded_orthogonalise(ranks: Ranks, matrices: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """[n, own rows, columns] -> the same as parts of orthogonal matrices of `shape` (rows, columns).
+    """[n, own rows, columns] -> the same rows of the orthogonalised matrices of `shape` (rows, columns).
 
-    The rows are sharded among the ranks (trainer/sharding.py), all of which must call it. To orthogonalise a matrix needs all of it. So
-    each matrix has an owner among the ranks: they send it their rows, it orthogonalises the whole, and sends each its rows back. Each
-    owner has about as many matrices of a shape, one behind the other.
+    The rows are sharded among the ranks (trainer/sharding.py), all of which must call it. Orthogonalising needs a whole matrix. So each
+    matrix has an owner among the ranks: they send it their rows, it orthogonalises the matrix, and sends the rows back. Each rank owns
+    about the same number of matrices of a shape, consecutive ones.
     """
     n, own_rows, columns = matrices.shape
     rows = rows_of_ranks(shape[0], ranks.world_size)
@@ -124,7 +123,7 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (https://kellerjordan.github.io/posts/muon/): the update of torch.optim.Muon.
 
     Matrices of one shape are orthogonalised as one batch, and `found_inf` is honoured as in torch's fused optimisers:
-    where that tensor is 1, parameters and momentum stay as they are and the host need not know.
+    where that tensor is 1, parameters and momentum do not change, without a sync with the host.
     """
 
     def __init__(
@@ -135,16 +134,16 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         orthogonalise: Orthogonalise = orthogonalise,
     ) -> None:
-        """orthogonalise: the function of this name, or what shares the work with other ranks (SharedOrthogonalise, sharded_orthogonalise)."""
+        """orthogonalise: the function of this name, or one that shares the work among ranks (SharedOrthogonalise, sharded_orthogonalise)."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise
 
-    # The base class takes a closure that computes the loss again. The engine has none.
+    # The base class takes a closure that recomputes the loss; the engine has none.
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            # A product of a whole batch takes less time than one matrix after the other.
+            # A batched product takes less time than one matrix after the other.
             by_shape: defaultdict[torch.Size, list[torch.Tensor]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
@@ -153,7 +152,7 @@ class Muon(torch.optim.Optimizer):
                 self._step(parameters, shape, group)
 
     def _step(self, parameters: list[torch.Tensor], shape: torch.Size, group: dict[str, Any]) -> None:
-        """Update matrices of one shape (rows, columns), of which this rank may have some rows alone."""
+        """Update matrices of one shape (rows, columns), of which this rank may have only some rows."""
         buffers = []
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
@@ -161,11 +160,11 @@ class Muon(torch.optim.Optimizer):
             buffers.append(own_part(self.state[p]["momentum_buffer"]))
         gradients = torch.stack([own_part(p.grad) for p in parameters if p.grad is not None])  # [n, rows, columns]
         parameters = [own_part(p) for p in parameters]
-        # 1, or 0 for an update that is to change nothing. It stays a tensor on the device, so that nobody waits for it.
+        # 1, or 0 for an update that must change nothing. A tensor on the device: the host does not wait for it.
         applied = torch.ones((), device=gradients.device)
         if self.found_inf is not None:
             applied = 1 - self.found_inf.view(())
-            # NaN times 0 is NaN, so a gradient that is not used must go.
+            # NaN times 0 is NaN, so an unused gradient is set to 0.
             gradients = torch.where(applied > 0, gradients, 0.0)
         momentum = group["momentum"]
         lr = group["lr"]
@@ -174,7 +173,7 @@ class Muon(torch.optim.Optimizer):
         # Nesterov's momentum: the gradient is mixed in once more.
         nesterov = gradients.lerp_(averaged, momentum)
         update = self.orthogonalise(nesterov.to(iteration_dtype(nesterov.device)), shape)
-        # So the entries of each matrix have a root mean square of 1 / sqrt(columns), however high it is.
+        # This gives the entries of each matrix a root mean square of 1 / sqrt(columns), for any height.
         rate = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
         update = update.float() * (rate * applied)
         torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"] * applied)

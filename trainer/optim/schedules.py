@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of how far a run has come."""
+"""Learning-rate schedules: pure functions of a run's progress."""
 
 import math
 
@@ -12,7 +12,7 @@ def get_lr(current_step: float, total_steps: float, lr: float) -> float:
 
 
 def minimind(progress: float) -> float:
-    """1.1 to 0.1, as the public trainer has it."""
+    """1.1 to 0.1, as in the public trainer."""
     return get_lr(progress, 1.0, 1.0)
 
 
@@ -21,12 +21,12 @@ def cosine(progress: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-# share of the run over which `wsd` lets the rate fall
+# share of the run over which `wsd` decays the rate
 WSD_DECAY_SHARE = 0.2
 
 
 def wsd(progress: float, decay_share: float = WSD_DECAY_SHARE) -> float:
-    """Stable, then a linear decay to 0 over the last `decay_share` of the run; the warm-up has a flag of its own."""
+    """Stable, then a linear decay to 0 over the last `decay_share` of the run; the warm-up has its own flag."""
     return min(1.0, (1 - progress) / decay_share)
 
 
@@ -51,14 +51,14 @@ def learning_rate(
     schedule: str = "minimind",
     decay_share: float = WSD_DECAY_SHARE,
 ) -> float:
-    """The rate of an update that starts when the share `done` (0 to 1) of all rows of the run is done.
+    """Learning rate of an update that starts when the share `done` (0 to 1) of all rows of the run is done.
 
-    decay_share: of `wsd`; the other schedules have none.
+    decay_share: of `wsd`; the other schedules ignore it.
 
-    warmup_done: share of the warm-up done at the end of this update; from 1 on it has no effect. At its end, because the
-    first update would otherwise have a rate of 0.
-    Rows are counted, not micro-batches: the same global batch has the same place on the schedule however it is cut into
-    micro-batches and ranks. The warm-up alone depends on the cut, because --warmup_iters counts micro-batches.
+    warmup_done: share of the warm-up done at the end of this update; no effect from 1 on. At its end, because the first
+    update would otherwise have a rate of 0.
+    Rows are counted, not micro-batches: the rate does not depend on how a global batch is split into micro-batches and
+    ranks. Only the warm-up does, because --warmup_iters counts micro-batches.
     """
     factor = wsd(done, decay_share) if schedule == "wsd" else SCHEDULES[schedule](done)
     # The order of the factors decides the last bit of the rate.
@@ -70,7 +70,7 @@ def learning_rate(
 
 def original_linear(t: int, T: int, w: float) -> float:
     """A linear decay over the whole run, times a linear warm-up: ELECTRA's original code."""
-    # The decay goes on during the warm-up, so the rate never reaches 1.
+    # The decay runs during the warm-up too, so the rate never reaches 1.
     warmup = min(1, t / w) if w else 1
     return (1 - t / T) * warmup
 
@@ -94,7 +94,7 @@ def adjusted_one_cycle(t: int, T: int, w: float) -> float:
 
 def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
     """A cosine from `start` up to 1 at update `peak_at`, then one down to 1e-5 at T."""
-    # share: how far this update is away from the peak, towards the beginning or towards the end.
+    # share: distance of this update from the peak, 0 to 1, towards the start or the end.
     if t < peak_at:
         low = start
         share = 1 - t / max(peak_at, 1)

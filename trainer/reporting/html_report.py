@@ -31,16 +31,16 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
-    """Write the HTML page about the runs of `metrics_paths`, and beside it their loss curves as a picture, whose path is returned.
+    """Write an HTML page about the runs of `metrics_paths`, and their loss curves as a picture beside it. Returns the picture's path.
 
     Errors: UserError for a file without metrics; OSError.
     """
     runs = [RunRecords.read(path) for path in metrics_paths]
     names = distinct_names(runs)
-    # The runs say so themselves; metrics may be of a job that does not.
+    # None: recorded by a job without a fingerprint of its data
     fingerprints = {run.noted("data").get("fingerprint") for run in runs} - {None}
     loader = FileSystemLoader(Path(__file__).parent)
-    # Texts are shown and never obeyed.
+    # Text is escaped, never run.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
     content = environment.get_template("report.html").render(
         runs=list(zip(names, runs, strict=True)),
@@ -64,14 +64,14 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
 
 
 def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
-    """The place of each run's files in the folder that all runs are in."""
+    """Path of each run's files relative to the runs' common folder."""
     paths = [run.path.resolve().with_name(run.name) for run in runs]
     folder = os.path.commonpath([path.parent for path in paths])
     return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def for_browser(value: object) -> object:
-    """What a template writes: of a text, characters that reorder or hide it are spelt out; drawings are markup already."""
+    """Value that a template writes: characters that reorder or hide text are spelt out; drawings are markup already."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return printable(value)
     return value
@@ -83,8 +83,8 @@ def for_browser(value: object) -> object:
 def draw(
     curves: Sequence[Sequence[Curve]], names: Sequence[str], logarithmic: bool, size: tuple[float, float] = (4.6, 2.9)
 ) -> Figure:
-    """The curves of each run in a drawing; x: tokens trained. size: in inches."""
-    # Not by pyplot, which keeps every figure until it is closed and looks for a screen.
+    """Draw the curves of each run; x: tokens trained. size: in inches."""
+    # Not pyplot, which keeps every figure until it is closed and looks for a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     lines = []
@@ -95,10 +95,10 @@ def draw(
         for j, curve in enumerate(of_run):
             x, y = curve.x, curve.y
             lowest, highest = min(lowest, y.min()), max(highest, y.max())
-            # A colour is a run's where there are several, and a field's otherwise.
+            # One colour per run if there are several, else one per field
             colour = COLOURS[(i if several_runs else j) % len(COLOURS)]
             words = [name] * several_runs + [curve.label] * several_fields
-            # matplotlib draws no lone surrogates, and takes what stands between two $ for a formula.
+            # matplotlib draws no lone surrogates, and takes text between two $ for a formula.
             label = printable(" ".join(words)).encode(errors="backslashreplace").decode().replace("$", r"\$")
             if curve.is_noisy:
                 axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
@@ -108,7 +108,7 @@ def draw(
             lines += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
-        # Hardly a power of ten to mark
+        # hardly a power of ten to mark
         if highest / lowest < 30:
             axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axes.yaxis.set_minor_locator(NullLocator())
@@ -137,19 +137,19 @@ def loss_picture(runs: Sequence[RunRecords], names: Sequence[str]) -> bytes:
 
 
 def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[str, Markup]]:
-    """[(caption, SVG)] of the charts that there is something to draw of."""
+    """[(caption, SVG)] of the charts that have data."""
     drawn = []
     for number, chart in enumerate(CHARTS):
         curves = [run.curves(chart) for run in runs]
-        # Nobody could tell the curves of all experts of several runs apart.
+        # The curves of all experts of several runs would be a tangle.
         if not any(curves) or (len(runs) > 1 and chart.fields == ("expert_load/*",)):
             continue
         drawing = io.StringIO()
-        # The salt makes the ids of a drawing its own among those of the page.
+        # The salt makes the ids of a drawing unique in the page.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"chart{number}"}):
             draw(curves, names, chart.logarithmic).savefig(drawing, format="svg", transparent=True)
         svg = drawing.getvalue()
-        # A browser takes no XML declaration within a page, and the page alone knows whether it is dark or light.
+        # HTML has no XML declaration within a page, and only the page knows whether it is dark or light.
         svg = svg[svg.index("<svg") :].replace(INK, "currentColor").replace(GRID, "var(--grid)")
         drawn.append((chart.title, Markup(svg)))
     return drawn
@@ -159,9 +159,9 @@ def draw_charts(runs: Sequence[RunRecords], names: Sequence[str]) -> list[tuple[
 
 
 def table(columns: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str], bool]]:
-    """[(label, text of each column, whether they differ)] of what each run has under a label."""
+    """[(label, text of each column, whether they differ)]; a column has a run's values."""
     rows = []
-    # A dict without values is a set that keeps its order.
+    # a set that keeps its order
     for label in dict.fromkeys(label for column in columns for label in column):
         texts = [str(column.get(label, "–")) for column in columns]
         rows.append((label, texts, len(set(texts)) > 1))

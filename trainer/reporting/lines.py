@@ -1,4 +1,4 @@
-"""What a run says and records: at its start, in its log lines, and at its end."""
+"""Lines and records of a run: at its start, in its log lines, and at its end."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ from trainer.machine.ranks import on_main
 from trainer.reporting.records import RunRecords, risen_validation
 from trainer.reporting.reporter import Reporter
 
-# What fields are called in a log line, where that is not their name in the metrics.
+# {field of the metrics: its name in a log line, if another}
 LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 
 
@@ -27,7 +27,7 @@ LOG_NAMES = {"updates_per_second": "updates/s", "expected_loss": "expected"}
 def describe(
     job: Job, outlook: Outlook, surroundings: Surroundings, schedule: UpdateSchedule, updates: int
 ) -> tuple[str, dict[str, Any]]:
-    """(the line on what a run derives from its flags, the record of its start). schedule: of the outlook's epoch. updates: of the run."""
+    """Returns (line on what a run derives from its flags, record of its start). schedule: of the outlook's epoch. updates: of the run."""
     ranks, device = surroundings.ranks, surroundings.device
     settings = job.settings
     plan = outlook.plan
@@ -56,10 +56,10 @@ def describe(
 
 
 def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
-    """MiniMind's log line and further fields, from a record of metrics; of the `shown` ones those that have a value."""
+    """MiniMind's log line from a record of metrics, with the `shown` fields that have a value."""
     line = f"{head} loss:{record['loss']:.3f} lr:{record['lr']:.12f} epoch_Time:{record['epoch_Time']:.1f}min:"
     for name in shown:
-        # A gradient norm that is not known yet is None; an accuracy of 0 is a finding.
+        # A gradient norm not known yet is None; an accuracy of 0 is shown.
         if record.get(name) is not None:
             line += f" {LOG_NAMES.get(name, name)}:{record[name]:.4g}"
     line += f" tokens/s:{record['tokens_per_second']:,.0f}"
@@ -72,8 +72,8 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
 
 
 def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool) -> None:
-    """On rank 0: say and record how the run has ended, close its records, and write its report."""
-    # To count what was trained may take a while, and a run that is stopped must end soon.
+    """On rank 0: print and record how the run ended, close its records, and write its report."""
+    # Counting what was trained may take a while, and a stopped run must exit soon.
     trained = job.trained(progress) if is_complete else []
     total = max(sum(tokens for _, tokens, _ in trained), 1)
     sources = []
@@ -89,11 +89,11 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
             f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
         )
     if is_complete:
-        # A disk that was full may have taken no line.
+        # A full disk may have left no line in the file.
         with contextlib.suppress(UserError):
             if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):
                 reporter.say(risen)
-        reporter.say(left_by(job))
+        reporter.say(outputs_line(job))
     reporter.close()
     if not (is_complete and job.settings.report):
         return
@@ -104,7 +104,7 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
 
         picture = write_report([f"{stem}.metrics.jsonl"], Path(f"{stem}.report.html"))
         reporter.say(f"report: {stem}.report.html, loss curve: {picture}")
-    # Nothing that happens here ends the run.
+    # Best effort: it must not end the run.
     except Exception as error:
         first = f"pip install {error.name}, then " if isinstance(error, ModuleNotFoundError) else ""
         reporter.say(
@@ -113,12 +113,12 @@ def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool
 
 
 def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
-    """The line on an update that was not applied. plan: of its epoch."""
+    """Line about an update that was not applied. plan: of its epoch."""
     update = outcome.update
     assert update is not None
     so_far = f"update {update.number} is not applied ({int(outcome.skipped)} so far)"
     if outcome.overflow:
-        # No document is to blame: the scaler finds its scale by that.
+        # No document is to blame: overflows are how the scaler finds its scale.
         return f"step {update.last_step}: float16: the gradients overflowed at their scale, which is halved: {so_far}"
     documents = [str(document) for document in plan.documents_of(update.first_row, update.end_row)]
     more = f" and {len(documents) - 8} more" if len(documents) > 8 else ""
@@ -128,22 +128,22 @@ def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
     )
 
 
-def left_by(job: Job) -> str:
-    """The line on what the run leaves."""
+def outputs_line(job: Job) -> str:
+    """Line with the run's output files."""
     return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
 
 
 def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> None:
-    """For a finished run that is asked to go on. Outputs that are missing are written."""
+    """For the resume of a finished run: say so, and write missing outputs."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (a higher {length.flag} goes on)" if length.flag else ""
     reporter.say(f"this run has already done its {done}: nothing to do{further}")
     engine = job.engine
-    # Rank 0 looks for all: another one would look while they are written, and all take part in that or none.
+    # Rank 0 checks for all: another might check during the write, in which all ranks must take part or none.
     all_there = on_main(engine.ranks, lambda: all(path.exists() for path in job.files.outputs.values()))
     if not all_there:
-        # Its end has come with a lower number of updates, before they were due.
+        # A lower number of updates has ended the run before they were due.
         weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
-    reporter.say(left_by(job))
+    reporter.say(outputs_line(job))

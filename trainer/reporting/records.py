@@ -1,4 +1,4 @@
-"""Reading a metrics file back: curves for reports, samples and what each start has noted about itself."""
+"""Reading a metrics file: curves for reports, samples and the record of each start."""
 
 import contextlib
 import json
@@ -16,41 +16,41 @@ from common.errors import UserError, user_errors
 from common.files import refuse_irregular
 
 METRICS_SUFFIX = ".metrics.jsonl"
-# A longer line is passed over. That of a start has its command, which Linux allows 2 MB.
+# Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
 MOST_LINE_BYTES = 1 << 23
-# noted of data of which the answers alone are trained
+# recorded for data of which only the answers are trained
 ANSWERS = "answers"
 
 
 # ------------------------------------------------------------------------------------------------------- what is drawn
 
-# field: its name in a legend, where that is not the end of the field's own name
+# {field: its name in a legend}; others have the last part of the field's name
 LABELS = {"loss": "training", "val_loss": "validation", "expected_loss": "expected"}
-# Fields whose curve of many points is drawn faintly, behind its means; of others one looks for the last value
+# Fields whose curves, if long, are drawn faintly behind their means; in others the last value matters
 NOISY = ("loss", "grad_norm", "tokens_per_second")
-# Parts of a thinned curve, with two points each
+# Buckets of a thinned curve, of two points each
 BUCKETS = 300
 
 
 class Chart(NamedTuple):
-    """Some fields over the tokens trained, by patterns: `name/*` is each number of the list `name`."""
+    """Fields over the tokens trained, as patterns: `name/*` is each number of the list `name`."""
 
     title: str
     fields: tuple[str, ...]
     logarithmic: bool = False
 
     def fields_among(self, known: Iterable[str]) -> list[str]:
-        """Those of the known fields that it shows."""
+        """The known fields that this chart shows."""
         names = list(known)
         return [name for pattern in self.fields for name in names if fnmatchcase(name, pattern)]
 
 
 LOSS = Chart("Loss", ("loss", "val_loss", "expected_loss"), logarithmic=True)
-# How good a model is at its task, with a suffix for each further file. The table of figures has these too.
+# Scores of a model at its task, with a suffix for each further file; the table of figures has them too
 METRICS = Chart(
     "Metrics on the development data", ("accuracy*", "f1*", "macro_f1*", "matthews*", "pearson*", "spearman*")
 )
-# All that any trainer logs for a chart. A page has those of which a run has logged something, in this order.
+# The charts of all trainers. A page shows those for which a run has logged something, in this order.
 CHARTS = (
     LOSS,
     METRICS,
@@ -89,7 +89,7 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarr
     """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
     if len(x) <= 2 * buckets + 2:
         return x, y
-    # Every n-th point would lose the spikes, which are what one looks for in a long run.
+    # Every n-th point alone would lose the spikes, which matter most in a long run.
     edges = np.linspace(0, len(x), buckets + 1).astype(int)
     kept = {0, len(x) - 1}
     for lo, hi in pairwise(edges):
@@ -102,14 +102,14 @@ def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarr
 def smooth(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Means over buckets of equal numbers of points."""
     edges = np.linspace(0, len(x), min(BUCKETS // 3, len(x)) + 1).astype(int)
-    # Tokens and values alike, so that a mean stands in the middle of what it is of.
+    # Both tokens and values, so that a mean is drawn in the middle of its bucket
     sizes = np.diff(edges)
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
 
 # ---------------------------------------------------------------------------------------------------- a metrics file
 
-# Figures that sum a run up: label, field, how a value is written
+# Figures that summarise a run: label, field, format of a value
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("updates", "update", "{:,.0f}".format),
     ("tokens", "tokens", "{:,.0f}".format),
@@ -124,7 +124,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by name, those of a list as name/0, name/1 ...: what trackers and reports draw."""
+    """{name: number} of a record, those of a list as name/0, name/1 ...: for trackers and reports."""
     values: dict[str, Any] = {}
     for name, value in record.items():
         items = {f"{name}/{i}": item for i, item in enumerate(value)} if isinstance(value, list) else {name: value}
@@ -133,16 +133,16 @@ def flat_numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class RunRecords:
-    """What a metrics file holds, as far as it was read.
+    """Content of a metrics file, as far as it was read.
 
-    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: what was trained of each source, noted at the end of
-    the run. columns: {field: (tokens, values)}, as arrays, since a Python number takes four times their memory.
+    starts: list of dicts. samples: [(update, prompt, continuation)]. trained: tokens and passes of each source, recorded at the end
+    of the run. columns: {field: (tokens, values)}, as arrays: Python numbers take four times the memory.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name.removesuffix(METRICS_SUFFIX)
-        # Bytes that were read: up to the end of the last whole line
+        # Bytes read, up to the end of the last whole line
         self.position = 0
         self.samples: list[tuple[int, str, str]] = []
         self.starts: list[dict[str, Any]] = []
@@ -151,7 +151,7 @@ class RunRecords:
 
     @classmethod
     def read(cls, path: str | Path) -> "RunRecords":
-        """All that a file holds. Errors: UserError for one that cannot be read, or that has no figures."""
+        """Read a whole file. Errors: UserError if it cannot be read or has no figures."""
         run = cls(Path(path))
         with user_errors():
             refuse_irregular(run.path)
@@ -161,17 +161,17 @@ class RunRecords:
         return run
 
     def read_on(self) -> None:
-        """Take over the lines that were added to the file. Errors: OSError."""
-        # As bytes: a full disk may have cut a character, and costs its line alone.
+        """Read the lines added since the last call. Errors: OSError."""
+        # As bytes: a character that a full disk cut off costs only its line.
         with open(self.path, "rb") as file:
             file.seek(self.position)
             # A longer line comes in pieces, none of which is a JSON object.
             while piece := file.readline(MOST_LINE_BYTES):
                 if not piece.endswith(b"\n") and len(piece) < MOST_LINE_BYTES:
-                    # It is being written.
+                    # still being written
                     break
                 self.position += len(piece)
-                # One that a crash cut off, or that is none of ours, is passed over.
+                # Lines that a crash cut off, or that are not ours, are skipped.
                 with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
                     self._take(json.loads(piece))
 
@@ -192,7 +192,7 @@ class RunRecords:
                 y.append(number)
 
     def curves(self, chart: Chart) -> list[Curve]:
-        """Those of a chart that were logged. What is 0 throughout, such as the auxiliary loss of a dense model, is left out."""
+        """The logged curves of a chart. Those of zeros alone, such as the auxiliary loss of a dense model, are left out."""
         columns = [(field, *self.columns[field]) for field in chart.fields_among(self.columns)]
         return [Curve(field, np.array(x), np.array(y)) for field, x, y in columns if any(y)]
 
@@ -200,39 +200,39 @@ class RunRecords:
         return self.columns[field][1][-1] if field in self.columns else None
 
     def figures(self) -> list[tuple[str, str]]:
-        """[(label, text)] of the FIGURES that were logged last, with those of the run's task."""
+        """[(label, text)] of the last logged FIGURES, and of the scores at the run's task."""
         of_task = [(field, field, "{:.4f}".format) for field in METRICS.fields_among(self.columns)]
         values = [(label, self.last(field), write) for label, field, write in (*FIGURES, *of_task)]
         return [(label, write(value)) for label, value, write in values if value is not None]
 
     def noted(self, part: str) -> dict[str, Any]:
-        """What the last start has noted of a part of the run: settings, model, data, machine, versions."""
+        """A part of the last start's record: settings, model, data, machine, versions."""
         return self.starts[-1].get(part, {}) if self.starts else {}
 
     @property
     def trains_answers(self) -> bool:
-        """Whether the data are conversations, of which the answers alone are trained."""
+        """Whether the data are conversations of which only the answers are trained."""
         return bool(self.noted("data").get("trained") == ANSWERS)
 
 
 # ------------------------------------------------------------------------------------------------ how good a model is
 
 
-# A validation loss that rises by more than this factor does so by no chance.
+# A rise of the validation loss by more than this factor is not chance.
 OVERFITTED = 1.01
 
 
 def quality(run: RunRecords) -> list[tuple[str, float]]:
-    """[(whose, bits per byte)], the model first; nothing where it was not evaluated on text."""
+    """[(whose, bits per byte)], the model first; empty if it was not evaluated on text."""
     bits = run.last("bits_per_byte")
     if bits is None:
         return []
     bars = [("this model", bits)]
     expected, loss = run.last("expected_loss"), run.last("val_loss")
-    # Text that is read many times has no expectation any more in the end.
+    # After many passes over its text a run no longer has an expected loss.
     is_known = expected is not None and run.columns["expected_loss"][0][-1] == run.columns["loss"][0][-1]
     if is_known and expected and loss:
-        # From nats a token to bits a byte by the evaluation's own ratio
+        # From nats per token to bits per byte, by the evaluation's ratio
         bars.append(("expected", expected * bits / loss))
     if of_gzip := run.noted("data").get("gzip"):
         bars.append(("gzip", of_gzip))
@@ -240,7 +240,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
 
 
 def risen_validation(run: RunRecords) -> str | None:
-    """A sentence for a run whose validation loss was lower before than it is at the end; None: it was not."""
+    """A sentence for a run whose validation loss was lower before than at the end; None: it was not."""
     tokens, values = run.columns.get("val_loss", ((0,), (math.inf,)))
     lowest, last = min(values), values[-1]
     if not lowest < last:

@@ -1,4 +1,4 @@
-"""What the user sees: log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
+"""Output for the user: log lines, the metrics file, an experiment tracker. Only global rank 0 reports."""
 
 import contextlib
 import io
@@ -16,29 +16,29 @@ from trainer.job import Progress
 from trainer.reporting.records import flat_numbers
 from trainer.settings import RunSettings
 
-# Reporter.say, or what takes its place.
+# Reporter.say, or a replacement
 Say = Callable[[str], None]
 
 
 class Reporter:
-    """Prints and records. On the other ranks nothing is opened, and every other method does nothing."""
+    """Prints and records. On ranks other than 0 nothing is opened, and the other methods are no-ops."""
 
     def __init__(self, is_main: bool) -> None:
         self.is_main = is_main
         # the module wandb or swanlab
         self.tracker: Any = None
         self.file: io.FileIO | None = None
-        # whether the last line is not whole in the file
+        # whether the last line in the file is incomplete
         self.is_cut = False
 
     def open(self, path: Path, resumed: Progress | None = None) -> None:
-        """Begin the metrics file: JSON lines, one object per log line, evaluation, sample or start.
+        """Open the metrics file: JSON lines, one object per log line, evaluation, sample or start.
 
-        resumed: where the run stands that goes on with this file. It may have written further lines before it was killed.
+        resumed: progress of the checkpoint from which the run resumes; lines written after it are dropped.
         """
         kept = []
         if resumed and path.exists():
-            # Parts of an evaluation that is to be done again
+            # fields of an evaluation that will be repeated
             again = {"val_loss", "text"} if resumed.evaluation_due else set()
             for line in path.read_bytes().splitlines(keepends=True):
                 # A crash may have cut off the last line.
@@ -49,13 +49,13 @@ class Reporter:
                         kept.append(line)
         with atomic_file(path) as file:
             file.writelines(kept)
-        # Without a buffer each line is in the file at once, also if the process is killed.
+        # Unbuffered: each line is in the file at once, even if the process is killed.
         self.file = open(path, "a+b", buffering=0)  # noqa: SIM115 - close() does it
 
     def open_tracker(self, settings: RunSettings, name: str, run_ids: dict[str, str | None]) -> None:
-        """Begin a run in Weights & Biases or in SwanLab, which took over its interface, or continue that of `run_ids`.
+        """Start a run in Weights & Biases or in SwanLab, which has the same interface, or continue that of `run_ids`.
 
-        run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError where the package is missing or refuses.
+        run_ids: {tracker: id by which a resume finds its run}; set here. Errors: UserError if the package is missing or refuses.
         """
         kind = settings.tracker
         module = optional_package(kind, f"for --tracker {kind}")
@@ -74,22 +74,22 @@ class Reporter:
             announce(text)
 
     def log(self, progress: Progress, values: Mapping[str, Any], text: str) -> None:
-        """Print `text`, and record what it says in the metrics file and the tracker."""
+        """Print `text`, and record `values` in the metrics file and the tracker."""
         self.say(text)
         self.record(progress, values)
-        # Without the step, which is the axis, and a name that some trackers keep for themselves
+        # Without the step: it is the axis, and a reserved name in some trackers.
         numbers = flat_numbers({"update": progress.update, "tokens": progress.tokens, **values})
         self._to_tracker("log", numbers, step=progress.step)
 
     def record(self, progress: Progress, values: Mapping[str, Any]) -> None:
-        """Put a line into the metrics file alone. progress: where it stands, on the axes that all lines share."""
+        """Append a line to the metrics file only. progress: its place on the axes that all lines share."""
         if self.file:
             record = {"step": progress.step, "update": progress.update, "tokens": progress.tokens, **values}
             # A file name that is not UTF-8 holds lone surrogates, which only JSON's own escapes can spell.
             text = json.dumps(finite(record), ensure_ascii=False)
             line = text.encode(errors="backslashreplace") + b"\n"
             if self.is_cut:
-                # A full disk may have taken a part of the line before.
+                # A full disk may have cut off the line before.
                 line = b"\n" + line
             try:
                 problem = "" if self.file.write(line) == len(line) else "not all of a line fits"
@@ -105,7 +105,7 @@ class Reporter:
         self._to_tracker("finish")
 
     def _to_tracker(self, method: str, *arguments: object, **named: object) -> None:
-        """Call a tracker's method: whatever happens to it (a network, a disk) is no reason to end the run."""
+        """Call a tracker's method, best effort: a failure (network, disk) must not end the run."""
         if self.tracker is None:
             return
         try:
@@ -118,7 +118,7 @@ class Reporter:
 
 
 def finite(value: Any) -> Any:
-    """`value` with None for NaN and infinity, which JSON does not have; a skipped update's gradient norm is one."""
+    """`value` with None for NaN and infinity, which JSON lacks; a skipped update's gradient norm is one."""
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -130,11 +130,11 @@ class Stopwatch:
     """Seconds since the last log line, and the mean time of a micro-batch. Micro-batches are counted as in Progress.step."""
 
     def __init__(self, step: int, seconds_before: float) -> None:
-        """step: the last one before. seconds_before: since the last log line, in the run that a resume goes on with."""
+        """step: the last before the start. seconds_before: since the last log line, in the run that is resumed."""
         self.start = time.perf_counter()
         self.lap_start = self.start - seconds_before
         self.step_before = step
-        # (when the first update was done, its last micro-batch)
+        # (end of the first update, its last micro-batch)
         self.warm: tuple[float, int] | None = None
 
     def elapsed(self) -> float:
@@ -142,14 +142,14 @@ class Stopwatch:
         return time.perf_counter() - self.lap_start
 
     def lap(self) -> float:
-        """Seconds since the last lap, and the beginning of a new one."""
+        """Seconds since the last lap; starts a new one."""
         elapsed = self.elapsed()
         self.lap_start += elapsed
         return elapsed
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the block takes is no training: it makes a plan, evaluates or samples."""
+        """Leave out the time of the block, such as a plan, an evaluation or samples."""
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
@@ -163,7 +163,7 @@ class Stopwatch:
             self.warm = time.perf_counter(), step
 
     def seconds_per_step(self, step: int) -> float:
-        """Mean time of the micro-batches of this process up to `step`, with the pauses between them.
+        """Mean time of this process's micro-batches up to `step`, with the pauses between them.
 
         The first update, in which code is compiled, is left out once there are others.
         """

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, of which the answers alone are trained."""
+"""Supervised fine-tuning of a MiniMind as a Job: pretraining on conversations, of which only the answers are trained."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -44,42 +44,42 @@ class SftJob(PretrainJob):
         save_weights(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
 
 
-# ------------------------------------------------------------------------------ defaults that follow the amount of text
+# ------------------------------------------------------------------------------ defaults that depend on the data's size
 
 
 # MiniMind's rate of 1e-5 is for corpora of gigabytes: in the few updates of six conversations it changes no answer. Little
-# text is learned by heart, at rates that learn fast and in many passes.
+# text is memorised, at high rates and in many passes.
 
-# Bytes of files from which MiniMind's own defaults suit
-MUCH = 40 << 20
-# In JSON, with the names of its fields
+# Bytes of files from which MiniMind's own defaults apply
+LARGE_BYTES = 40 << 20
+# as JSON, with its field names
 BYTES_OF_TOKEN = 4
 OPTIMIZER, LEARNING_RATE, SCHEDULE, ROWS = "muon", 2e-3, "linear", 8
-# As many passes as make about so many updates, within these bounds
+# As many passes as make about this many updates, within these bounds
 UPDATES = 450
 FEWEST_PASSES, MOST_PASSES = 2, 40
-# A rate goes with its optimizer and with the length of the run: who gives one of these gets MiniMind's for the others.
-ONE_RECIPE = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
+# A rate fits one optimizer and one length of run: if the user gives one of these, the others are MiniMind's.
+RECIPE_FLAGS = frozenset({"epochs", "max_updates", "optimizer", "learning_rate", "muon_lr", "embed_lr"})
 # Bytes of the embedded questions, which may not be written yet
 EMBEDDED = 1_000_000
 
 
 def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
-    """(the settings with defaults for little text where it is little, a line on them). given: what the user has said.
+    """Returns (settings, with other defaults if there is little text; a line on them). given: names that the user set.
 
-    Errors: DataError for data that is not there.
+    Errors: DataError for missing data.
     """
-    # Public weights of other programs would be spoilt by such rates. A mixture is no beginner's.
-    if ONE_RECIPE & set(given) or settings.mixture or settings.weight_folder() is not None:
+    # Such rates would spoil public weights of other programs. A mixture is not for beginners.
+    if RECIPE_FLAGS & set(given) or settings.mixture or settings.weight_folder() is not None:
         return settings, None
     if settings.has_budget:
-        # A plan chooses batch and passes. What a clock allows is little beside what MiniMind's rate needs.
+        # A plan chooses batch and passes. A budget allows far fewer updates than MiniMind's rate needs.
         return replace(settings, optimizer=OPTIMIZER, learning_rate=LEARNING_RATE), None
     n_bytes = bytes_of_data(settings)
-    if n_bytes >= MUCH:
+    if n_bytes >= LARGE_BYTES:
         return settings, None
     batch_size = settings.batch_size if "batch_size" in given else ROWS
-    # Updates of --batch_size auto have the usual rows.
+    # --batch_size auto: the usual rows per update
     rows = batch_size or settings.usual_rows()
     schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
@@ -102,7 +102,7 @@ def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSe
 
 
 def bytes_of_data(settings: SftSettings) -> float:
-    """Size of the files as they lie there; infinite for what lies elsewhere."""
+    """Size of the files on disk, compressed or not; infinite for remote ones."""
     usual = ROOT / "dataset" / USUAL_FILE
     if not settings.data_path and not usual.exists():
         return EMBEDDED

@@ -1,4 +1,4 @@
-"""The settings of train_sft.py: those of train_pretrain.py with other defaults, and conversations in the place of text."""
+"""The settings of train_sft.py: those of train_pretrain.py with other defaults, and conversations instead of text."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +17,7 @@ from trainer.pretrain.settings import (
     ValidationSettings,
 )
 
-# In dataset/, trained where no data is named
+# Default data, in dataset/
 USUAL_FILE = "sft_mini_512.jsonl"
 
 
@@ -73,9 +73,9 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
 
     prog: ClassVar[str] = "train_sft.py"
     description: ClassVar[str] = "Fine-tune a MiniMind on conversations, so that it answers."
-    # The rates of a plan are those of fresh weights.
+    # A plan's rates are for fresh weights.
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset({"learning_rate", "muon_lr", "embed_lr", "weight_decay"})
-    # What pretraining asks of a text is decided for conversations, and is no flag.
+    # Flags of pretraining that have fixed values for conversations
     text_field: ClassVar[str] = CONVERSATION  # type: ignore[misc]  # a setting there, the same for all objects here
     long_documents: ClassVar[str] = "truncate"  # type: ignore[misc]
     parse_special_tokens: ClassVar[bool | None] = None  # type: ignore[misc]

@@ -164,7 +164,7 @@ def test_ctrl_c_in_a_copy_leaves_no_traceback(monkeypatch):
 
     monkeypatch.setattr(cpu_ranks, "end_with", lambda parent: None)
     with pytest.raises(SystemExit) as ended:
-        cpu_ranks.be_a_copy(stopped, os.getppid())
+        cpu_ranks.run_copy(stopped, os.getppid())
     assert ended.value.code == 130
 
 
