@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.loader import Assembler, Batch, OnlySome
+from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import (
     EpochPlan,
@@ -27,7 +27,7 @@ from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # largest error of a share without a warning: an epoch of whole documents can miss it
-SHARE_IS_MISSED = 0.02
+SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
 # Hashes that put a document on a known side of `split_by_hash`: the smallest is held out, the largest is trained.
@@ -80,7 +80,7 @@ class Corpus:
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
     # masks the targets of a batch that are not trained; None: all are trained
-    only: OnlySome | None = None
+    only: TargetFilter | None = None
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Corpus:
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
-            self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
+            self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
+            self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
             self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-            self._evaluate(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
+            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
@@ -151,17 +151,17 @@ class Corpus:
             self.mixture = Mixture(
                 self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
-            self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
+            self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.changes
         # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
-    def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
+    def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
         """Set the validation documents. Errors: DataError if they have no targets."""
         self.val_store, self.val_documents = store, documents
         if not self._has_targets(store, documents):
             raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {remedy}")
 
-    def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
+    def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are trained too. Errors: DataError if all of them are."""
         shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
         if shared == total and not allow_overlap:
@@ -245,13 +245,13 @@ class Corpus:
         """
         plan = self.plan(epoch)
         given = plan.source_targets(plan.n_rows)
-        documents, of_pass = [self.documents], given
+        documents, pass_targets = [self.documents], given
         if self.mixture is not None:
-            documents, of_pass = self.mixture.documents, self.mixture.targets
+            documents, pass_targets = self.mixture.documents, self.mixture.targets
         sources = []
-        for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
+        for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, given, strict=True):
             share = tokens / max(sum(given), 1)
-            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(there, 1)}
+            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(full, 1)}
             sources.append({"paths": paths, **figures})
         return sources
 
@@ -268,7 +268,7 @@ class Corpus:
                 f"{path}: {given['share']:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
                 f"{counted(given['tokens'], 'token')}, {given['passes']:.2f} passes"
             )
-            if abs(given["share"] - asked) > SHARE_IS_MISSED:
+            if abs(given["share"] - asked) > SHARE_TOLERANCE:
                 lines.append(
                     f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
                     "little, or in too long documents; give the smallest source a smaller share"
@@ -285,7 +285,7 @@ class Corpus:
             in_epoch = self.plan(epoch).source_targets(row)
             targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
-        return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
+        return [(name, tokens, tokens / full) for name, tokens, full in of_sources]
 
     def bytes_per_target(self) -> float:
         """UTF-8 bytes of text per target, of the validation documents if there are any."""
@@ -301,12 +301,12 @@ class Corpus:
         if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
-        there = int(target_counts(self.store)[self.documents].sum(dtype=np.int64))
-        if trained >= there:
+        total = int(target_counts(self.store)[self.documents].sum(dtype=np.int64))
+        if trained >= total:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"
         return [
-            f"note: {there - trained:,} of {counted(there, 'token')} ({1 - trained / there:.1%}) are not trained: {why} leaves out "
+            f"note: {total - trained:,} of {counted(total, 'token')} ({1 - trained / total:.1%}) are not trained: {why} leaves out "
             "what is beyond --max_seq_len"
         ]
 
@@ -358,7 +358,7 @@ class ValidationBatches:
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: OnlySome | None = None
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: TargetFilter | None = None
     ) -> None:
         long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(

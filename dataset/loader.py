@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     n_documents: int
 
 
-OnlySome = Callable[[Batch], Batch]
+TargetFilter = Callable[[Batch], Batch]
 
 
 class Assembler:
@@ -74,7 +74,7 @@ class Assembler:
     count, and no sum over targets or documents. only: masks some targets of a batch.
     """
 
-    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: TargetFilter | None = None) -> None:
         self.store = store
         self.pad_id = pad_id
         self.n_rows = n_rows
@@ -131,10 +131,11 @@ class Assembler:
 class UpdateSchedule(NamedTuple):
     """Assigns the rows of an epoch to updates, micro-batches and ranks.
 
-    Each update takes the next G = batch_size · accumulation_steps · world_size rows. If `asked_rows` is given, G is that
-    number, and accumulation_steps is what these rows take. The first update starts at `start_row`, the end of an earlier
-    update, which may have had another G. The last update of the epoch takes the rest in as few micro-batches as possible; a
-    rank may have a short or an empty slice there. Updates are numbered within the epoch, including those before start_row.
+    Each update takes the next G = batch_size · accumulation_steps · world_size rows. `requested_rows`, if given, is G,
+    and accumulation_steps is what these rows take. The first update starts at `start_row`, the end of an earlier
+    update, which may have had another G. The last update of the epoch takes the rest in as few micro-batches as
+    possible; a rank may have a short or an empty slice there. Updates are numbered within the epoch, including those
+    before start_row.
 
     Rows are dealt batch_size at a time, first across the ranks and then to the next micro-batch, so that ranks have about
     the same number of rows at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and world_size 2:
@@ -152,12 +153,12 @@ class UpdateSchedule(NamedTuple):
     world_size: int = 1
     start_row: int = 0
     # rows of an update as set by the user; 0: they follow from the numbers above
-    asked_rows: int = 0
+    requested_rows: int = 0
 
     @property
     def rows_of_update(self) -> int:
         """G above, over all ranks."""
-        return self.asked_rows or self.batch_size * self.accumulation_steps * self.world_size
+        return self.requested_rows or self.batch_size * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:

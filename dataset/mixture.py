@@ -172,16 +172,16 @@ class Mixture:
         # fraction of a plan's trained tokens per source
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # targets of a full pass per source
-        self.targets = [self._sum_of(chosen) for chosen in self.documents]
-        for source, there in zip(sources, self.targets, strict=True):
-            if not there:
+        self.targets = [self._total_targets(chosen) for chosen in self.documents]
+        for source, full in zip(sources, self.targets, strict=True):
+            if not full:
                 raise DataError(
                     f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
                 )
         self.changes = any(source.changes for source in sources)
         # True: the whole run is one plan; False: each epoch is one.
-        self.is_of_run = self.changes or any(source.repeat != 1 for source in sources)
-        if not self.is_of_run:
+        self.is_one_plan = self.changes or any(source.repeat != 1 for source in sources)
+        if not self.is_one_plan:
             return
         if n_rows:
             self.rows = [SourceRows(self._passes(i, math.inf)) for i in range(len(sources))]
@@ -192,10 +192,10 @@ class Mixture:
             quotas = self._quotas([source.repeat * epochs for source in sources])
             self.rows = [SourceRows(self._passes(i, quota)) for i, quota in enumerate(quotas)]
             wanted = [float(quota) for quota in quotas]
-        for source, there, tokens in zip(sources, self.targets, wanted, strict=True):
-            if tokens / there > MOST_REPEATS:
+        for source, full, tokens in zip(sources, self.targets, wanted, strict=True):
+            if tokens / full > MOST_REPEATS:
                 raise DataError(
-                    f"--data_path: the run passes over {name_of(source.paths)} about {tokens / there:,.0f} times, and where shares "
+                    f"--data_path: the run passes over {name_of(source.paths)} about {tokens / full:,.0f} times, and where shares "
                     f"change over the run at most {MOST_REPEATS:,} passes are planned: train less, or name more text"
                 )
         if n_rows:
@@ -203,16 +203,16 @@ class Mixture:
 
     # ------------------------------------------------------------------------------------------- the documents
 
-    def _sum_of(self, documents: Ints) -> int:
+    def _total_targets(self, documents: Ints) -> int:
         """Total targets of these documents."""
         return int(self.targets_of[documents].sum(dtype=np.int64))
 
     def _quotas(self, passes: Sequence[float]) -> list[int]:
         """Targets of each source in the largest plan with the shares. passes: upper bound per source."""
-        most = [there * times for there, times in zip(self.targets, passes, strict=True)]
-        size = min(of_source / share for of_source, share in zip(most, self.shares, strict=True))
+        limits = [full * times for full, times in zip(self.targets, passes, strict=True)]
+        size = min(of_source / share for of_source, share in zip(limits, self.shares, strict=True))
         # Rounding can put the scarcest source slightly above what it has.
-        return [max(1, min(int(there), round(size * share))) for there, share in zip(most, self.shares, strict=True)]
+        return [max(1, min(int(limit), round(size * share))) for limit, share in zip(limits, self.shares, strict=True)]
 
     def _passes(self, i: int, wanted: float) -> Callable[[int], RowPlan | None]:
         """Returns the function from a pass number to its plan, None once the passes have `wanted` targets."""
@@ -245,7 +245,7 @@ class Mixture:
 
     def plan(self, epoch: int) -> MixedPlan:
         """The rows of an epoch. If the run is one plan, epoch 0 has all of it, and later ones the rows past its planned end."""
-        if self.is_of_run:
+        if self.is_one_plan:
             return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
         rows = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
@@ -260,7 +260,7 @@ class Mixture:
         for source, curve, share in zip(rows, self.curves, self.shares, strict=True):
             source.lay_out(math.inf)
             moments.append(curve.where(source.middles / max(source.laid_out, 1) * share))
-        return MixedPlan(self.store.offsets, rows, *in_order(moments))
+        return MixedPlan(self.store.offsets, rows, *sorted_by_moment(moments))
 
     def _speed(self) -> float:
         """Tokens that a run of n_rows rows trains while its progress goes from 0 to 1."""
@@ -289,7 +289,7 @@ class Mixture:
             if sum(int((of_source <= horizon).sum()) for of_source in moments) >= end:
                 break
             horizon *= 2
-        source_of, number = in_order(moments)
+        source_of, number = sorted_by_moment(moments)
         rows = slice(end - self.n_rows, end)
         return MixedPlan(self.store.offsets, self.rows, source_of[rows], number[rows])
 
@@ -297,19 +297,19 @@ class Mixture:
 
     def shortage(self, plan: RowPlan) -> str:
         """Text on sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
-        said = []
-        for source, there, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
-            passes = targets / there
+        excesses = []
+        for source, full, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
+            passes = targets / full
             if passes > source.repeat:
-                said.append(
+                excesses.append(
                     f"{name_of(source.paths)} is passed over {passes:,.2f} times where {source.repeat:g} may be "
                     f"(x{math.ceil(passes)})"
                 )
-        return "; ".join(said)
+        return "; ".join(excesses)
 
     def trained_before(self, epoch: int) -> list[int]:
         """Targets of each source in all epochs before this one."""
-        if self.is_of_run:
+        if self.is_one_plan:
             # Only a run that continues past its planned end has more than one.
             targets = [0] * len(self.sources)
             for part in range(epoch):
@@ -321,7 +321,7 @@ class Mixture:
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             rounds, rest = divmod(epoch * quota, self.targets[i])
-            targets.append(rounds * self.targets[i] + self._sum_of(self._arc(i, 0, rest)))
+            targets.append(rounds * self.targets[i] + self._total_targets(self._arc(i, 0, rest)))
         return targets
 
     def layout(self) -> dict[str, object]:
@@ -330,12 +330,12 @@ class Mixture:
         for curve in self.curves:
             shares.append([list(point) for point in curve.points])
         layout: dict[str, object] = {"shares": shares, "repeats": [source.repeat for source in self.sources]}
-        if self.is_of_run:
+        if self.is_one_plan:
             layout["epochs"] = self.epochs
         return layout
 
 
-def in_order(moments: Sequence[np.ndarray]) -> tuple[Ints, Ints]:
+def sorted_by_moment(moments: Sequence[np.ndarray]) -> tuple[Ints, Ints]:
     """(source, uint16; number among the rows of that source, uint32) of all rows, sorted by moment.
 
     moments: of each source's rows.

@@ -87,7 +87,7 @@ def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     for data in tasks:
         runs: dict[int, dict[str, Any]] = {}
         for seed in seeds(settings):
-            exit_code, runs[seed] = one_run(settings, surroundings, data, seed, say)
+            exit_code, runs[seed] = run_seed(settings, surroundings, data, seed, say)
             if exit_code:
                 return exit_code
         results = {"metrics": summary([run["results"] for run in runs.values()]), "seeds": runs}
@@ -280,7 +280,7 @@ def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Any], m
 # ------------------------------------------------------------------------------------------------------ a run
 
 
-def one_run(
+def run_seed(
     settings: GlueSettings, surroundings: Surroundings, data: Data, seed: int, say: Say
 ) -> tuple[int, dict[str, Any]]:
     """Train, evaluate and predict with one seed. Returns (exit code, content of its eval_results.json)."""
@@ -319,7 +319,7 @@ def one_run(
             return exit_code, {}
     result["updates"] = trainer.progress.update
     with out_of_memory_in_a_line(job.device, partial(plain_advice, settings)):
-        stop_signal = look_back(job, surroundings.signals, result, say)
+        stop_signal = evaluate_and_predict(job, surroundings.signals, result, say)
     # The evaluation has used it again after the run's end.
     trainer.engine.close()
     if stop_signal:
@@ -336,7 +336,7 @@ def one_run(
     return 0, result
 
 
-def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
+def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
     """Evaluate and predict at the end of a run, into `result` and files. Returns the number of a stop signal, or 0."""
     settings = job.settings
     where = f"{result['task']}, seed {result['seed']}"

@@ -80,7 +80,7 @@ def _near_or_exact(
     places = places_of(groups[0][0], files[0][0], options.get("cache_dir"))
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
 
-    def remembered() -> Mask | None:
+    def cached() -> Mask | None:
         for place in places:
             # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
             with contextlib.suppress(Exception):
@@ -88,13 +88,13 @@ def _near_or_exact(
                 return found
         return None
 
-    is_copy = remembered()
+    is_copy = cached()
     if is_copy is not None:
         return is_copy
     place = first_writable(places)
     # Only one of the processes that start together searches.
     with file_lock(place / f"{name}.lock"):
-        is_copy = remembered()
+        is_copy = cached()
         if is_copy is not None:
             return is_copy
         begin = time.monotonic()

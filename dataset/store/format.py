@@ -23,7 +23,7 @@ from dataset.reading.faults import BadLines
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 # maximum bytes of tokens.bin to check at opening: SHA-256 takes a few hundredths of a second
-CHECKED_AT_ONCE = 64 << 20
+MAX_OPEN_CHECK_BYTES = 64 << 20
 # files of a store, besides meta.json
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
@@ -79,7 +79,7 @@ class TokenStore:
             raise DamagedStore(f"{name} has {size:,} bytes where {count * np.dtype(dtype).itemsize:,} belong")
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
         numbers = np.memmap(path, dtype, "r").view(np.ndarray)
-        is_left_for_later = name == "tokens.bin" and size > CHECKED_AT_ONCE
+        is_left_for_later = name == "tokens.bin" and size > MAX_OPEN_CHECK_BYTES
         if not is_left_for_later and hashlib.sha256(numbers.data).hexdigest() != self.meta["sha256"].get(name):
             raise DamagedStore(f"the content of {name} is not what was written")
         return numbers
@@ -152,7 +152,7 @@ class DigestCheck:
     """
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
-        self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
+        self.stores = [store for store in stores if store.tokens.nbytes > MAX_OPEN_CHECK_BYTES]
         # folder of a damaged store
         self.damaged: Path | None = None
         self._thread: threading.Thread | None = None

@@ -45,11 +45,11 @@ from dataset.tokenizing.encoder import DocumentEncoder
 # Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
 # longer than the coarsest time stamps of a file system (2 s)
-SETTLED_S = 3.0
+TIMESTAMP_MARGIN_S = 3.0
 # minimum text that is worth another process
 BYTES_PER_PROCESS = 16 << 20
 # seconds between progress lines of a build
-LINE_EVERY_S = 15
+PROGRESS_INTERVAL_S = 15
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
 Stats = tuple[str, int, int, int, int]
 
@@ -120,7 +120,7 @@ def open_or_build(
         try:
             with _turn_to_build(place, source, progress) as temporary:
                 # Another process may have built it while this one waited.
-                store = open_store(place / name, tell=True)
+                store = open_store(place / name, report=True)
                 if store is None:
                     with StoreWriter(place / name, temporary) as writer:
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -136,7 +136,7 @@ def open_or_build(
         for (path, size, modified, changed, inode), digest in hashed.items():
             # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
             # was read could be written again within one time stamp: it is hashed again at the next start.
-            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
+            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
                 entries.append([path, size, modified, changed, inode, digest])
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
@@ -207,7 +207,7 @@ def _tokenise(
             rate = done / max(now - begin, 1e-9)
             so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
             state = f"{so_far}, {rate / 1e6:.1f} MB/s"
-            if progress and now - last_line > LINE_EVERY_S:
+            if progress and now - last_line > PROGRESS_INTERVAL_S:
                 last_line = now
                 minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
                 announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
@@ -332,14 +332,14 @@ class StoreWriter:
         remove(self.temp)
 
 
-def open_store(folder: Path, tell: bool = False) -> TokenStore | None:
-    """The store in the folder; None if it is missing or damaged. tell: announce the damage."""
+def open_store(folder: Path, report: bool = False) -> TokenStore | None:
+    """The store in the folder; None if it is missing or damaged. report: announce the damage."""
     if not folder.is_dir():
         return None
     try:
         return TokenStore(folder)
     except (DamagedStore, OSError) as error:
-        if tell:
+        if report:
             announce(f"{folder} is damaged ({error}); it is made anew")
         return None
 

@@ -43,8 +43,8 @@ from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
-OWN = "vocabulary"
-OWN_ENTRIES = 8192
+VOCABULARY = "vocabulary"
+VOCABULARY_ENTRIES = 8192
 # bytes of text that it is trained on
 SAMPLE_BYTES = 60e6
 # config fields that may differ at a resume
@@ -79,7 +79,7 @@ class ElectraJob(Job):
             {name: self.folder / name for name in NETWORKS},
             settings,
             # A newly trained vocabulary is written before the first update.
-            write_at_start={self.folder / OWN: self._write_vocabulary},
+            write_at_start={self.folder / VOCABULARY: self._write_vocabulary},
             # intermediate networks of an earlier run
             stale_patterns=["percent_*", "checkpoint-*[0-9]"],
         )
@@ -310,7 +310,7 @@ class ElectraJob(Job):
 
     def _write_vocabulary(self) -> None:
         if not self.settings.vocab_path:
-            save_wordpiece(self.tokenizer, self.folder / OWN)
+            save_wordpiece(self.tokenizer, self.folder / VOCABULARY)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         """Write the networks at the updates of --save_percents and --save_steps: the last ones to the run's folder,
@@ -411,14 +411,14 @@ def open_vocabulary(
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
     # Training on the same data would give the same one.
-    kept = kept_of_run(stem, f"{OWN}/vocab.txt") if settings.from_resume else None
+    kept = kept_of_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
     if kept is not None:
         return load_wordpiece(kept.parent)
 
     def train_it() -> list[str]:
-        announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
+        announce(f"no --vocab_path: training a WordPiece vocabulary of {VOCABULARY_ENTRIES:,} entries on the data")
         sample = draw_sample(data_path, [1.0] * len(data_path), SAMPLE_BYTES, settings)
-        return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
+        return entries(train_wordpiece(sample, VOCABULARY_ENTRIES, settings.lower_case))
 
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
 
@@ -460,8 +460,8 @@ def config_of_file(
     # It only selects the row of the embedding table that stays 0.
     config.pad_token_id = tokenizer.pad_token_id
     # An example has two segments.
-    least = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
-    for name, number in least.items():
+    minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
+    for name, number in minimum.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
     return config
