@@ -1,4 +1,4 @@
-"""The data of a run: which documents are trained and which are held out, and the plan of every epoch."""
+"""The data of a run: training documents, held-out documents, and the plan of each epoch."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 from common.errors import DataError
 from common.wording import counted
-from dataset.loader import Assembler, Batch, OnlySome
+from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
 from dataset.packing import (
     EpochPlan,
@@ -26,22 +26,22 @@ from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, Toke
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# part of the trained tokens by which an epoch of whole documents may miss a share
-SHARE_IS_MISSED = 0.02
+# largest error of a share without a warning: an epoch of whole documents can miss it
+SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
-# What decides on the side of a split, in place of a hash of the text: the least one is held out, the largest is trained.
+# Hashes that put a document on a known side of `split_by_hash`: the smallest is held out, the largest is trained.
 HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
 
 
 def notices_of_paths(
     paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> list[str]:
-    """What a user should know of the files that --data_path names, a line each."""
-    # A folder of many files takes a while to walk: once for all lines.
+    """Notices on the files of --data_path: files named several times, and files left out for their kind."""
+    # Walked once: a folder of many files takes a while.
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
     lines = []
-    # By what a path leads to: a file and a link to it are one.
+    # Resolved, so that a file and a link to it count as one.
     times = Counter(str(file.resolve()) for path in paths for file in choices[path].read)
     for name, count in times.items():
         if count > 1:
@@ -59,28 +59,28 @@ def notices_of_paths(
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
-    """The sources of --data_path, or those that are given as such. Errors: DataError."""
+    """The sources of --data_path, which may be given as sources or as paths. Errors: DataError."""
     ready = [source for source in data_path if isinstance(source, Source)]
     return ready or group_sources([path for path in data_path if isinstance(path, str)])
 
 
 class Corpus:
-    """Tokenises what is new, opens the token stores and plans epochs.
+    """Tokenises new data, opens the token stores and plans epochs.
 
-    data_path: paths, each perhaps with a share (`a.jsonl:0.7`), or the sources themselves. val_path: a path or several, of
-    validation documents of their own, or val_fraction: share of the documents that is held out by hash. deduplicate: as the flag;
-    validation documents of their own keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
+    data_path: paths, each with or without a share (`a.jsonl:0.7`), or sources. val_path: one or several paths of
+    separate validation documents; val_fraction: share of the documents that is held out by hash. deduplicate: as the
+    flag; documents of val_path keep their copies, so that their loss stays comparable. epochs, n_rows: see Mixture.
     `store_options` go to `open_or_build`.
-    `notices`: lines on the data that a user should see.
-    Errors: DataError for missing or faulty files and shares, where nothing is left to train on, where nothing is left to
-    evaluate, and where all validation documents are trained too, unless `allow_val_overlap`.
+    `notices`: lines on the data for the user.
+    Errors: DataError for missing or faulty files and shares, if nothing is left to train on or to evaluate, and if all
+    validation documents are trained too, unless `allow_val_overlap`.
     """
 
-    # What is said where no epoch would have a row, and where nothing of the validation documents is predicted
+    # error texts for epochs without rows and for validation documents without targets
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
-    # leaves those targets of a batch that are trained; None: all are
-    only: OnlySome | None = None
+    # masks the targets of a batch that are not trained; None: all are trained
+    only: TargetFilter | None = None
 
     def __init__(
         self,
@@ -117,52 +117,52 @@ class Corpus:
         self.val_fraction = val_fraction
         paths = [path for source in groups for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
-        # the documents to train
+        # numbers of the training documents
         self.documents = all_documents(self.store)
         if deduplicate != OFF:
             is_copy, self.fingerprint, lines = copies_among(
                 whole, self.paths_of_sources, encoder, deduplicate, **store_options
             )
             self.notices += lines
-            # A single document is no copy, and may be there as two by now (with_last_part).
+            # A single document is no copy, and may be split in two by now (with_last_part).
             if is_copy.any():
                 self.documents = self.documents[~is_copy]
         self.notices += [line for store in stores for line in store.bad_lines.report()]
-        # those to evaluate, and the store that they are in, with --val_fraction `store` itself; None: there are none
+        # validation documents and their store, with --val_fraction `store` itself; None: no validation
         self.val_documents: Ints | None = None
         self.val_store: Documents | None = None
         if val_path:
             paths = [val_path] if isinstance(val_path, str) else list(val_path)
             val_store = open_or_build(paths, encoder, **store_options)
-            self._evaluate(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
-            self._count_shared(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
+            self._set_val(val_store, all_documents(val_store), f"--val_path {name_of(paths)}", "name other documents")
+            self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
             self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-            self._evaluate(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
-        # What draws documents by the shares of the sources; None: they have none. After the split: what is held out belongs to no
-        # source's share.
+            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
+        # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
+        # towards no share.
         self.mixture: Mixture | None = None
-        # The whole run is one plan: a share changes over it, or a source may come several times.
+        # The whole run is one plan: a share changes over it, or a source may be repeated.
         self.is_one_plan = False
-        # A share changes over the run, so another end would be another order of its rows.
+        # A share changes over the run, so another length would give another order of rows.
         self.shares_change = False
         if groups[0].shares is not None:
             bounds = np.cumsum([0, *map(len, stores)]).tolist()
             self.mixture = Mixture(
                 self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
-            self.is_one_plan, self.shares_change = self.mixture.is_of_run, self.mixture.changes
-        # (epoch, its plan): what was asked for last, and is asked for several times
+            self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.changes
+        # (epoch, plan) of the last call: callers ask for the same one several times
         self._last_plan: tuple[int, RowPlan] | None = None
 
-    def _evaluate(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
-        """Take these documents for the validation. Errors: DataError where nothing of them is predicted."""
+    def _set_val(self, store: Documents, documents: Ints, what: str, remedy: str) -> None:
+        """Set the validation documents. Errors: DataError if they have no targets."""
         self.val_store, self.val_documents = store, documents
         if not self._has_targets(store, documents):
             raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {remedy}")
 
-    def _count_shared(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
-        """The loss of what is trained too does not tell what the model makes of new text."""
+    def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
+        """Warn of validation documents that are trained too. Errors: DataError if all of them are."""
         shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
@@ -176,18 +176,18 @@ class Corpus:
             )
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
-        """Whether anything of these documents is predicted."""
+        """True if these documents have any target."""
         return bool(target_counts(store)[documents].any())
 
     @property
     def _targets(self) -> Ints:
-        """Trained tokens of each document of the store, which is what a share counts: of one that is cut only the part that is left."""
+        """Trained tokens of each document of the store, the unit of shares. Truncated documents count what is left."""
         targets = target_counts(self.store)
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
     def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
-        """The rows of some documents. epoch: what random numbers are drawn by, beside the seed."""
+        """The rows of some documents. epoch: seeds the random numbers, together with the seed."""
         return EpochPlan(
             self.store.offsets,
             self.max_seq_len,
@@ -199,12 +199,12 @@ class Corpus:
         )
 
     def plan(self, epoch: int) -> RowPlan:
-        """The rows of `epoch`, the same on every rank. DataError if no document can be trained.
+        """The rows of `epoch`, the same on every rank. Errors: DataError if no document can be trained.
 
-        Where `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
+        If `is_one_plan`, the whole run is epoch 0, see Mixture.plan.
         """
         if self._last_plan is None or self._last_plan[0] != epoch:
-            # Let go of it before the next one is made: two would take twice the memory.
+            # Freed before the next one is built: two would take twice the memory.
             self._last_plan = None
             plan = self._epoch_plan(self.documents, epoch) if self.mixture is None else self.mixture.plan(epoch)
             self._last_plan = (epoch, plan)
@@ -215,19 +215,19 @@ class Corpus:
         return plan
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
-        """What makes the batches of a plan; see Assembler."""
+        """Builds the batches of a plan; see Assembler."""
         return Assembler(self.store, pad_id, n_rows, self.only)
 
     def digest_check(self) -> DigestCheck:
-        """What looks at the tokens of all stores of this run while it trains."""
+        """Checks the tokens of all stores of this run during training."""
         stores = [*self.stores]
-        # Documents that are held out are in the stores already.
+        # Held-out documents are in these stores already.
         if isinstance(self.val_store, TokenStore) and self.val_store is not self.store:
             stores.append(self.val_store)
         return DigestCheck(stores)
 
     def layout(self) -> dict[str, object]:
-        """What decides, beside the data, which document stands in which row: a resume must not change it."""
+        """Settings that decide, besides the data, which document is in which row: a resume must not change them."""
         layout: dict[str, object] = {
             "max_seq_len": self.max_seq_len,
             "seed": self.seed,
@@ -238,25 +238,25 @@ class Corpus:
         return layout | (self.mixture.layout() if self.mixture is not None else {"shares": []})
 
     def sources_of_epoch(self, epoch: int) -> list[dict[str, Any]]:
-        """For the record of a run: of each source its paths and documents, and what it gives to an epoch, or to the run where
-        that is one plan: the share of the trained tokens, these, and passes over the source.
+        """For the record of a run, per source: paths, documents, and its share of the trained tokens, tokens and passes
+        in an epoch, or in the run if that is one plan.
 
         Paths without shares are one source.
         """
         plan = self.plan(epoch)
         given = plan.source_targets(plan.n_rows)
-        documents, of_pass = [self.documents], given
+        documents, pass_targets = [self.documents], given
         if self.mixture is not None:
-            documents, of_pass = self.mixture.documents, self.mixture.targets
+            documents, pass_targets = self.mixture.documents, self.mixture.targets
         sources = []
-        for paths, of_source, there, tokens in zip(self.paths_of_sources, documents, of_pass, given, strict=True):
+        for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, given, strict=True):
             share = tokens / max(sum(given), 1)
-            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(there, 1)}
+            figures = {"share": share, "tokens": tokens, "documents": len(of_source), "passes": tokens / max(full, 1)}
             sources.append({"paths": paths, **figures})
         return sources
 
     def mixture_report(self, epoch: int) -> list[str]:
-        """Lines that tell each source's share in an epoch, or in the run where that is one plan."""
+        """Lines with each source's share in an epoch, or in the run if that is one plan."""
         if self.mixture is None:
             return []
         of_run = " of the run" if self.is_one_plan else ""
@@ -268,7 +268,7 @@ class Corpus:
                 f"{path}: {given['share']:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
                 f"{counted(given['tokens'], 'token')}, {given['passes']:.2f} passes"
             )
-            if abs(given["share"] - asked) > SHARE_IS_MISSED:
+            if abs(given["share"] - asked) > SHARE_TOLERANCE:
                 lines.append(
                     f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
                     "little, or in too long documents; give the smallest source a smaller share"
@@ -276,19 +276,19 @@ class Corpus:
         return lines
 
     def trained(self, epoch: int, row: int) -> list[tuple[str, int, float]]:
-        """(name, tokens, passes) of each source with a share, as they were trained by row `row` of `epoch`."""
+        """(name, tokens, passes) of each source with a share, trained so far at row `row` of `epoch`."""
         if self.mixture is None:
             return []
-        # Where the whole run is one plan, it is at its end in epoch 1.
+        # If the whole run is one plan, epoch 1 starts at its planned end.
         targets = self.mixture.trained_before(epoch)
         if row:
             in_epoch = self.plan(epoch).source_targets(row)
             targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
         of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
-        return [(name, tokens, tokens / there) for name, tokens, there in of_sources]
+        return [(name, tokens, tokens / full) for name, tokens, full in of_sources]
 
     def bytes_per_target(self) -> float:
-        """UTF-8 bytes of the texts per token of theirs that is predicted: of what is evaluated, where there is any."""
+        """UTF-8 bytes of text per target, of the validation documents if there are any."""
         store, documents = self.store, self.documents
         if self.val_store is not None and self.val_documents is not None:
             store, documents = self.val_store, self.val_documents
@@ -297,42 +297,42 @@ class Corpus:
         return n_bytes / max(targets, 1)
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
-        """A line on what --pack 0 and --long_documents truncate leave out of an epoch, if it is anything."""
+        """A line on the tokens that --pack 0 or --long_documents truncate leave out of an epoch, if any."""
         if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []
         trained = plan.row_targets(0, plan.n_rows)
-        there = int(target_counts(self.store)[self.documents].sum(dtype=np.int64))
-        if trained >= there:
+        total = int(target_counts(self.store)[self.documents].sum(dtype=np.int64))
+        if trained >= total:
             return []
         why = "--pack 0" if not self.pack else "--long_documents truncate"
         return [
-            f"note: {there - trained:,} of {counted(there, 'token')} ({1 - trained / there:.1%}) are not trained: {why} leaves out "
+            f"note: {total - trained:,} of {counted(total, 'token')} ({1 - trained / total:.1%}) are not trained: {why} leaves out "
             "what is beyond --max_seq_len"
         ]
 
     def validation(self, pad_id: int = 0) -> "ValidationBatches | None":
-        """ValidationBatches over whole documents (long ones in pieces; of conversations the end is cut off), or None."""
+        """ValidationBatches over whole documents (long ones in pieces, long conversations truncated), or None."""
         if self.val_store is None or self.val_documents is None:
             return None
         return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
 
 
 def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
-    """(training, validation): of the numbers of some documents those of each side, in their order.
+    """(training, validation): the numbers of the documents on each side, in their order.
 
-    A document is held out iff its hash lies in the lowest `fraction` of all hashes: whatever the order of the file
-    and whatever is added to it, the same documents stay out, and copies of one text stay together.
+    A document is held out iff its hash is in the lowest `fraction` of all hashes: the same documents stay out however
+    the file is ordered or extended, and copies of a text stay together.
     """
     assert 0 <= fraction < 1
-    # Hashes are uniform over all 64-bit numbers, so the share below this number is `fraction`, but for chance.
+    # Hashes are uniform over 64-bit numbers, so about `fraction` of them are below this one.
     is_held_out = store.doc_hash[documents] < np.uint64(int(fraction * 2**64))
     return documents[~is_held_out], documents[is_held_out]
 
 
 def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: float) -> TokenStore:
-    """A store of a single text, such as one long .txt file, as two documents, of which `split_by_hash` holds out the second.
+    """A store of a single text, such as one long .txt file, as two documents; `split_by_hash` holds out the second.
 
-    That is about the last `val_fraction` of its tokens, and begins behind the end of a line where there is one.
+    The second has about the last `val_fraction` of the tokens, and starts after a line end if there is one.
     """
     store = copy.copy(store)
     n_tokens = len(store.tokens)
@@ -350,15 +350,15 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
 
 
 class ValidationBatches:
-    """A sequence of Batches of EVAL_ROWS rows in a fixed order, the last one filled up with padding.
+    """Batches of EVAL_ROWS rows in a fixed order, the last one padded.
 
-    n_bytes: UTF-8 bytes of the documents' texts; None where not all of these texts is predicted. only: see Corpus.
+    n_bytes: UTF-8 bytes of the documents' texts; None if only part of the text is predicted. only: see Corpus.
     """
 
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: OnlySome | None = None
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: TargetFilter | None = None
     ) -> None:
         long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(

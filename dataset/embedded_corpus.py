@@ -25,15 +25,15 @@ from common.start import ROOT
 Record = dict[str, object]
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-# Parts of paths: tests, what is gone in newer Pythons or is there on some systems only, jokes, and other people's code
+# Path components: tests, modules gone in newer Pythons or present on some systems only, jokes, and third-party code
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "distutils", "encodings", "pydoc_data", "antigravity"}
 SKIPPED |= {"this", "__phello__", "f2py", "msilib", "site-packages", "dist-packages", "__pycache__"}
-# Entries of a module share a document until it has so many characters, so that it is worth its BOS and EOS.
+# Entries of a module share a document until it has this many characters, so that BOS and EOS pay off.
 DOCUMENT_CHARACTERS = 2000
 
-# The ways to ask after a name; each answer stands in the data once for each.
+# Ways to ask about a name; the data has each answer once per phrasing.
 PHRASINGS = ("What does {} do?", "What is {} for?", "Explain {}.")
-# Modules that people use, without what is there on some systems only
+# Commonly used modules that every system has
 MODULES = (
     "argparse", "ast", "base64", "bisect", "bz2", "calendar", "codecs", "collections", "configparser", "contextlib",
     "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis", "enum", "fileinput", "fnmatch",
@@ -44,9 +44,9 @@ MODULES = (
     "textwrap", "threading", "timeit", "tokenize", "tomllib", "traceback", "types", "typing", "urllib", "uuid",
     "warnings", "weakref", "zipfile", "zoneinfo",
 )  # fmt: skip
-# Up to a full stop with the beginning of another sentence behind it: that of "e.g. a" is none.
+# Up to a full stop followed by the start of another sentence, so not the one in "e.g. a"
 SENTENCE = re.compile(r"(.*?[.!?])(?:\s+(?=[A-Z\"'`(*])|$)")
-# Characters of an answer: longer first sentences are rather lists, shorter ones no sentences.
+# Characters of an answer: longer first sentences tend to be lists, shorter ones fragments.
 SHORTEST = 15
 LONGEST = 160
 # Marks of signatures, examples and tables
@@ -54,7 +54,7 @@ NO_PROSE = ("->", "::", ">>>", "|")
 
 
 def build_embedded_corpus(path: str | Path = ROOT / "dataset" / "python_docs.jsonl") -> Path:
-    """Writes the corpus to `path` as jsonl, which takes some seconds, unless it is there; returns the path.
+    """Writes the corpus to `path` as jsonl, in some seconds, unless it exists; returns the path.
 
     The same Python and NumPy give the same file.
     """
@@ -112,7 +112,7 @@ def _modules(root: Path, package: str) -> Iterator[str]:
     for file, name in _files(root, package):
         document: list[str] = []
         for entry in _entries(file, name):
-            # Aliases and overrides repeat a docstring under another name, which stands in the first line.
+            # Aliases and overrides repeat a docstring under another name, which is in the first line.
             body = entry.partition("\n")[2]
             if body in seen:
                 continue
@@ -128,7 +128,7 @@ def _modules(root: Path, package: str) -> Iterator[str]:
 def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
     """(file, the dotted name that users know) of the modules under `root`: numpy/linalg/_linalg.py is numpy.linalg, _pydecimal.py
     is decimal."""
-    # Sorted: a folder lists its files in another order on every machine.
+    # Sorted: directory listings have another order on every machine.
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED.isdisjoint(parts):
@@ -138,13 +138,13 @@ def _files(root: Path, package: str) -> Iterator[tuple[Path, str]]:
 
 
 def _entries(file: Path, name: str) -> Iterator[str]:
-    """The entries of a module: itself, functions, classes with their methods, each after its name and signature."""
+    """The entries of a module: itself, functions, classes with their methods, each below its name and signature."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         # Templates and deliberately broken examples.
         return
-    # A private module is named after its package, whose own text it would seem to be.
+    # A private module has the name of its package: its docstring would pass for that of the package.
     if name.endswith(file.stem.removeprefix("__init__")) and (doc := _docstring(tree)):
         yield f"module {name}\n\n{doc}"
     yield from _definitions(tree.body, name)
@@ -154,7 +154,7 @@ def _entries(file: Path, name: str) -> Iterator[str]:
 
 
 def _definitions(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
-    """The entries of the functions and classes in a body; what stands under an `if` or a `try` counts too."""
+    """The entries of the functions and classes in a body, including those under an `if` or a `try`."""
     for node in body:
         if isinstance(node, ast.If | ast.Try):
             yield from _definitions(node.body, prefix)
@@ -178,18 +178,18 @@ def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunc
 
 
 def _added_doc(call: ast.expr) -> str | None:
-    """NumPy documents what is written in C by add_newdoc(module, name, text or (method, text))."""
+    """The entry of NumPy's add_newdoc(module, name, text or (method, text)), which documents C code."""
     if not (isinstance(call, ast.Call) and getattr(call.func, "id", "") == "add_newdoc" and len(call.args) == 3):
         return None
     try:
         module, name, doc = (ast.literal_eval(argument) for argument in call.args)
     except ValueError:
-        # A text that is put together at run time.
+        # The text is built at run time.
         return None
     if isinstance(doc, tuple):
         method, doc = doc
         name = f"{name}.{method}"
-    # Users know these functions by the package that hands them on.
+    # Users know these functions by the package that re-exports them.
     module = module.replace("._core.multiarray", "").replace("._core.umath", "")
     return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
 
@@ -210,7 +210,7 @@ def _indent(text: str) -> str:
 
 
 def _conversations() -> Iterator[Record]:
-    """In a fixed order; the questions on one name follow each other."""
+    """In a fixed order, with the questions on one name together."""
     for name, answer in answers().items():
         for phrasing in PHRASINGS:
             turns = [{"role": "user", "content": phrasing.format(name)}, {"role": "assistant", "content": answer}]
@@ -229,7 +229,7 @@ def answers() -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """On one line; of a text without a full stop its first paragraph."""
+    """On one line; the first paragraph if the text has no full stop."""
     paragraph = re.split(r"\n\s*\n", text.strip())[0]
     line = " ".join(paragraph.split())
     found = SENTENCE.match(line)

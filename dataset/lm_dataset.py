@@ -1,6 +1,6 @@
 """PretrainDataset: documents as padded (input, target, mask) triples, MiniMind's own interface to its data.
 
-The trainers plan their rows on token stores by themselves; this class serves code that expects a plain map-style dataset.
+The trainers plan rows on token stores themselves; this class is for code that expects a plain map-style dataset.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ from dataset.tokenizing.encoder import DocumentEncoder
 
 
 class PretrainDataset(Dataset):
-    """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets one to the right, 1 where these are text.
+    """Item i is (X, Y, loss_mask), int64 [max_length - 1]: inputs, targets shifted by one, 1 where the target is text.
 
-    BOS and EOS are put around a text that does not carry them; a text that is cut at max_length ids has no EOS. Any fast
-    Hugging Face tokenizer serves; padding is its pad token, or else its EOS, or else id 0. Blank lines and empty texts are no
-    items. Files and folders of all kinds are read, and tokenised the first time, into the token store that the trainers use.
+    BOS and EOS are added where missing; a text truncated at max_length ids has no EOS. Any fast Hugging Face tokenizer
+    works; padding is its pad token, else its EOS, else id 0. Blank lines and empty texts are skipped. Files of all
+    kinds and folders are read, and tokenised once into the token store that the trainers use.
     Errors: DataError for the first faulty line, with file and line.
     """
 
@@ -36,6 +36,6 @@ class PretrainDataset(Dataset):
         ids = self.store.document(number)[: self.max_length].astype("int64")
         row = torch.full((self.max_length,), self.pad_id, dtype=torch.int64)
         row[: len(ids)] = torch.from_numpy(ids)
-        # From the length: comparing with the pad id would drop every real token that happens to be the same.
+        # From the length: comparing with the pad id would also mask real tokens with that id.
         mask = (torch.arange(1, self.max_length) < len(ids)).long()
         return row[:-1].clone(), row[1:].clone(), mask

@@ -1,4 +1,4 @@
-"""From row numbers to tensors: who trains which rows when, the batches themselves, and the processes that make them.
+"""From row numbers to tensors: which rank trains which rows, the batches, and the processes that build them.
 
 Shapes. R: rows of a batch, P: its pieces, T: positions of a row.
 """
@@ -19,26 +19,26 @@ from dataset.packing import Recipe
 from dataset.store.format import Documents
 from model.loss import IGNORE
 
-# Updates whose batches are ready beyond the one that is computed. When a rank's loader fails, the others learn of it with
-# its next update, on CUDA one later. Until then it must still have batches to take part with.
+# Updates prefetched beyond the current one. When a rank's loader fails, the others learn of it with its next update, on
+# CUDA one later. Until then it needs batches to take part.
 UPDATES_AHEAD = 2
 
-# batches that each loader process makes before they are asked for, beside those of an update, which are taken at once
+# batches prefetched per loader process, besides those of an update, which are taken at once
 BATCHES_AHEAD = 4
 
-# A NamedTuple of tensors and numbers. That its constructor takes its own parts is more than a type can say: hence the Any.
+# A NamedTuple of tensors and numbers. Any: types cannot say that its constructor takes its own fields.
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
 
 def with_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
-    """A batch with something else in the place of each tensor."""
-    # The type of the batch is kept: `tuple` would lose the names of its parts.
+    """A batch with `change` applied to each tensor."""
+    # Keeps the type of the batch: `tuple` would lose the field names.
     return type(batch)(*(change(part) if isinstance(part, torch.Tensor) else part for part in batch))
 
 
 def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
     """A batch with its tensors on `device`."""
-    # There the host need not wait for a copy from pinned memory.
+    # On CUDA the host need not wait for a copy from pinned memory.
     on_cuda = torch.device(device).type == "cuda"
     return with_tensors(batch, lambda tensor: tensor.to(device, non_blocking=on_cuda))
 
@@ -47,8 +47,7 @@ class Batch(NamedTuple):
     """int64 tensors [R, T] and two counts.
 
     Positions without a token: input `pad_id`, target -100, document -1, position 0. In padded rows a document's last
-    token stands behind its pairs as in PretrainDataset; it is an input without a target and counts as padding
-    (document -1).
+    token follows its pairs as in PretrainDataset; it is an input without a target and counts as padding (document -1).
     """
 
     input_ids: torch.Tensor
@@ -58,38 +57,37 @@ class Batch(NamedTuple):
     # Restart with each document.
     position_ids: torch.Tensor
     n_targets: int
-    # Pieces of documents: a document that is split over rows counts in each of them, as the statistics of experts do.
+    # Pieces of documents: a document split over rows counts in each of them, as in the statistics of experts.
     n_documents: int
 
 
-OnlySome = Callable[[Batch], Batch]
+TargetFilter = Callable[[Batch], Batch]
 
 
 class Assembler:
     """assembler[recipe] is the Batch of a Recipe, in worker processes too.
 
-    It holds the store alone. A plan takes some bytes for each document and is another one in each epoch; the recipe that
-    goes to a worker has the few numbers of it that one batch needs. A store is a mapped file, which every process opens by
-    itself.
+    It holds only the store, a mapped file that each process opens itself. A plan takes some bytes per document and
+    changes with each epoch; workers get recipes instead, the few numbers of the plan that one batch needs.
 
-    n_rows: batches of fewer rows are filled up with empty ones to that many, so that all have one shape. They change no
-    count, and no sum over targets or documents. only: leaves some targets of a batch.
+    n_rows: batches of fewer rows are padded with empty ones to this number, so that all have one shape. These change no
+    count, and no sum over targets or documents. only: masks some targets of a batch.
     """
 
-    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: OnlySome | None = None) -> None:
+    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: TargetFilter | None = None) -> None:
         self.store = store
         self.pad_id = pad_id
         self.n_rows = n_rows
         self.only = only
 
     def __getitem__(self, recipe: Recipe) -> Batch:
-        # There is no loop over the pieces. The pairs of all pieces, one after the other, are numbered from 0; for each of them
-        # two index arrays say from where in `tokens` it comes and to where in the flat batch it goes. Within a piece both go
-        # up by one, so each is the running number plus a shift of the piece. The test has the loop.
+        # Vectorised: no loop over the pieces (the test has one). The pairs of all pieces are numbered consecutively
+        # from 0. For each pair two index arrays give its source in `tokens` and its place in the flat batch. Within a
+        # piece both rise by one, so each is the running number plus an offset of the piece.
         per_row, begin, pairs, T, padded = recipe
         tokens = self.store.tokens
         R = max(self.n_rows, len(per_row))
-        # What no piece overwrites below stays as padding.
+        # Positions that no piece overwrites below stay padding.
         inputs = np.full((R, T), self.pad_id, dtype=np.int64)
         targets = np.full((R, T), IGNORE, dtype=np.int64)
         documents = np.full((R, T), -1, dtype=np.int64)
@@ -97,13 +95,13 @@ class Assembler:
 
         n_pieces = len(pairs)
         n_pairs = int(pairs.sum())
-        # each piece's row, and how many pairs the pieces before it have
+        # each piece's row, and the number of pairs before the piece
         row = np.repeat(np.arange(len(per_row)), per_row)
         pairs_before = np.cumsum(pairs) - pairs
-        # each row's first piece, and how many pairs the rows before it have
+        # each row's first piece, and the number of pairs before the row
         first_piece = np.cumsum(per_row) - per_row
         pairs_before_row = np.append(pairs_before, n_pairs)[first_piece]
-        # Where each piece begins in the flat batch: behind the pieces before it in its row.
+        # Start of each piece in the flat batch: after the earlier pieces of its row.
         place = row * T + pairs_before - pairs_before_row[row]
 
         # The two index arrays: `source` into the tokens, `to` into the batch.
@@ -116,7 +114,7 @@ class Assembler:
         documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
         positions.reshape(-1)[to] = run - np.repeat(pairs_before, pairs)
         if padded:
-            # The last token of a document, which is never an input of a pair, stands behind its pairs.
+            # The last token of a document, never the input of a pair, follows its pairs.
             short = pairs < T
             inputs[row[short], pairs[short]] = tokens[(begin + pairs)[short]]
         batch = Batch(
@@ -131,23 +129,22 @@ class Assembler:
 
 
 class UpdateSchedule(NamedTuple):
-    """How the rows of an epoch are dealt out to updates, micro-batches and ranks.
+    """Assigns the rows of an epoch to updates, micro-batches and ranks.
 
-    Update after update takes the next G = batch_size · accumulation_steps · world_size rows. Where `asked_rows` is given, G is
-    that number, and accumulation_steps are those that these rows take. The first update begins at `start_row`, which is the
-    end of an update, perhaps of one with another G. The last update of the epoch takes what is left, in as few micro-batches
-    as hold it; a rank may have a short or an empty slice there. Updates are numbered within the epoch, those before start_row
-    included.
+    Each update takes the next G = batch_size · accumulation_steps · world_size rows. `requested_rows`, if given, is G,
+    and accumulation_steps is what these rows take. The first update starts at `start_row`, the end of an earlier
+    update, which may have had another G. The last update of the epoch takes the rest in as few micro-batches as
+    possible; a rank may have a short or an empty slice there. Updates are numbered within the epoch, including those
+    before start_row.
 
-    Rows are dealt like cards, batch_size at a time, first round the ranks and then to the next micro-batch. So the ranks
-    get rows of about the same number at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and
-    world_size 2:
+    Rows are dealt batch_size at a time, first across the ranks and then to the next micro-batch, so that ranks have about
+    the same number of rows at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and world_size 2:
 
         update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
                    micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
         update 1   micro-batch 0   rank 0: rows 8 9   rank 1: row 10
 
-    Which rows an update has depends on G alone. So another number of ranks with the same G trains the same updates.
+    The rows of an update depend on G alone, so another number of ranks with the same G trains the same updates.
     """
 
     n_rows: int
@@ -155,17 +152,17 @@ class UpdateSchedule(NamedTuple):
     accumulation_steps: int = 1
     world_size: int = 1
     start_row: int = 0
-    # The rows of an update where the user says them; 0: they follow from the numbers above.
-    asked_rows: int = 0
+    # rows of an update as set by the user; 0: they follow from the numbers above
+    requested_rows: int = 0
 
     @property
     def rows_of_update(self) -> int:
         """G above, over all ranks."""
-        return self.asked_rows or self.batch_size * self.accumulation_steps * self.world_size
+        return self.requested_rows or self.batch_size * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:
-        """The number of the update that begins at start_row."""
+        """The number of the update that starts at start_row."""
         return math.ceil(self.start_row / self.rows_of_update)
 
     @property
@@ -177,7 +174,7 @@ class UpdateSchedule(NamedTuple):
     @property
     def n_steps(self) -> int:
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
-        # From start_row on: full updates, and the rows of a last one, which may have fewer micro-batches.
+        # Full updates from start_row on, and a last one, which may have fewer micro-batches.
         full, rest = divmod(self.n_rows - self.start_row, self.rows_of_update)
         in_the_last = math.ceil(rest / (self.batch_size * self.world_size))
         return (self.first_update + full) * self.accumulation_steps + in_the_last
@@ -204,13 +201,13 @@ class UpdateSchedule(NamedTuple):
 
 
 class MakesBatches(Protocol):
-    """An assembler: makes the batch, a NamedTuple, of a recipe. It is pickled to each loader process where these are not forked."""
+    """An assembler: builds a batch, a NamedTuple, from a recipe. Pickled to each loader process unless these are forked."""
 
     def __getitem__(self, recipe: Any, /) -> Any: ...
 
 
 class LoaderError(RuntimeError):
-    """The batches cannot go on: one line that says why. is_fault_of_data: what was tokenised has to be mended."""
+    """No further batch can be made; one line says why. is_fault_of_data: the token store has to be rebuilt."""
 
     def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
         super().__init__(message)
@@ -234,17 +231,17 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
 
 
 def assembled_arrays(assembler: MakesBatches, recipe: Any) -> Any:
-    """The batch of a recipe with numpy arrays in the place of its tensors: between processes these go through a pipe, where tensors
-    would go through shared memory, of which some machines have little. Errors: LoaderError."""
+    """The batch of a recipe with numpy arrays in place of tensors: between processes arrays go through a pipe, tensors
+    through shared memory, which is scarce on some machines. Errors: LoaderError."""
     return with_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
 
 
 class Loader:
     """Gives one rank its batches, epoch after epoch. Its processes live from the first epoch until `close`.
 
-    assembler[recipe(rows)] is the batch of some rows of a plan, made here or, with num_workers, in a pool of processes. The
-    batches do not depend on num_workers, and torch's global random numbers are left alone.
-    pin_memory: put them into memory that a GPU fetches from by itself.
+    assembler[recipe(rows)] is the batch of some rows of a plan, built here or, with num_workers, in a pool of
+    processes. The batches do not depend on num_workers, and torch's global random state is left alone.
+    pin_memory: put them into pinned memory, from which a GPU copies asynchronously.
     """
 
     def __init__(
@@ -258,21 +255,20 @@ class Loader:
         self.rank = rank
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        # Why the batches end too early, as soon as that is known; the trainer asks with every update.
+        # Why the batches end early, once known; the trainer checks it with every update.
         self.failure: LoaderError | None = None
         self._workers: Workers | None = None
 
     def updates(self, recipe: Callable[[range], Any], schedule: UpdateSchedule) -> Iterator[tuple[int, list[Any]]]:
-        """Yields (number of an update, its batches) from `schedule.start_row` on; None in place of an empty batch.
+        """Yields (update number, its batches) from `schedule.start_row` on; None in place of an empty batch.
         recipe: of a plan.
 
-        An update begins when all of its batches are here, so that an error never leaves one half done: LoaderError
-        comes between two updates. Where other ranks take part it is known in `failure` some updates before, so that
-        all of them can stop together.
+        An update starts once all of its batches are ready, so that LoaderError comes between two updates and never leaves
+        one half done. With several ranks `failure` is set some updates earlier, so that all of them can stop together.
         """
         updates_ahead = UPDATES_AHEAD if schedule.world_size > 1 else 0
         numbers = iter(range(schedule.first_update, schedule.n_updates))
-        # made when they are asked for
+        # made lazily
         recipes = (
             recipe(range(lo, hi))
             for update in range(schedule.first_update, schedule.n_updates)
@@ -283,8 +279,8 @@ class Loader:
             batches = self._from_processes(recipes, schedule.accumulation_steps)
         else:
             batches = (assembled(self.assembler, one) for one in recipes)
-        # Updates whose batches are here, the next one first. One is taken only while `updates_ahead` more lie behind it. So
-        # after a failure this rank can still do as many as the other ranks begin before they hear of it.
+        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more are behind it, so
+        # after a failure this rank can still join the updates that other ranks start before they learn of it.
         ready: deque[tuple[int, list[Any]]] = deque()
         while True:
             while len(ready) <= updates_ahead and self.failure is None:
@@ -293,7 +289,7 @@ class Loader:
                     break
                 slices = schedule.slices(update, self.rank)
                 try:
-                    # The recipes leave the empty slices out too, so the next batch is the one of this slice.
+                    # The recipes skip empty slices too, so the next batch belongs to this slice.
                     ready.append((update, [self._pinned(next(batches)) if lo < hi else None for lo, hi in slices]))
                 except LoaderError as error:
                     self.failure = error
@@ -307,7 +303,7 @@ class Loader:
         return with_tensors(batch, torch.Tensor.pin_memory) if self.pin_memory else batch
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
-        """The batches of the recipes, made in processes, which are started for the first ones. Errors: LoaderError."""
+        """The batches of the recipes, built in processes, which start lazily. Errors: LoaderError."""
         try:
             if self._workers is None:
                 one_thread = partial(torch.set_num_threads, 1)
@@ -320,7 +316,7 @@ class Loader:
             raise LoaderError(f"the loader's {lost}; --num_workers 0 does without processes") from lost
 
     def close(self) -> None:
-        """End the processes at once: they hold nothing that would be lost. Further updates start new ones."""
+        """End the processes at once: they hold no state. Further updates start new ones."""
         if self._workers is not None:
             self._workers.close()
         self._workers = None

@@ -1,12 +1,12 @@
-"""Which documents share which row, and in which order the rows of an epoch come.
+"""Packs documents into rows, and orders the rows of an epoch.
 
 A document of n tokens has n-1 (input, target) pairs and takes n-1 positions of a row. A *piece* is a document or a
 part of one that fits a row; the parts of a document share their boundary token, so that every target is trained
 exactly once.
 
 A plan depends on the document lengths, `max_seq_len`, the seed and the epoch alone: every rank makes the same one
-without communication, and a position in it is one number, the row. It uses numpy's raw bit stream and sorts of
-distinct keys, which are the same in every numpy and on every machine.
+without communication, and a position in it is one number, the row. It uses numpy's raw bit stream and sorts of distinct
+keys, whose results are the same in every numpy and on every machine.
 
 Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) pairs of a piece or a document.
 """
@@ -19,12 +19,12 @@ import numpy as np
 
 from dataset.store.format import Documents, Ints
 
-# Documents or rows that are handled at once: bounds the memory of what is computed in between.
+# Documents or rows processed at once: bounds the memory of temporaries.
 CHUNK = 1 << 18
 
-# A sort key is 64 bits: what is sorted by stands in the high half, a number to find again in the low half. One sort of
-# such keys moves the numbers with what they are sorted by, in place, and no two keys are equal. So the order does not
-# depend on how numpy breaks ties. The keys of this file, from the highest bit to the lowest:
+# A sort key has 64 bits: the sort criterion in the high half, the number of the item in the low half. So an in-place
+# sort of the keys is an argsort. No two keys are equal, so the order does not depend on how numpy breaks ties. The keys
+# of this file, from the highest bit to the lowest:
 #
 #     permutation          32 random bits                                  | 32 bits: the number
 #     _pieces_by_length    T - length in w bits, then 32 - w random bits   | 32 bits: the piece (w: bits that T takes)
@@ -34,7 +34,7 @@ HALF = np.uint64(32)
 
 
 class Totals(NamedTuple):
-    """What an update trains, over all micro-batches and ranks."""
+    """Counts of an update, over all micro-batches and ranks."""
 
     targets: int
     # Pieces of documents, see `Batch.n_documents`.
@@ -42,7 +42,7 @@ class Totals(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What it takes to build a batch, without its plan: some numbers per piece. Worker processes get only this."""
+    """All that a worker process needs to build a batch: some numbers per piece, without the plan."""
 
     per_row: Ints  # [R] pieces of each row
     begin: Ints  # [P] first token of each piece in the store
@@ -57,7 +57,7 @@ def chunks(n: int) -> Iterator[tuple[int, int]]:
 
 
 def number_type(n: int) -> type[np.integer[Any]]:
-    """What numbers below n are kept in: half the memory where they are small enough, as those of documents nearly always are."""
+    """uint32 if the numbers below n fit (document numbers nearly always do), else int64: half the memory."""
     return np.uint32 if n <= 1 << 32 else np.int64
 
 
@@ -65,7 +65,7 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     """A random order of range(n), uint32 [n], drawn from a numpy bit generator; in order if that is None."""
     if bits is None:
         return np.arange(n, dtype=np.uint32)
-    # Raw bits and a sort, not `Generator.permutation`: numpy promises that only the bits stay the same in later versions.
+    # Raw bits and a sort, not `Generator.permutation`: numpy guarantees only the bits across versions.
     keys = bits.random_raw(n)
     for lo, hi in chunks(n):
         keys[lo:hi] &= ~LOW
@@ -76,7 +76,7 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
 
 
 def all_documents(store: Documents) -> Ints:
-    """Their numbers."""
+    """The numbers of all documents."""
     return np.arange(len(store), dtype=number_type(len(store)))
 
 
@@ -101,25 +101,23 @@ Rows = tuple[int, int]
 def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
     """Best-fit decreasing: counts [T+1], pieces of each length -> (runs, room, number of rows).
 
-    `runs` are in the order in which the pieces, sorted by falling length, are taken; room[r] lists the rows that end
-    with r positions free.
+    `runs` take the pieces in order of decreasing length; room[r] lists the rows that end with r free positions.
 
-    The rule, as in https://arxiv.org/abs/2404.10830: take the pieces from the longest to the shortest, and put each into the
-    fullest row that still has room for it; where none has, begin a new row. Done piece by piece it takes a search for each.
-    But a piece is only a length here, and a row only its free room. All pieces of one length are placed at once, and rows
-    with the same room are kept together as *runs* of consecutive row numbers. So the time depends on the number of different
-    lengths, some hundreds, and not on the number of documents, some millions. The tests compare with the rule done piece by
-    piece.
+    The rule, as in https://arxiv.org/abs/2404.10830: from the longest piece to the shortest, put each into the fullest
+    row that has room for it, or else into a new row. Piece by piece, that takes a search for each. But only the length
+    of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
+    room are kept together as *runs* of consecutive row numbers. The time depends on the number of distinct lengths,
+    some hundreds, and not of documents, some millions. The tests compare with the rule done piece by piece.
     """
     runs: list[Run] = []
     room: list[list[Rows]] = [[] for _ in range(T + 1)]
-    # whether there may be rows with so many positions free
+    # occupied[r]: there may be rows with r free positions
     occupied = np.zeros(T + 1, dtype=bool)
     n_rows = 0
     for length in range(T, 0, -1):
         count = int(counts[length])
-        # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the loop. So
-        # no row comes back into this list, and it can be made once.
+        # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the
+        # loop. So no row returns to this list, and it is made once.
         fullest_first = np.flatnonzero(occupied[length:]) + length
         for free in [*fullest_first.tolist(), T]:
             if not count:
@@ -128,7 +126,7 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
             # are filled one after the other, each with as many pieces as fit.
             fit = free // length
             if free == T:
-                # No open row has room. An empty row has all of it, so new rows are the last in the list.
+                # No open row has room. New rows come last in the list: an empty row has the most room.
                 needed = -(-count // fit)
                 room[free].append((n_rows, needed))
                 n_rows += needed
@@ -155,16 +153,16 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
     return runs, room, n_rows
 
 
-# What `RowPlan.pieces` says of some rows
+# Return type of `RowPlan.pieces`
 PiecesOfRows = tuple[Ints, Ints, Ints, Ints]
 
 
 class RowPlan(ABC):
     """Rows, and the pieces of documents in them.
 
-    n_rows: how many. T: positions of a row. pack: whether documents share rows. fill: share of the positions that hold a
-    token. n_pairs: these positions, each with a target, be that trained or not. targets: int [R], of each row. offsets: of the
-    store that the documents are in.
+    n_rows: number of rows. T: positions of a row. pack: documents share rows. fill: fraction of positions that hold a
+    token. n_pairs: these positions, each with a target, trained or not. targets: int [R], trained targets of each row.
+    offsets: of the documents' store.
     """
 
     n_rows: int
@@ -203,7 +201,7 @@ class RowPlan(ABC):
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
         """The Recipe of the given rows (a range or an int array)."""
         count, document, start, pairs = self.pieces(rows)
-        # A place in the store is one number, so the recipe need not name documents, nor the worker look up where they begin.
+        # A position in the store is one number: the recipe names no documents, and the worker looks none up.
         return Recipe(count, self.offsets[document] + start, pairs, self.T, not self.pack)
 
     def documents_of(self, lo: int, hi: int) -> list[int]:
@@ -221,17 +219,16 @@ class RowPlan(ABC):
 class EpochPlan(RowPlan):
     """The rows of one epoch.
 
-    offsets: of the store, int64 [documents + 1]. documents: the numbers of those to use, default all.
-    pack: rows of T = max_seq_len positions which documents share; `long_documents` "split" cuts what is longer than a
-    row into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document a row in the layout of
-    PretrainDataset, T = max_seq_len - 1, the rest cut off.
+    offsets: of the store, int64 [documents + 1]. documents: numbers of those to use, default all.
+    pack: documents share rows of T = max_seq_len positions; `long_documents` "split" cuts what is longer than a row
+    into pieces, "truncate" keeps the first max_seq_len tokens. Not pack: one document per row in the layout of
+    PretrainDataset, T = max_seq_len - 1, truncated.
     shuffle=False: pieces and rows in a fixed order (evaluation).
-    trained: int [documents of the store], how many of a document's pairs are trained, where that is not all of them; for
-    documents that are not split.
+    trained: int [documents of the store], trained pairs of each document, default all; only without splitting.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
     Attributes: n_rows, n_pieces, T, fill (share of the positions that hold a token).
-    Holds about 16 bytes a document, takes 24 while it is made, and builds in seconds for 10 million.
+    Takes about 16 bytes per document, 24 while it is built, which takes seconds for 10 million documents.
     """
 
     def __init__(
@@ -249,14 +246,14 @@ class EpochPlan(RowPlan):
         assert long_documents in ("split", "truncate")
         assert max_seq_len >= 2, "room for an input and a target"
         self.split = pack and long_documents == "split"
-        # Pairs of a piece at most: a document that is cut at max_seq_len tokens has one pair less than tokens.
+        # Maximum pairs of a piece: a document truncated at max_seq_len tokens has one pair less than tokens.
         self.limit = max_seq_len if self.split else max_seq_len - 1
         self.offsets = offsets
         self.documents = documents
         self.n_documents = len(self.offsets) - 1 if documents is None else len(documents)
         self.pack = pack
         self.T = max_seq_len if pack else max_seq_len - 1
-        # Seed and epoch alone: a resumed run makes the plan of its epoch again, without those before it.
+        # From seed and epoch alone: a resumed run rebuilds the plan of its epoch without the earlier ones.
         bits = np.random.PCG64([seed, epoch]) if shuffle else None
 
         # [i]: number of the first piece of the i-th chosen document
@@ -279,7 +276,7 @@ class EpochPlan(RowPlan):
                 pieces = (pairs > 0).astype(np.int64)
                 pairs = np.minimum(pairs, self.limit)
             self._first_piece[lo + 1 : hi + 1] = int(self._first_piece[lo]) + np.cumsum(pieces)
-            # Every piece is full but the last one of a document, which holds the rest. A document without pairs has none.
+            # All pieces are full but the last one of a document, which holds the rest. A document without pairs has no piece.
             of_pieces = np.full(pieces.sum(), self.limit, dtype=lengths[0].dtype)
             some = pieces > 0
             last = np.cumsum(pieces)[some] - 1
@@ -293,7 +290,7 @@ class EpochPlan(RowPlan):
         if pack:
             self._pack_rows(counts, bits)
         else:
-            # Each piece has a row of its own.
+            # One row per piece.
             self.n_rows = self.n_pieces
             self._order: Ints = permutation(bits, self.n_pieces)
             self._row_start = np.arange(self.n_rows + 1, dtype=np.uint32)
@@ -308,42 +305,42 @@ class EpochPlan(RowPlan):
                 self.targets[lo:hi] = sums
 
     def _pack_rows(self, counts: Ints, bits: np.random.PCG64 | None) -> None:
-        """Pieces share rows. counts [T+1]: pieces of each length.
+        """Pack the pieces into shared rows. counts [T+1]: pieces of each length.
 
-        `best_fit` says how many pieces each row takes from the list of all pieces, sorted by falling length. Pieces of
-        one length are in random order in that list, and the rows get random places in the epoch. So what shares a row,
-        and when it comes, differs from epoch to epoch, and the rows are as full as best-fit makes them.
+        `best_fit` says how many pieces each row takes from the list of all pieces, sorted by decreasing length. Pieces
+        of equal length are in random order there, and rows get random places in the epoch. So the pieces that share a
+        row, and its place, differ between epochs, and rows are as full as best-fit makes them.
 
-        Two sorts of one array of keys do this. First the keys carry the length of each piece, and give the list. Then the
-        length is overwritten by the piece's row, and sorting again gives the pieces row by row. The same with lists, piece
-        by piece, stands in tests/dataset/test_packing.py.
+        Two sorts of one array of keys do this. The first sorts by the length of each piece, which gives the list. Then
+        the length is overwritten by the piece's row, and the second sort gives the pieces row by row.
+        tests/dataset/test_packing.py has the same with lists, piece by piece.
         """
         runs, room, self.n_rows = best_fit(counts, self.T)
-        # Where each row of `best_fit` comes in the epoch. It is drawn before the order of the pieces: these are the next
-        # numbers of the same stream, so the other way round would be another epoch.
+        # The place of each row of `best_fit` in the epoch. Drawn before the order of the pieces, from the same stream:
+        # the other way round would give another epoch.
         place = permutation(bits, self.n_rows)
-        # Kept for all rows, in one or two bytes each: the totals of an update must be known without its batches.
+        # Stored for all rows, in one or two bytes each: the totals of an update are needed without its batches.
         self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
         for free, of_room in enumerate(room):
             for first, rows in of_room:
                 self.targets[place[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
-        # The runs follow each other through the list: this one takes its pieces from `at` on.
+        # Runs consume the list in order: this one takes its pieces from `at` on.
         at = 0
         for run in runs:
             for lo, hi in chunks(run.rows):
-                # A view: what is changed in it is changed in `keys`.
+                # A view: changes go to `keys`.
                 part = keys[at : at + (hi - lo) * run.each]
                 rows_of_part = place[run.first_row + lo : run.first_row + hi].astype(np.uint64)
                 part &= LOW
                 part |= np.repeat(rows_of_part << HALF, run.each)
                 at += len(part)
         assert at == self.n_pieces
-        # Let go of it before the sort: with many rows it is a large array.
+        # Freed before the sort: with many rows it is large.
         del place
         keys.sort()
-        # The first key of a row is the least that has its number in the high half; one row more gives the end.
+        # The first key of a row is the smallest with its number in the high half; one row more gives the end.
         self._row_start = np.empty(self.n_rows + 1, dtype=np.uint32)
         for lo, hi in chunks(self.n_rows + 1):
             first_key_of_row = np.arange(lo, hi, dtype=np.uint64) << HALF
@@ -352,14 +349,14 @@ class EpochPlan(RowPlan):
         self._order = keys.astype(np.uint32)
 
     def _pieces_by_length(self, bits: np.random.PCG64 | None) -> Ints:
-        """Keys with the piece number in the low half, sorted by falling length, in random order among equal lengths.
+        """Keys with the piece number in the low half, by decreasing length, in random order among equal lengths.
 
         The high half holds, from the top, T - length in as many bits as T has, and then random bits.
         """
         keys = np.empty(self.n_pieces, dtype=np.uint64)
         width = np.uint64(self.T.bit_length())
         for lo, hi in chunks(self.n_pieces):
-            # The random bits move right to leave the top to the length. At least 8 of them stay: T has 24 bits at most.
+            # The random bits are shifted to make room for the length. At least 8 of them stay: T has 24 bits at most.
             part = keys[lo:hi]
             part[:] = 0 if bits is None else (bits.random_raw(hi - lo) >> width) & ~LOW
             part |= (self.T - self._lengths[lo:hi]).astype(np.uint64) << (np.uint64(64) - width)
@@ -371,13 +368,13 @@ class EpochPlan(RowPlan):
         rows = np.asarray(rows, dtype=np.int64)
         first = self._row_start[rows].astype(np.int64)
         count = self._row_start[rows + 1].astype(np.int64) - first
-        # first[0], first[0] + 1, ... for count[0] pieces, then first[1], and so on: the running number of a piece in the
-        # answer, moved by how far its row begins from there.
+        # first[0], first[0] + 1, ... for count[0] pieces, then first[1], and so on: the running number of a piece in
+        # the result plus an offset of its row.
         pieces_before = np.cumsum(count) - count
         at = np.repeat(first - pieces_before, count) + np.arange(count.sum())
         piece = self._order[at]
-        # A piece is known by its number alone. `_first_piece` rises, with equal entries where a document has no piece, so
-        # the last entry that is not above the number belongs to its document.
+        # `_first_piece` rises, with equal entries where a document has no piece, so the last entry that is not above
+        # the number of a piece belongs to its document.
         document = np.searchsorted(self._first_piece, piece, side="right") - 1
         start = (piece.astype(np.int64) - self._first_piece[document]) * self.limit
         if self.documents is not None:

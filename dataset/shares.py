@@ -1,7 +1,7 @@
-"""What each data source is to give to a run: its share, which may change while the run goes on, and how often it may come.
+"""The data sources of a run: their shares, which may change over the run, and how often each may be repeated.
 
-On the command line a source is `path:share`, with the shares at the beginning and end of the run as `path:0.7..0.2`, and with
-the passes that it may make as `path:0.3:x4`. A file (`--mixture`) can say more:
+On the command line a source is `path:share`; `path:0.7..0.2` gives the shares at the start and end of the run, and
+`path:0.3:x4` the maximum number of passes. A file (`--mixture`) can say more:
 
     sources:
       - path: web/
@@ -23,23 +23,23 @@ import numpy as np
 from common.errors import DataError
 from common.settings import read_plain
 
-# With these no sum or product overflows.
+# Upper bound: no sum or product overflows.
 LARGEST_SHARE = 1e9
-# passes over a source: each takes a millisecond or more to be laid out at the start.
+# maximum passes over a source: laying out each takes a millisecond or more at the start
 MOST_REPEATS = 1000
-# Shares are written in a few digits, as thirds in 0.333: by this part their sum may differ from one moment to another.
+# Relative tolerance of the sum of shares between moments: shares are written in a few digits, as thirds in 0.333.
 SUM_ERROR = 1e-6
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-# path:share, path:share..share and either with :x and a number behind it. A shell takes `>` for itself where it is not quoted.
+# path:share or path:share..share, either followed by :x and a number. `>` for `..` needs quotes in a shell.
 WITH_SHARE = re.compile(rf"(.+):({NUMBER})(?:(?:\.\.|>)({NUMBER}))?(?::x({NUMBER}))?", re.DOTALL)
-# Parts of each piece of a curve, in which the area under it is taken for linear: wrong by 2e-6 of the piece at most.
+# Parts of each segment of a curve within which its area is taken as linear: wrong by 2e-6 of the segment at most.
 PARTS = 256
-# A progress that no run reaches, and that the moments of rows which never come have.
+# A progress that no run reaches: the moment of rows that never come.
 NEVER = 1e6
 
 
 class Point(NamedTuple):
-    """A share at a moment of the run. progress: 0 at the beginning of the run, 1 at its end."""
+    """A share at a moment of the run. progress: 0 at the start of the run, 1 at its end."""
 
     progress: float
     share: float
@@ -49,9 +49,8 @@ class Point(NamedTuple):
 class Source:
     """Paths that make one token store.
 
-    shares: of the trained tokens, in any scale, linear from point to point; two points of one progress are a jump. Before
-    the first and behind the last it stays as it is. None: it has no share. repeat: passes over it that the run may make, or
-    that each epoch may.
+    shares: of the trained tokens, in any scale, linear between points; two points of one progress are a jump. Constant
+    before the first and after the last. None: no share. repeat: maximum passes over it in the run, or in each epoch.
     """
 
     paths: list[str]
@@ -60,13 +59,13 @@ class Source:
 
     @property
     def changes(self) -> bool:
-        """Whether its share is not the same over the whole run."""
+        """True if the share is not constant over the run."""
         return self.shares is not None and len({point.share for point in self.shares}) > 1
 
 
 def source_of_argument(argument: str) -> Source:
-    """The source of `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`; without a share where none is given, or
-    where a file has that very name. Errors: DataError."""
+    """The source of `a.jsonl`, `a.jsonl:0.7`, `a.jsonl:0.7..0.2` or `a.jsonl:0.7:x4`; no share if none is given, or if
+    a file has this exact name. Errors: DataError."""
     found = None if os.path.exists(argument) else WITH_SHARE.fullmatch(argument)
     if found is None:
         return Source([argument])
@@ -76,7 +75,7 @@ def source_of_argument(argument: str) -> Source:
 
 
 def checked_source(paths: list[str], points: Sequence[Point], repeat: float, where: str) -> Source:
-    """Errors: DataError where the points are no course of a share, and for a number of passes that nobody can want."""
+    """Errors: DataError if the points are not a valid share, or the number of passes is out of range."""
     progress = [point.progress for point in points]
     # A comparison with a NaN is false.
     is_course = all(0 <= point.progress <= 1 and 0 <= point.share <= LARGEST_SHARE for point in points)
@@ -84,7 +83,7 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
         raise DataError(
             f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, and the progress of its points rises from 0 to 1"
         )
-    # A jump at the very end gives nothing either.
+    # A jump at the very end has no area either.
     if not points or not Curve(points).area(1.0):
         raise DataError(f"{where}: the share is 0 from begin to end: leave the source out")
     if not 1 <= repeat <= MOST_REPEATS:
@@ -93,10 +92,10 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
 
 
 def group_sources(data_path: Sequence[str]) -> list[Source]:
-    """The sources of --data_path, one for each token store: without shares all paths make one store together, so that 300
-    files of a pattern that the shell spelt out are one corpus; with shares each path has its own.
+    """The sources of --data_path, one per token store: without shares all paths make one store, so that 300 files of a
+    shell glob are one corpus; with shares each path has its own.
 
-    Errors: DataError where some paths have a share and others have none, and where shares do not fit each other.
+    Errors: DataError if only some paths have a share, and if the shares do not fit each other.
     """
     sources = [source_of_argument(argument) for argument in data_path]
     without_share = [source.paths[0] for source in sources if source.shares is None]
@@ -109,10 +108,10 @@ def group_sources(data_path: Sequence[str]) -> list[Source]:
 
 
 def check_sums(sources: Sequence[Source], where: str) -> None:
-    """Errors: DataError where shares that change do not have the same sum at each moment.
+    """Errors: DataError if changing shares do not have the same sum at each moment.
 
-    Shares that stay as they are may be in any scale. If the sum changed, what is linear in the numbers would not be linear
-    in what is trained, and most often it is a slip.
+    Constant shares may be in any scale. If the sum changed, shares that are linear in the numbers would not be linear
+    in what is trained, and most often it is a typo.
     """
     if not any(source.changes for source in sources):
         return
@@ -130,9 +129,9 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
 
 
 class Curve:
-    """A share over the progress of a run, and the share that has been taken until then: the area under it.
+    """A share over the progress of a run, and its integral: the share taken so far.
 
-    Behind the end of the run the share stays what it is there.
+    After the end of the run the share stays constant.
     """
 
     def __init__(self, points: Sequence[Point]) -> None:
@@ -141,24 +140,24 @@ class Curve:
         parts = np.linspace(0.0, 1.0, PARTS + 1)
 
         def along(values: np.ndarray) -> np.ndarray:
-            """[pieces * (PARTS + 1)]: from each point to the next."""
+            """[segments * (PARTS + 1)]: from each point to the next."""
             return (values[:-1, None] * (1 - parts) + values[1:, None] * parts).ravel()
 
         self.progress = along(np.array([point.progress for point in whole]))
         shares = along(np.array([point.share for point in whole]))
-        # the area until each of them
+        # area up to each of these points
         self.taken = np.append(0.0, np.cumsum(np.diff(self.progress) * (shares[1:] + shares[:-1]) / 2))
         self.taken = np.append(self.taken, self.taken[-1] + (NEVER - 1) * points[-1].share)
         self.progress = np.append(self.progress, NEVER)
 
     def share(self, progress: float) -> float:
-        """At a moment at which it does not jump."""
+        """The share at a moment without a jump."""
         return float(
             np.interp(progress, [point.progress for point in self.points], [point.share for point in self.points])
         )
 
     def area(self, progress: Any) -> Any:
-        """Under the curve from 0 to each `progress`, a number or an array."""
+        """The area under the curve from 0 to each `progress`, a number or an array."""
         return np.interp(progress, self.progress, self.taken)
 
     def where(self, area: np.ndarray) -> np.ndarray:
@@ -166,7 +165,7 @@ class Curve:
         return np.interp(area, self.taken, self.progress)
 
     def text(self) -> str:
-        """For a person: as `0.7 > 0.2`, with the moments in between where there are some."""
+        """For messages: `0.7 > 0.2`, with the points in between if there are any."""
         parts = []
         for progress, share in self.points:
             parts.append(f"{share:.4g} at {progress:.4g}" if 0 < progress < 1 else f"{share:.4g}")
@@ -174,8 +173,8 @@ class Curve:
 
 
 def read_mixture(path: Path) -> list[Source]:
-    """The sources of a --mixture file, in which numbers stand as text. Errors: UserError for what is no YAML, DataError for
-    one that says no mixture."""
+    """The sources of a --mixture file, whose numbers are read as text. Errors: UserError if it is not YAML, DataError
+    if it is not a mixture."""
     content = read_plain(path, "--mixture")
     entries = content.get("sources") if isinstance(content, dict) and len(content) == 1 else None
     if not isinstance(entries, list) or not entries:
@@ -208,7 +207,7 @@ def read_mixture(path: Path) -> list[Source]:
 
 
 def name_of(paths: Sequence[str]) -> str:
-    """What a message calls the source of these paths."""
+    """The name of a source in messages."""
     if len(paths) == 1:
         return paths[0]
     return f"{paths[0]} and {len(paths) - 1} more"

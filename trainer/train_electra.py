@@ -5,8 +5,8 @@
     torchrun --nproc_per_node 2 trainer/train_electra.py --size base                          # data parallel
 
 Without `--data_path` it trains on the documentation inside the installed Python, without `--vocab_path` on a WordPiece
-vocabulary of its own data. All flags count updates, as the paper does. `--help` lists the flags; docs/electra.md explains
-data, masking and what comes out.
+vocabulary trained on the data. All flags count updates, as the paper does. `--help` lists the flags; docs/electra.md
+explains data, masking and output.
 
 Read on in trainer/loop.py (the loop) and trainer/electra/job.py (what is trained).
 """
@@ -51,17 +51,17 @@ def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = F
 
 
 def divisible_of(settings: ElectraSettings) -> Divisible:
-    """What processes divide among themselves, known before anything is opened; networks from files count as the published size."""
+    """The work that processes share, known before anything is opened; networks from files count as the published size."""
     size = settings.network_sizes()
     width = size["hidden_size"]
-    # Both networks' layers; the generator's are narrower. The embeddings are shared, 30,522 are published.
+    # Layers of both networks (the generator's are narrower), and shared embeddings of 30,522 entries, as published.
     layers = 2 * size["num_hidden_layers"] * (4 * width * width + 2 * width * size["intermediate_size"])
     parameters = layers + 30_522 * size["embedding_size"]
     return Divisible(batch_size_of(settings, 1), settings.max_seq_len, parameters)
 
 
 def train(settings: ElectraSettings, surroundings: Surroundings) -> int:
-    """Set everything up, train, and show what came out."""
+    """Set up the job and train. Returns the exit code."""
     job = ElectraJob(settings, surroundings)
     return Trainer(job, surroundings).run()
 

@@ -1,12 +1,12 @@
-"""Fine-tune an encoder on the GLUE tasks, or on a task of your own, and show its table.
+"""Fine-tune an encoder on the GLUE tasks, or on a task of your own, and show a table of results.
 
-    python trainer/train_glue.py --task rte --data_dir glue_data                  # of train_electra.py's discriminator
-    python trainer/train_glue.py --task all --data_dir glue_data --num_seeds 5    # all that are there, with deviations
-    python trainer/train_glue.py --task cola --data_dir glue_data --from_scratch  # what is it without pretraining?
+    python trainer/train_glue.py --task rte --data_dir glue_data                  # train_electra.py's discriminator
+    python trainer/train_glue.py --task all --data_dir glue_data --num_seeds 5    # all tasks found, with deviations
+    python trainer/train_glue.py --task cola --data_dir glue_data --from_scratch  # for comparison: no pretraining
     torchrun --nproc_per_node 2 trainer/train_glue.py --task mnli --data_dir glue_data
 
-All flags count updates; those of the published run.py are taken too. `--help` lists the flags. Read on in trainer/glue/job.py (a
-task with one seed).
+All flags count updates; those of the published run.py are accepted too. `--help` lists the flags. Read on in
+trainer/glue/job.py (a task with one seed).
 
 {out_dir}/{task}/seed_{seed}/ has a run's model, predictions and eval_results.json; {out_dir}/{task}/eval_results.json those of
 all its seeds; {out_dir}/eval_results.json and .md those of all tasks.
@@ -63,7 +63,7 @@ from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
 
-# What a finished run must have been made with to count as done, beside its data, tokenizer and model.
+# Settings that must match for a finished run to count as done, besides its data, tokenizer and model
 COMPARED = (
     "from_scratch", "dropout", "max_seq_len", "batch_size", "accumulation_steps", "rows_per_update", "grad_clip", "epochs",
     "max_steps", "learning_rate", "lr_schedule", "weight_decay", "warmup_share", "warmup_steps", "layer_decay",
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     """Fine-tune on every task with every seed, and show the table. Returns the exit code."""
-    # transformers' table of weights that are not in the folder: the line on the model says it in a word.
+    # Hides transformers' table of missing weights: our line on the model names the new parts.
     set_verbosity_error()
     disable_progress_bar()
     ranks = surroundings.ranks
@@ -87,7 +87,7 @@ def train(settings: GlueSettings, surroundings: Surroundings) -> int:
     for data in tasks:
         runs: dict[int, dict[str, Any]] = {}
         for seed in seeds(settings):
-            exit_code, runs[seed] = one_run(settings, surroundings, data, seed, say)
+            exit_code, runs[seed] = run_seed(settings, surroundings, data, seed, say)
             if exit_code:
                 return exit_code
         results = {"metrics": summary([run["results"] for run in runs.values()]), "seeds": runs}
@@ -106,21 +106,21 @@ def seeds(settings: GlueSettings) -> range:
 
 
 def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[Data]:
-    """The tasks. Whatever does not fit is found here, before hours have passed. Errors: UserError, DataError."""
+    """The tasks. Every mismatch is found here, before hours of training. Errors: UserError, DataError."""
     ranks = surroundings.ranks
     dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
     compare_with_main(ranks, {"precision": str(dtype)})
     out = Path(settings.out_dir)
     with user_errors():
         if settings.do_eval:
-            # It brings scipy along.
+            # scipy comes with it.
             optional_package("sklearn", "for the metrics", package="scikit-learn")
-        # Rank 0 looks first: its error ends all ranks, and is told once.
+        # Rank 0 checks first: its error ends all ranks, and is reported once.
         places = on_main(ranks, lambda: task_places(settings))
         model = on_main(ranks, lambda: find_model(settings.model_path))
         on_main(ranks, lambda: check_earlier(settings, out, places, model))
         tasks = read_tasks(settings, ranks, places, model, say)
-        # A model that does not fit the last task would be found out after the training of the others.
+        # Otherwise a model that does not fit the last task would fail after the training of the others.
         on_main(ranks, lambda: [init_model(settings, one.task, model, one.vocab_size) for one in tasks] and None)
         claim(ranks, *(out / name / name for name in places))
 
@@ -163,7 +163,7 @@ def find_model(model_path: str) -> Path:
 
 
 def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
-    """{name: (folder of its files, task)} of --task. Errors: UserError where there is none."""
+    """{name: (folder of its files, task)} of --task. Errors: UserError if there is none."""
     if settings.kind:
         return {settings.task: (Path(), own_task(settings, settings.kind))}
     assert settings.data_dir is not None
@@ -206,14 +206,14 @@ def own_task(settings: GlueSettings, kind: str) -> Task:
 def read_tasks(
     settings: GlueSettings, ranks: Ranks, places: Mapping[str, tuple[Path, Task]], model: Path, say: Say
 ) -> list[Data]:
-    """The Data of the tasks; the files that this command needs must be there, those of the test may be absent."""
+    """The Data of the tasks. The files that this command needs must exist; test files are optional."""
     path = expanded(settings.vocab_path) if settings.vocab_path else model
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
-    # XLM's is written in Python, and no encoder takes it.
+    # XLM's tokenizer is pure Python, which DocumentEncoder does not take.
     fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
-    # What a run begins with: the config in a folder, and the weights beside it.
+    # Files that a run starts from: a config, and the weights beside it.
     patterns = ["config.json"] if settings.from_scratch else ["config.json", "model*.safetensors", "pytorch_model*.bin"]
     paths = sorted(path for pattern in patterns for path in model.glob(pattern))
     of_model = on_main(ranks, lambda: hashlib.sha256("".join(map(file_digest, paths)).encode()).hexdigest()[:16])
@@ -225,7 +225,7 @@ def read_tasks(
             options = (settings.max_seq_len, labelled, settings.cache_dir, overwrite, say)
             return cached_features(path, task, tokenizer, fingerprint, *options)
 
-        # What is wrong with the file is told by rank 0 alone. Other machines may have a cache of their own.
+        # Only rank 0 reports a faulty file. Other machines may have other caches.
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)
         keys.append(key)
@@ -258,8 +258,8 @@ def read_tasks(
 
 
 def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Any], model: Path) -> None:
-    """Errors: UserError where an earlier command has left results that nobody has asked to go on with or to replace, and where
-    the model to begin with is among what is replaced."""
+    """Errors: UserError if results of an earlier command are neither resumed nor replaced, and if the initial model is
+    in a folder that is replaced."""
     for name in names:
         replaced = [out / name / f"seed_{seed}" for seed in seeds(settings)]
         if not settings.from_resume:
@@ -280,19 +280,19 @@ def check_earlier(settings: GlueSettings, out: Path, names: Mapping[str, Any], m
 # ------------------------------------------------------------------------------------------------------ a run
 
 
-def one_run(
+def run_seed(
     settings: GlueSettings, surroundings: Surroundings, data: Data, seed: int, say: Say
 ) -> tuple[int, dict[str, Any]]:
-    """Train, evaluate and predict with one seed. Returns (exit code, what its eval_results.json holds)."""
+    """Train, evaluate and predict with one seed. Returns (exit code, content of its eval_results.json)."""
     folder = Path(settings.out_dir) / data.name / f"seed_{seed}"
     ranks = surroundings.ranks
     dtype, _ = pick_dtype(settings.dtype, surroundings.device)
-    # How the run is made; its figures come behind it.
+    # The settings of the run; its metrics are added below.
     made_with = {"dtype": str(dtype), **data.digests, **{name: getattr(settings, name) for name in COMPARED}}
     result: dict[str, Any] = {"task": data.name, "seed": seed, "made_with": made_with}
 
     def done_before() -> dict[str, Any] | None:
-        """The results of a finished run, which is passed over; None: it is to be made."""
+        """The results of a finished run, which is skipped; None: it has to run."""
         if not (settings.from_resume and (folder / RESULTS).exists()):
             return None
         earlier: dict[str, Any] = json.loads((folder / RESULTS).read_bytes())
@@ -309,7 +309,7 @@ def one_run(
         return 0, earlier
     say(f"--- {data.name}, seed {seed}")
     on_main(ranks, lambda: remove(folder / "predictions"))
-    # With these the settings of the run say all that it takes to make it again.
+    # With these the saved settings are enough to repeat the run.
     settings = replace(settings, task=data.name, seed=seed, num_seeds=1, epochs=settings.epochs or data.task.epochs)
     job = GlueJob(settings, surroundings, data)
     trainer = Trainer(job, surroundings)
@@ -319,8 +319,8 @@ def one_run(
             return exit_code, {}
     result["updates"] = trainer.progress.update
     with out_of_memory_in_a_line(job.device, partial(plain_advice, settings)):
-        stop_signal = look_back(job, surroundings.signals, result, say)
-    # Computed with again after the run's own end.
+        stop_signal = evaluate_and_predict(job, surroundings.signals, result, say)
+    # The evaluation has used it again after the run's end.
     trainer.engine.close()
     if stop_signal:
         say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
@@ -328,7 +328,7 @@ def one_run(
 
     def finish() -> None:
         write_json(folder / RESULTS, result)
-        # Nobody goes on from the checkpoints of a finished run: they are three times the model, per seed.
+        # A finished run is not resumed, and its checkpoints take three times the model, per seed.
         with contextlib.suppress(OSError):
             Checkpoints(f"{job.files.stem}_resume").remove_all()
 
@@ -336,8 +336,8 @@ def one_run(
     return 0, result
 
 
-def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
-    """Evaluate and predict at the end of a run, into `result` and files; the number of a stop signal that came, or 0."""
+def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: Say) -> int:
+    """Evaluate and predict at the end of a run, into `result` and files. Returns the number of a stop signal, or 0."""
     settings = job.settings
     where = f"{result['task']}, seed {result['seed']}"
 
@@ -372,7 +372,7 @@ def look_back(job: GlueJob, signals: StopSignals, result: dict[str, Any], say: S
 
 
 def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
-    """Write a TSV of the words of classes, or of scores, as the leaderboard wants it. logits: [N, n]."""
+    """Write a TSV of class names, or of scores, as the leaderboard expects it. logits: [N, n]."""
     found = predicted(task, logits)
     # The leaderboard's scores have bounds.
     words = [f"{x:.3f}" for x in found.clip(*task.bounds)] if task.is_regression else [task.labels[i] for i in found]
@@ -386,8 +386,8 @@ def write_predictions(path: Path, task: Task, logits: torch.Tensor) -> None:
 
 
 def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
-    """{metric: mean, median and deviation (of a sample; None of one run)} over the {metric: value} of several runs; NaN where a
-    value is not a number."""
+    """{metric: mean, median and sample deviation (None for a single run)} over the {metric: value} of several runs; NaN
+    if a value is not a number."""
     found: dict[str, dict[str, float | None]] = {}
     for name in results[0]:
         # None becomes NaN.
@@ -398,7 +398,7 @@ def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str
 
 
 def show_table(out: Path, say: Say) -> None:
-    """Print and write the table of all tasks that are in --out_dir, those of earlier commands too; figures times 100."""
+    """Print and write the table of all tasks in --out_dir, those of earlier commands too; values times 100."""
     found = {path.parent.name: json.loads(path.read_bytes()) for path in sorted(out.glob(f"*/{RESULTS}"))}
     lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
     for name, of_task in found.items():
@@ -413,17 +413,17 @@ def show_table(out: Path, say: Say) -> None:
 
 
 def figure(value: float | None) -> str:
-    """A figure times 100, or a dash."""
+    """A value times 100, or a dash."""
     return "-" if value is None or math.isnan(value) else f"{100 * value:.2f}"
 
 
 def line_of(results: Mapping[str, float | None]) -> str:
-    """Metrics in a line, times 100."""
+    """Metrics in one line, times 100."""
     return ", ".join(f"{name} {figure(value)}" for name, value in results.items())
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file, whole or not at all; null for what is not finite."""
+    """Write a JSON file atomically; null for values that are not finite."""
     with atomic_file(path) as file:
         file.write(json.dumps(finite(content), indent=2).encode() + b"\n")
 

@@ -1,6 +1,6 @@
-"""Fine-tune a MiniMind on conversations: supervised fine-tuning, after which it answers.
+"""Supervised fine-tuning: train a MiniMind on conversations, so that it answers.
 
-    python trainer/train_sft.py --data_path chats.jsonl                                  # goes on from out/pretrain_512.pth
+    python trainer/train_sft.py --data_path chats.jsonl                                  # starts from out/pretrain_512.pth
     python trainer/train_sft.py --data_path chats.jsonl --from_weight out/pretrain_256.pth
     torchrun --nproc_per_node 2 trainer/train_sft.py --data_path chats.jsonl             # data parallel
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:
     """As `run_command`, with defaults that follow the amount of text."""
     settings, note = fitted_to_text(settings, given)
-    # One of torchrun's processes tells it.
+    # Only one of torchrun's processes prints it.
     if note and os.environ.get("RANK", "0") == "0":
         announce(note)
     return run_command(SftJob, settings, given, argv, is_own_command)

@@ -26,7 +26,7 @@ if __package__ in (None, ""):
 if __name__ == "__main__":
     from common.start import guard_imports
 
-    # Ctrl-C ends the process within the library that trains, too; nothing is written before the end.
+    # Ctrl-C ends the process inside the training library too; nothing is written before the end.
     guard_imports()
 
 from common.errors import UserError, user_errors
@@ -39,7 +39,7 @@ from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.wordpiece import WORDPIECE_TOKENS, save_wordpiece, train_wordpiece
 
 BPE, WORDPIECE = "bpe", "wordpiece"
-# In a class __doc__ would be its own.
+# Inside a class __doc__ is its own.
 DESCRIPTION = __doc__ or ""
 
 
@@ -106,7 +106,7 @@ class VocabularySettings(Settings):
         unread = "pieces" if self.type == WORDPIECE else "lower_case"
         if getattr(self, unread) != default_of(VocabularySettings, unread):
             raise ValueError(f"--{unread} has no effect: --type is {self.type}; leave it out")
-        # The 256 bytes are always there, so that a byte-level tokenizer can write any text.
+        # The 256 bytes are always included, so that a byte-level tokenizer can write any text.
         smallest = len(WORDPIECE_TOKENS) + 1 if self.type == WORDPIECE else len(SPECIAL_TOKENS) + 256
         if self.vocab_size < smallest:
             raise ValueError(
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights = settings.weights or [1.0] * len(settings.data_path)
     sample = draw_sample(settings.data_path, weights, settings.sample_mb * 1e6, settings)
     try:
-        # A text may be too small for so many entries, and a folder may take no file.
+        # The text may be too small for this many entries, and the folder not writable.
         with user_errors():
             if settings.type == WORDPIECE:
                 wordpiece = train_wordpiece(sample, settings.vocab_size, settings.lower_case)

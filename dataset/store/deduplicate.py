@@ -1,8 +1,8 @@
 """`--deduplicate`: which documents of the sources are copies of earlier ones.
 
-The stores stay whole; a run leaves the copies out of its rows. The first of several documents that are alike stays, in the
-order of `--data_path`, so a later source loses what an earlier one has. Copies to the letter are found at each start by the
-hashes in the stores. To find near ones takes minutes, so they are remembered beside the stores.
+The stores stay complete; a run leaves the copies out of its rows. The first of several copies stays, in the order of
+`--data_path`, so a later source loses what an earlier one has. Exact copies are found at each start by the hashes in
+the stores. Finding near copies takes minutes, so they are cached beside the stores.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ def copies_among(
 ) -> tuple[Mask, str, list[str]]:
     """(which documents are copies, a fingerprint of the others, a notice for each store).
 
-    groups: the paths of each store. method: EXACT or NEAR. options: as of `open_or_build`.
-    Errors: DataError where the files have changed; OSError.
+    groups: the paths of each store. method: EXACT or NEAR. options: as for `open_or_build`.
+    Errors: DataError if the files have changed; OSError.
     """
     exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
     version = version_of_near() if method == NEAR else []
@@ -75,26 +75,26 @@ def _near_or_exact(
     fingerprint: str,
     options: StoreOptions,
 ) -> Mask:
-    """Which documents are copies of either kind: as an earlier start has found it, or looked for now."""
+    """The copies of either kind, cached by an earlier start or found now."""
     files = [files_of(paths, options.get("text_suffixes"), options.get("cache_dir")) for paths in groups]
     places = places_of(groups[0][0], files[0][0], options.get("cache_dir"))
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
 
-    def remembered() -> Mask | None:
+    def cached() -> Mask | None:
         for place in places:
-            # A damaged file is made anew: the archive has a check sum of the array, and many ways to say that it is none.
+            # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
             with contextlib.suppress(Exception):
                 found: Mask = np.load(place / f"{name}.npz", allow_pickle=False)["is_copy"]
                 return found
         return None
 
-    is_copy = remembered()
+    is_copy = cached()
     if is_copy is not None:
         return is_copy
     place = first_writable(places)
-    # One of the processes that start together looks.
+    # Only one of the processes that start together searches.
     with file_lock(place / f"{name}.lock"):
-        is_copy = remembered()
+        is_copy = cached()
         if is_copy is not None:
             return is_copy
         begin = time.monotonic()
@@ -115,7 +115,7 @@ def _near_or_exact(
 
 
 def check_library(method: str) -> None:
-    """Errors: DataError where near copies are to be found and the library is missing, which is told before hours of work."""
+    """Errors: DataError if near copies need a library that is missing, reported before hours of work."""
     if method == NEAR:
         library()
 
@@ -123,16 +123,15 @@ def check_library(method: str) -> None:
 def stored_texts(
     store: TokenStore, files: Sequence[Path], encoder: DocumentEncoder, text_field: str
 ) -> Iterator[tuple[int, int, str]]:
-    """(number of its file, its line from 1 or row of a table, its text) of each document of a store, in their order. Of a
-    conversation the text is what is said. files: those that the store was made of.
+    """(file number, line from 1 or row of a table, text) of each document of a store, in order. The text of a
+    conversation is that of its messages. files: those that the store was built from.
 
-    A text without a document is passed over: some are too long for the tokenizer, and of some it makes no token. They
-    are told by the hashes that the store has of its texts.
-    Errors: DataError where the files have changed.
+    Texts without a document (too long for the tokenizer, or without a token) are skipped; the hashes in the store show which.
+    Errors: DataError if the files have changed.
     """
     number = 0
     for file, path in enumerate(files):
-        # What is wrong with a line was told when the store was made, or was to be skipped.
+        # Bad lines were reported when the store was built, or were to be skipped.
         for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
             if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
                 yield file, line, said_in(text) if text_field == CONVERSATION else text

@@ -1,4 +1,4 @@
-"""Blocks of documents to token ids, in this process or in several."""
+"""Encodes blocks of documents to token ids, in this process or in several."""
 
 import hashlib
 from array import array
@@ -52,10 +52,10 @@ class BlockEncoder:
             if isinstance(text, BadLine):
                 out.faults.append(Fault(str(block.path), line, *text.args))
                 if not self.skip_bad_lines:
-                    # The caller raises it: the rest of the block is not wanted.
+                    # The caller raises it: the rest of the block is not needed.
                     break
             elif len(out.tokens) > before:
-                # Else it is a tokenizer without BOS and EOS for which the text is nothing.
+                # Otherwise the tokenizer adds no BOS and EOS, and the text gives no token.
                 raw = self.encoder.body(text).encode()
                 out.lengths.append(len(out.tokens) - before)
                 out.text_bytes.append(len(raw))
@@ -64,13 +64,13 @@ class BlockEncoder:
 
 
 def hash_of_text(raw: bytes) -> int:
-    """64 bits. raw: the text in UTF-8, without the BOS and EOS strings that it may carry."""
+    """A 64-bit hash. raw: the text in UTF-8, without its BOS and EOS strings, if any."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
 
 
 def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int) -> Generator[EncodedBlock, None, None]:
-    """Yields the blocks encoded, in their order. num_procs=1: no process is started."""
-    # A later fork (of a data loader) would have to warn about the tokenizer's threads.
+    """Yields the encoded blocks in order. num_procs=1: no process is started."""
+    # Otherwise a later fork (of a data loader) would warn about the tokenizer's threads.
     with environment("TOKENIZERS_PARALLELISM", "false"):
         if num_procs == 1:
             encode.encoder.use_fast_bpe()
@@ -78,7 +78,7 @@ def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int)
             return
         try:
             with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
-                # Two blocks for each process are under way, so that none waits for the caller.
+                # Two blocks per process in flight, so that none waits for the caller.
                 yield from workers.results(blocks, ahead=2 * num_procs)
         except WorkerLost as lost:
             raise DataError(

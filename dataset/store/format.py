@@ -1,9 +1,8 @@
-"""The files of a token store and how they are read: one store, several as one, and whether the files are what was written.
+"""The files of a token store: reading one store, several as one, and checking that the files are intact.
 
-What the digests are for: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut
-documents in the wrong places, one in doc_hash.bin would move a document to the other side of a split, all without an
-error. So meta.json has the SHA-256 of each file, and its own; a store that does not agree with them is made
-anew out of the data.
+Why digests: a flipped bit in tokens.bin would train the model on another text, one in offsets.bin would cut documents
+in the wrong places, one in doc_hash.bin would move a document to the other side of a split, all without an error. So
+meta.json has the SHA-256 of each file, and its own; a store that does not match them is rebuilt from the data.
 """
 
 import contextlib
@@ -20,12 +19,12 @@ from common.errors import DataError
 from common.files import file_digest
 from dataset.reading.faults import BadLines
 
-# An array of whole numbers, of any width.
+# integer array of any width
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
-# Bytes of tokens whose SHA-256 takes a few hundredths of a second.
-CHECKED_AT_ONCE = 64 << 20
-# The files of a store, beside meta.json.
+# maximum bytes of tokens.bin to check at opening: SHA-256 takes a few hundredths of a second
+MAX_OPEN_CHECK_BYTES = 64 << 20
+# files of a store, besides meta.json
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
@@ -41,9 +40,8 @@ class TokenStore:
     text_bytes uint32 [documents]: UTF-8 bytes of the text, for bits per byte
     doc_hash   uint64 [documents]: hash of the text, for splits by content
 
-    Sizes and the SHA-256 of the files are checked here, against meta.json, which carries its own. Only the tokens of a
-    large store are left to `DigestCheck`, which reads them beside the training: minutes of hashing would come before the
-    first update.
+    Sizes and the SHA-256 of the files are checked here, against meta.json, which has its own. Only the tokens of a
+    large store are left to `DigestCheck`, which reads them during training: hashing them first would take minutes.
     Errors: DamagedStore.
     """
 
@@ -57,7 +55,7 @@ class TokenStore:
         self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
         self.text_bytes = self._map("text_bytes.bin", "uint32", meta["documents"])
         self.doc_hash = self._map("doc_hash.bin", "uint64", meta["documents"])
-        # of the data and of how it was tokenised
+        # digest of the data and of how it was tokenised
         self.fingerprint: str = meta["key"]
         self.source_name: str = meta["source_name"]
         self.bad_lines = BadLines.from_dict(meta["bad_lines"])
@@ -74,24 +72,23 @@ class TokenStore:
         return TokenStore, (self.folder,)
 
     def _map(self, name: str, dtype: str, count: int) -> Ints:
-        """The numbers of a file, in memory as far as they are read. Errors: DamagedStore."""
+        """Memory-map the numbers of a file. Errors: DamagedStore."""
         path = self.folder / name
         size = path.stat().st_size if path.exists() else 0
         if size != count * np.dtype(dtype).itemsize or not size:
             raise DamagedStore(f"{name} has {size:,} bytes where {count * np.dtype(dtype).itemsize:,} belong")
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
         numbers = np.memmap(path, dtype, "r").view(np.ndarray)
-        is_left_for_later = name == "tokens.bin" and size > CHECKED_AT_ONCE
+        is_left_for_later = name == "tokens.bin" and size > MAX_OPEN_CHECK_BYTES
         if not is_left_for_later and hashlib.sha256(numbers.data).hexdigest() != self.meta["sha256"].get(name):
             raise DamagedStore(f"the content of {name} is not what was written")
         return numbers
 
 
 class JoinedTokens:
-    """The tokens of several stores end to end as one array, which takes slices (without a step) and int arrays, from 0 on.
+    """The tokens of several stores as one array, indexed by slices (without a step) and non-negative int arrays.
 
-    They are mapped files of many gigabytes, so they cannot be copied into one array. Each number of an index is looked up in its
-    own part instead.
+    They are mapped files of many gigabytes, so they cannot be copied into one array: each index is looked up in its part.
     """
 
     def __init__(self, parts: Sequence[Ints]) -> None:
@@ -108,7 +105,7 @@ class JoinedTokens:
             assert step == 1
             pieces = [np.empty(0, self.dtype)]
             for part, before in zip(self.parts, self.bounds.tolist(), strict=False):
-                # A piece of the stretch that the slice is cut from; none of the others.
+                # Empty for parts outside the slice.
                 pieces.append(part[max(begin - before, 0) : max(end - before, 0)])
             return np.concatenate(pieces)
         out = np.empty(index.shape, dtype=self.dtype)
@@ -120,11 +117,11 @@ class JoinedTokens:
 
 
 class ConcatStore:
-    """Token stores one after the other under the interface of one; documents and tokens are numbered through."""
+    """Several token stores with the interface of one; documents and tokens are numbered consecutively."""
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
         self.stores = stores
-        # documents before each store, and in all
+        # documents before each store, and in total
         self.bounds = np.cumsum([0] + [len(store) for store in stores])
         self.tokens = JoinedTokens([store.tokens for store in stores])
         offsets = [np.zeros(1, np.int64)]
@@ -139,7 +136,7 @@ class ConcatStore:
         return int(self.bounds[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A store knows how it gets to a worker process without its arrays.
+        # Each store pickles without its arrays.
         return ConcatStore, (self.stores,)
 
 
@@ -149,22 +146,21 @@ Tokens = Ints | JoinedTokens
 
 
 class DigestCheck:
-    """Compares the SHA-256 of each large store's tokens.bin with the one in its meta.json, in a thread of its own.
+    """Compares the SHA-256 of each large store's tokens.bin with the one in its meta.json, in a background thread.
 
-    The thread starts with the first question, so that processes which are forked before have no part in it. Hashing leaves
-    the interpreter to the training.
+    The thread starts with the first call, so that processes forked before it have none. Hashing releases the GIL to the training.
     """
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
-        self.stores = [store for store in stores if store.tokens.nbytes > CHECKED_AT_ONCE]
-        # The folder of a damaged store.
+        self.stores = [store for store in stores if store.tokens.nbytes > MAX_OPEN_CHECK_BYTES]
+        # folder of a damaged store
         self.damaged: Path | None = None
         self._thread: threading.Thread | None = None
 
     def raise_if_damaged(self, wait_s: float = 0.0) -> None:
-        """Ask what is known by now; wait for at most `wait_s` seconds until all is.
+        """Report damage found by now; wait at most `wait_s` seconds for the check to finish.
 
-        Errors: DataError once a store has turned out damaged; the next start will make it anew.
+        Errors: DataError for a damaged store, which the next start rebuilds.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="digest check", daemon=True)
@@ -179,18 +175,18 @@ class DigestCheck:
 
     def _look(self) -> None:
         """The thread: reads the tokens of one store after the other, and stops at the first damaged one."""
-        # A disk that fails now fails the training itself, which says so.
+        # A failing disk fails the training too, which reports it.
         with contextlib.suppress(OSError):
             for store in self.stores:
                 if file_digest(store.folder / "tokens.bin") != store.meta["sha256"]["tokens.bin"]:
-                    # The next start finds no store there.
+                    # Makes the next start rebuild it.
                     (store.folder / "meta.json").unlink(missing_ok=True)
                     self.damaged = store.folder
                     return
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file of our own holds; None where it is missing or no JSON."""
+    """The content of one of our JSON files; None if it is missing or not JSON."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -198,5 +194,5 @@ def read_json(path: Path) -> object:
 
 
 def digest_of_json(content: object) -> str:
-    """The SHA-256 of what can be written as JSON, whatever the order of its keys and the white space of a file."""
+    """The SHA-256 of a JSON value, independent of key order and white space."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,17 +1,17 @@
 """A corpus as token ids on disk: tokenised once, memory-mapped ever after.
 
-A store is a folder of plain binary files and a meta.json (format.py). Its name carries a digest of the data's content, of the
-tokenizer and of the options, so that an edit or another tokenizer never meets an old store.
+A store is a folder of plain binary files and a meta.json (format.py). Its name has a digest of the data's content, the
+tokenizer and the options, so that an edit or another tokenizer never gets an old store.
 
-Its documents are tokenised block by block and appended to its files in their order. The bytes of a store depend on the corpus,
-the tokenizer and the options, and on nothing else: where a block ends follows from the content of the files, and the results
-are appended in the order of the blocks, whatever process had them. What is under way lies in a folder that has the name of the
-source alone. It belongs to the process that holds the lock of that name, whose first act is to clear away what killed builds of
-this source and of others have left. One rename makes a store of it when it is complete and on the disk.
+Documents are tokenised block by block and appended in order. The bytes of a store depend on the corpus, the tokenizer
+and the options only: block boundaries follow from the content of the files, and results are appended in block order,
+whichever process made them. An unfinished store is in a folder named after the source alone. It belongs to the process
+that holds the lock of that name, which first removes what killed builds of this source and of others have left. A
+rename makes it a store once it is complete and on disk.
 
-`hashes.json` beside the stores has the SHA-256 of each data file, as long as that does not change: {"files": [[path, size, times
-and inode, SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so one that is damaged
-in any way is ignored, and the files are read again.
+`hashes.json` beside the stores caches the SHA-256 of each unchanged data file: {"files": [[path, size, times and inode,
+SHA-256], ...], "sha256": of these}. A wrong digest in it would give the data another identity, so a damaged file is
+ignored, and the data is read again.
 """
 
 import contextlib
@@ -42,20 +42,20 @@ from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_block
 from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# Raise this number when the same input gives another store, so that no old one is taken for it.
+# Raise this number when the same input gives another store, so that old ones are not reused.
 FORMAT = 1
-# beyond the coarsest time stamps that a file system gives (2 s)
-SETTLED_S = 3.0
-# Less text than this does not pay for a process.
+# longer than the coarsest time stamps of a file system (2 s)
+TIMESTAMP_MARGIN_S = 3.0
+# minimum text that is worth another process
 BYTES_PER_PROCESS = 16 << 20
-# seconds of a build between two lines on how far it is
-LINE_EVERY_S = 15
+# seconds between progress lines of a build
+PROGRESS_INTERVAL_S = 15
 # path, size, time of the last write, time of the last change of any kind (both in ns), inode
 Stats = tuple[str, int, int, int, int]
 
 
 class StoreOptions(TypedDict, total=False):
-    """What `open_or_build` may be given beside the data and the encoder."""
+    """Options of `open_or_build`, besides the data and the encoder."""
 
     cache_dir: str | None
     text_field: str
@@ -76,14 +76,14 @@ def open_or_build(
     progress: bool = True,
     text_suffixes: Sequence[str] | None = None,
 ) -> TokenStore:
-    """The store of the files of `data_path` (several: one after the other), tokenised now if it is not there yet.
+    """The store of the files of `data_path` (several are concatenated), tokenised now if it does not exist.
 
-    The store lies in `.token_store/` beside the data, in the user's cache folder where that is read-only, or in
-    `cache_dir`; that of data behind addresses in one of the latter two. Of processes that start together one builds and
-    the others wait. num_procs: default all cores. text_suffixes: as in `find_files`.
+    The store is in `.token_store/` beside the data, in the user's cache folder if that is read-only, or in `cache_dir`;
+    for data at addresses in one of the latter two. Of processes that start together one builds and the others wait.
+    num_procs: default up to all cores. text_suffixes: as in `find_files`.
 
-    Errors: DataError for the first faulty line, for a corpus without a document, where the files change meanwhile, and where the
-    store cannot be written.
+    Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
+    that cannot be written.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
     files = files_of(paths, text_suffixes, cache_dir)
@@ -119,8 +119,8 @@ def open_or_build(
         place = first_writable(places)
         try:
             with _turn_to_build(place, source, progress) as temporary:
-                # Another process may have made it while this one waited.
-                store = open_store(place / name, tell=True)
+                # Another process may have built it while this one waited.
+                store = open_store(place / name, report=True)
                 if store is None:
                     with StoreWriter(place / name, temporary) as writer:
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
@@ -134,9 +134,9 @@ def open_or_build(
         renewed = {stat[0] for stat in hashed}
         entries = [entry for entry in read_hashes(store.folder.parent) if entry[0] not in renewed]
         for (path, size, modified, changed, inode), digest in hashed.items():
-            # POSIX's change time cannot be set by hand; Windows' is the time of creation. Of a file that was touched just before
-            # it was read one more write could keep the time stamp: such a file is read again at the next start.
-            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - SETTLED_S:
+            # POSIX's change time cannot be set by hand; Windows' is the creation time. A file touched just before it
+            # was read could be written again within one time stamp: it is hashed again at the next start.
+            if (modified if os.name == "nt" else changed) / 1e9 < hashed_at - TIMESTAMP_MARGIN_S:
                 entries.append([path, size, modified, changed, inode, digest])
         with contextlib.suppress(OSError), atomic_file(store.folder.parent / "hashes.json") as out:
             out.write(json.dumps({"files": entries, "sha256": digest_of_json(entries)}).encode())
@@ -144,7 +144,7 @@ def open_or_build(
 
 
 def read_hashes(place: Path) -> list[list[Any]]:
-    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none where it is damaged."""
+    """The entries of a hashes.json: [path, size, times and inode of a file, its SHA-256]; none if it is damaged."""
     content = read_json(place / "hashes.json")
     if not isinstance(content, dict) or content.get("sha256") != digest_of_json(content.get("files")):
         return []
@@ -154,20 +154,20 @@ def read_hashes(place: Path) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def _turn_to_build(place: Path, source: str, progress: bool) -> Iterator[Path]:
-    """The folder for a store of a source under way, while no other process makes one. Errors: OSError."""
-    # The place may be one that other programs use too, such as the home.
+    """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
+    # An unmistakable name: other programs may use this folder too, such as the home directory.
     temporary = place / f".{source}.store-under-way"
     lock = file_lock(temporary.with_suffix(".store-lock"))
     try:
         held = lock.acquire(timeout=1)
     except Timeout:
-        # progress: not for a process that waits for another one of its own run.
+        # No message from ranks that wait for another rank of their own run.
         if progress:
             announce(f"waiting for another process that makes a store of {place / source}")
         held = lock.acquire()
     with held:
         for left in place.glob(".*.store-under-way"):
-            # Who is at work holds the lock of its source.
+            # A build in progress holds the lock of its source.
             if left != temporary:
                 with contextlib.suppress(Timeout), file_lock(left.with_suffix(".store-lock")).acquire(timeout=0):
                     remove(left)
@@ -207,12 +207,12 @@ def _tokenise(
             rate = done / max(now - begin, 1e-9)
             so_far = f"{counted(writer.documents, 'document')}, {counted(writer.tokens, 'token')}"
             state = f"{so_far}, {rate / 1e6:.1f} MB/s"
-            if progress and now - last_line > LINE_EVERY_S:
+            if progress and now - last_line > PROGRESS_INTERVAL_S:
                 last_line = now
                 minutes_left = max(source_bytes - done, 0) / max(rate, 1) / 60
                 announce(f"tokenising {name}: {state}, {minutes_left:.0f} min left")
-    # The name of the store carries the digest of what the files held before. A file that was written to since then may
-    # have given other documents. A chmod or a new link leaves the first three alone.
+    # The name of the store has the digest of the earlier content. A file written to since then may have given other
+    # documents. A chmod or a new link leaves the first three values alone.
     if [stat[:3] for stat in stats_of(files)] != [stat[:3] for stat in stats]:
         raise DataError(f"{files[0].parent}: the data changed while it was being tokenised; start again")
     if not writer.documents:
@@ -224,7 +224,7 @@ def _tokenise(
 
 
 def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: str | None) -> list[Path]:
-    """The files of some paths, in the order of the store that they make; see `find_files`. Errors: DataError."""
+    """The files of some paths, in the order of their store; see `find_files`. Errors: DataError."""
     files: list[Path] = []
     for path in paths:
         files += find_files(path, text_suffixes, cache_dir)
@@ -232,7 +232,7 @@ def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: s
 
 
 def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
-    """The folders in which the store may lie, the best one first."""
+    """Candidate folders for the store, best first."""
     if cache_dir:
         return [expanded(cache_dir)]
     of_user = user_cache() / "token_store"
@@ -243,10 +243,10 @@ def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
 
 
 def _source_name(path: Path) -> str:
-    """The name of the data as the first part of a folder's name."""
+    """The name of the data, as the first part of a folder's name."""
     name = re.sub(r"[^\w.-]+", "_", path.resolve().name).strip("._")
     name = re.sub(r"\.jsonl.*$|\.parquet$|\.txt$", "", name)[:80]
-    # Systems limit names in bytes (255), of which a character may take four; what is added takes about fifty.
+    # File systems limit names to 255 bytes, a character may take four, and the suffixes take about fifty.
     return name.encode()[:160].decode(errors="ignore") or "data"
 
 
@@ -254,7 +254,7 @@ def _source_name(path: Path) -> str:
 
 
 def stats_of(files: Sequence[Path]) -> list[Stats]:
-    """What changes when a file does, as far as the file system tells."""
+    """Values that change when a file does, as far as the file system shows."""
     stats = []
     for file in files:
         stat = file.stat()
@@ -263,7 +263,7 @@ def stats_of(files: Sequence[Path]) -> list[Stats]:
 
 
 class StoreWriter:
-    """Writes the files of a store into the folder `temporary`, which is gone unless `commit` gives it the name `folder`."""
+    """Writes the files of a store into the folder `temporary`, which is removed unless `commit` renames it to `folder`."""
 
     def __init__(self, folder: Path, temporary: Path) -> None:
         self.folder = folder
@@ -278,7 +278,7 @@ class StoreWriter:
         self.files: dict[str, HashingWriter] = {}
         for name in (*FILES, "meta.json"):
             self.files[name] = HashingWriter(open(self.temp / name, "wb"))  # noqa: SIM115 - __exit__ closes it
-        # The first offset is that of the first document; each block adds where its documents end.
+        # The first document starts at 0; each block adds the ends of its documents.
         self._write("offsets.bin", np.zeros(1, np.int64))
 
     def add(self, block: EncodedBlock) -> None:
@@ -295,10 +295,10 @@ class StoreWriter:
         self.files[name].write(np.ascontiguousarray(values).data)
 
     def commit(self, meta: dict[str, Any]) -> TokenStore:
-        """Complete meta.json, make all durable and rename.
+        """Complete meta.json, sync all to disk and rename.
 
-        First the content of the files is on the disk, then their names in the folder, and then the folder gets its name. So a
-        folder of this name is a whole store, whatever happens.
+        The content of the files is synced first, then their names in the folder, and then the folder is renamed. So a
+        folder with this name is always a complete store.
         """
         content = {
             **meta,
@@ -312,10 +312,10 @@ class StoreWriter:
         for writer in self.files.values():
             writer.flush()
             os.fsync(writer.file.fileno())
-            # Windows renames no folder that has an open file.
+            # Windows cannot rename a folder with an open file.
             writer.file.close()
         sync_folder(self.temp)
-        # What stands there is damaged: of a good one nobody makes another.
+        # An existing store is damaged, or nobody would build another.
         remove(self.folder)
         os.rename(self.temp, self.folder)
         sync_folder(self.folder.parent)
@@ -326,26 +326,26 @@ class StoreWriter:
 
     def __exit__(self, *_: object) -> None:
         for writer in self.files.values():
-            # A full disk, which has been told already.
+            # A full disk, reported already.
             with contextlib.suppress(OSError):
                 writer.file.close()
         remove(self.temp)
 
 
-def open_store(folder: Path, tell: bool = False) -> TokenStore | None:
-    """The store in the folder; None where there is none or a damaged one, of which it can tell."""
+def open_store(folder: Path, report: bool = False) -> TokenStore | None:
+    """The store in the folder; None if it is missing or damaged. report: announce the damage."""
     if not folder.is_dir():
         return None
     try:
         return TokenStore(folder)
     except (DamagedStore, OSError) as error:
-        if tell:
+        if report:
             announce(f"{folder} is damaged ({error}); it is made anew")
         return None
 
 
 def first_writable(places: list[Path]) -> Path:
-    """The first of some folders that files can be made in. Errors: DataError where there is none."""
+    """The first writable folder. Errors: DataError if there is none."""
     for place in places:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)

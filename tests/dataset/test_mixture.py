@@ -77,7 +77,7 @@ def test_each_tenth_of_a_run_has_the_shares_of_the_schedule(arguments, counts, p
     lengths[0] = [max(2, n // 3) for n in lengths[0]]
     for n_rows in (0, 60 * 64):
         planned = mixture(arguments, lengths, n_rows=n_rows, pack=pack)
-        assert worst_share(planned) < 0.01 and (planned.is_of_run or worst_share(planned, epoch=2) < 0.01)
+        assert worst_share(planned) < 0.01 and (planned.is_one_plan or worst_share(planned, epoch=2) < 0.01)
         # And nowhere has a source got ahead by more than a row or so.
         for end in np.linspace(1, planned.plan(0).n_rows, 40).astype(int).tolist():
             given = planned.plan(0).source_targets(end)
@@ -226,7 +226,7 @@ def test_an_epoch_of_fixed_shares_draws_what_a_walk_round_each_source_meets(weig
     """As many epochs as are wanted, each as large as the scarcest source allows, and no document again before all have come."""
     lengths = random_lengths(7, (70, 150, 40), 2, 45)
     fixed = mixture([f"{name}:{weight}" for name, weight in zip("abc", weights, strict=True)], lengths, pack=pack)
-    assert not fixed.is_of_run
+    assert not fixed.is_one_plan
     targets = [[min(n - 1, n if pack else T - 1) for n in of_source] for of_source in lengths]
     size = min(sum(counts) * sum(weights) / weight for counts, weight in zip(targets, weights, strict=True))
     before = np.zeros(3, int)

@@ -1,4 +1,4 @@
-"""Pretraining of an ELECTRA as a Job: its data, networks, loss, rate and files, and what is looked at while it trains."""
+"""ELECTRA pretraining as a Job: data, networks, loss, learning rate, files, evaluation and samples."""
 
 import json
 import math
@@ -42,27 +42,27 @@ from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_ar
 from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.saving.checkpoint import kept_of_run
 
-# Folder of the vocabulary that is trained where none is given, and its entries.
-OWN = "vocabulary"
-OWN_ENTRIES = 8192
-# bytes of the sample that such a vocabulary is trained on
+# folder and number of entries of the vocabulary that is trained if none is given
+VOCABULARY = "vocabulary"
+VOCABULARY_ENTRIES = 8192
+# bytes of text that it is trained on
 SAMPLE_BYTES = 60e6
-# Fields of a config that a resume does not depend on
+# config fields that may differ at a resume
 NOT_COMPARED = ("_name_or_path", "architectures", "dtype", "initializer_range", "transformers_version")
-# What the discriminator's loss is multiplied with, as published
+# weight of the discriminator's loss, as published
 DISC_WEIGHT = 50.0
-# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the first and the last one also hold what is
-# beyond. Not of its probability: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
+# Equal bins of the discriminator's logit from -LARGEST_LOGIT to LARGEST_LOGIT; the outer ones include what is beyond.
+# Logits, not probabilities: few tokens are replaced, so most probabilities are near 0, where bins of a logit are small.
 AUC_BINS = 200
 LARGEST_LOGIT = 10.0
 N_SUMS = 4 + 2 * AUC_BINS
-# Seed of the validation's examples, masks and draws: the same in every run with one --eval_batch_size, so that two runs compare.
+# Seed of the validation's examples, masks and draws: fixed, so that runs with the same --eval_batch_size compare.
 VAL_SEED = 0
 FIGURES = ("loss", "mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc")
 
 
 class ElectraJob(Job):
-    """train_electra.py's part of a run. Errors: UserError, in one line, for whatever of the flags does not fit."""
+    """The job of train_electra.py. Errors: UserError, in one line, for flags that do not fit."""
 
     settings: ElectraSettings
     model: ElectraPretrainer
@@ -78,9 +78,9 @@ class ElectraJob(Job):
             self.folder / self.folder.name,
             {name: self.folder / name for name in NETWORKS},
             settings,
-            # A vocabulary of its own is written before the first update.
-            write_at_start={self.folder / OWN: self._write_vocabulary},
-            # Networks that an earlier run has saved on its way
+            # A newly trained vocabulary is written before the first update.
+            write_at_start={self.folder / VOCABULARY: self._write_vocabulary},
+            # intermediate networks of an earlier run
             stale_patterns=["percent_*", "checkpoint-*[0-9]"],
         )
         with user_errors():
@@ -88,9 +88,9 @@ class ElectraJob(Job):
             claim(self.ranks, self.files.stem)
             if settings.seed is None:
                 settings.seed = on_main(self.ranks, self._draw_seed)
-            # The same seed on all ranks, so that all begin with the same weights.
+            # The same seed on all ranks, so that all start with the same weights.
             seed_everything(settings.seed)
-            # Before the vocabulary is made, which takes a while.
+            # Before the vocabulary is trained, which takes a while.
             check_library(settings.deduplicate)
             self.data_path = settings.data_path or [str(build_embedded_corpus())]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
@@ -98,7 +98,7 @@ class ElectraJob(Job):
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
             self.store = self.corpus.store
             self.model = init_model(settings, self.tokenizer)
-            # Saved with the networks, so that a pipeline knows where to cut a long text.
+            # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
             if settings.gradient_checkpointing:
                 for network in self.model.networks():
@@ -107,13 +107,13 @@ class ElectraJob(Job):
             self.length = Length(max_updates=settings.max_steps, flag="--max_steps")
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
             corpus = self.corpus
-            # They read all tokens.
+            # Building examples reads all tokens.
             with until_all_are_ready(self.ranks):
                 self.examples = Examples(self.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
-        # What a resume must have in common with the run that it goes on with.
+        # values that must be the same at a resume
         entries = {
             "tokenizer": self.encoder.fingerprint[:16],
             "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -131,7 +131,7 @@ class ElectraJob(Job):
             "tokenizer": "--vocab_path",
         }
         self.identity = Identity(entries, mended_by, only_at_start=("init_std",))
-        # From here on every rank draws other numbers (dropout).
+        # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
         self.engine = make_engine(
@@ -154,10 +154,10 @@ class ElectraJob(Job):
         if corpus.val_store is not None:
             self.val_plan = ElectraPlan(held_out, share, VAL_SEED, 0, shuffle=False)
             self.val_assembler = ElectraAssembler(corpus.val_store, self.tokenizer, T, share, style, VAL_SEED)
-        # One rank of each machine reads all tokens: they have the same files.
+        # One rank per machine checks the tokens: all have the same files.
         if self.ranks.local_rank == 0:
             self.digest_check = self.corpus.digest_check()
-        # {updates: percent} of --save_percents; the end is always one. And the updates of --save_steps.
+        # {update: percent} of --save_percents, the end included; and the updates of --save_steps
         n, every = settings.max_steps, settings.save_steps
         self.percents = {max(1, round(n * percent / 100)): percent for percent in (*settings.save_percents, 100.0)}
         self.kept_updates = range(every, n + 1, every) if every else range(0)
@@ -171,7 +171,7 @@ class ElectraJob(Job):
         )
 
     def _draw_seed(self) -> int:
-        """The seed of --seed None: a random one, and at a resume that of the run."""
+        """The seed of --seed None: random, or at a resume that of the run."""
         stem = self.files.stem
         saved = kept_of_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
@@ -180,7 +180,7 @@ class ElectraJob(Job):
         return seed(settings["seed"])
 
     def _open_corpus(self) -> Corpus:
-        """The text to train, and what is held out of it. Its plans are those of a language model, and are not used."""
+        """Training and held-out text. The plans of a Corpus are for language models and not used here."""
         settings = self.settings
         corpus = Corpus(
             [Source(self.data_path)],
@@ -203,13 +203,13 @@ class ElectraJob(Job):
         check_known(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
         return corpus
 
-    # ------------------------------------------------------------------------------------------ what is trained
+    # ------------------------------------------------------------------------------------------------- training
 
     def plan(self, epoch: int) -> ElectraPlan:
         return ElectraPlan(self.examples, self.settings.mask_share, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        """(a micro-batch's share of the update's loss, 0-d; what to add up, see `sums_of`)."""
+        """(a micro-batch's part of the update's loss, 0-d; the sums to accumulate, see `sums_of`)."""
         found = self.model(*batch)
         loss = found.mlm / max(totals.masked, 1) + DISC_WEIGHT * found.disc / max(totals.targets, 1)
         return loss, sums_of(found, batch)
@@ -224,7 +224,7 @@ class ElectraJob(Job):
 
     @staticmethod
     def metrics(sums: Sequence[float]) -> tuple[dict[str, Any], float]:
-        """(what to log, positions) of the sums of `sums_of`. Precision and recall are those of finding replaced tokens."""
+        """(metrics to log, positions) from the sums of `sums_of`. Precision and recall refer to replaced tokens."""
         mlm, disc, masked, correct = sums[:4]
         original, replaced = torch.tensor(sums[4:], dtype=torch.float64).view(2, AUC_BINS)
         n_original, n_replaced = float(original.sum()), float(replaced.sum())
@@ -232,10 +232,10 @@ class ElectraJob(Job):
         # All updates since the last line were skipped.
         if not positions:
             return {"loss": math.nan}, 0
-        # A token counts as found where its probability is 0.5 or more.
+        # A token counts as found if its probability is 0.5 or more.
         false_alarms, hits = (float(counts[AUC_BINS // 2 :].sum()) for counts in (original, replaced))
-        # The area under the curve is how often a replaced token is rated higher than an original one; equal ones, which share a bin,
-        # count half.
+        # Area under the curve: the fraction of pairs in which a replaced token is rated higher than an original one;
+        # ties, in one bin, count half.
         pairs = n_original * n_replaced
         below = original.cumsum(0) - original / 2
         auc = float((replaced * below).sum()) / pairs if pairs else math.nan
@@ -255,15 +255,15 @@ class ElectraJob(Job):
 
     @torch.no_grad()
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
-        """({val_{figure}: value} of held-out examples, number of a stop signal that came meanwhile, or 0), the same on every world
-        size."""
+        """({val_{figure}: value} of held-out examples, number of a stop signal received meanwhile, or 0), the same on
+        every world size."""
         plan, size = self.val_plan, self.settings.eval_batch_size
         assert plan is not None
 
         def sums_of_batch(number: int) -> list[float]:
             rows = range(number * size, min((number + 1) * size, plan.n_rows))
             batch = to_device(self.val_assembler[plan.recipe(rows)], self.device)
-            # What is drawn depends on nothing but the batch.
+            # Sampling depends only on the batch.
             torch.manual_seed(VAL_SEED + number)
             with engine.autocast():
                 sums: list[float] = sums_of(self.model(*batch), batch).tolist()
@@ -276,15 +276,14 @@ class ElectraJob(Job):
 
     @torch.no_grad()
     def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
-        """([(the first example of the first epoch; the same, what the generator made of it, and of each token that was masked or is
-        called replaced the label and the prediction)], 0).
+        """([(first example of the first epoch, report)], 0). The report: the example, the generator's version of it,
+        and label and prediction of each token that was masked or is predicted as replaced.
 
-        All ranks compute it: where they have sharded the model they need each other. It is so short that a stop waits for the next
-        update.
+        All ranks compute it: a sharded model needs all of them. It is so short that a stop signal waits for the next update.
         """
         batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
         with undisturbed(engine), engine.autocast():
-            # At every look the same draws, so that what changes is the networks.
+            # The same random numbers each time, so that only the networks change.
             torch.manual_seed(VAL_SEED)
             found = self.model(*batch)
         length = int(batch.lengths[0])
@@ -307,14 +306,14 @@ class ElectraJob(Job):
         lines.append(f"{sum(replaced)} of {length} tokens are replaced; the discriminator is right on {right}")
         return [(text, "\n".join(lines))], 0
 
-    # --------------------------------------------------------------------------------------------- what is saved
+    # ---------------------------------------------------------------------------------------------------- saving
 
     def _write_vocabulary(self) -> None:
         if not self.settings.vocab_path:
-            save_wordpiece(self.tokenizer, self.folder / OWN)
+            save_wordpiece(self.tokenizer, self.folder / VOCABULARY)
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        """Write the networks if `update` is one of --save_percents or --save_steps: the last ones to the run's folder,
+        """Write the networks at the updates of --save_percents and --save_steps: the last ones to the run's folder,
         where users expect them, earlier ones below it."""
         places = []
         percent = 100.0 if is_last else self.percents.get(update)
@@ -322,12 +321,12 @@ class ElectraJob(Job):
             places.append(self.folder if percent == 100 else self.folder / f"percent_{percent:g}")
         if update in self.kept_updates:
             places.append(self.folder / f"checkpoint-{update}")
-        # It would be drawn over our own.
+        # transformers' bar would be drawn over ours.
         disable_progress_bar()
         for target in places:
             target.mkdir(exist_ok=True)
             for name, network in zip(NETWORKS, self.model.networks(), strict=True):
-                # Generator and discriminator are one module here, and two models on the disk.
+                # Generator and discriminator are one module here, and two models on disk.
                 own = {
                     key.removeprefix(f"{name}."): value for key, value in weights.items() if key.startswith(f"{name}.")
                 }
@@ -335,21 +334,21 @@ class ElectraJob(Job):
                     network.save_pretrained(temporary, state_dict=own)
                     save_wordpiece(self.tokenizer, temporary)
 
-    # ---------------------------------------------------------------------------------------- what is said of it
+    # --------------------------------------------------------------------------------------------------- reports
 
     def outlook(self, progress: Progress) -> Outlook:
         settings, corpus = self.settings, self.corpus
         plan = self.plan(progress.epoch)
         generator, discriminator = (network.config for network in self.model.networks())
-        # Matrix products alone: 2 per multiply-add forward, twice that backward. The generator's head works at the masked positions.
+        # Matrix products only: 2 per multiply-add forward, twice that backward. The generator's head works at masked positions.
         in_layers = sum(p.numel() for name, p in self.model.named_parameters() if ".layer." in name)
         head = settings.mask_share * generator.embedding_size * (generator.hidden_size + generator.vocab_size)
         per_position = 6 * (in_layers + head)
-        # This rank's, padding included: it is computed too.
+        # FLOPs of this rank, padding included: it is computed too.
         rows = rows_of_update(settings, self.ranks) / self.ranks.world_size
         flops = settings.max_steps * rows * settings.max_seq_len * per_position
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        # Networks from files have sizes of their own.
+        # Networks from files have other sizes.
         of_files = settings.discriminator_config is not None
         lines = [
             *corpus.notices,
@@ -383,7 +382,7 @@ class ElectraJob(Job):
                 "parameters": parameters,
             },
             n_documents=len(corpus.documents),
-            flops_per_token=per_position / plan.fill,  # of a token; the products take the padding too
+            flops_per_token=per_position / plan.fill,  # per token; the products include padding
             flops=flops,
             shown=("mlm_loss", "disc_loss", "gen_acc", "disc_acc", "disc_auc", "grad_norm", "updates_per_second"),
             next_commands=[fine_tune],
@@ -391,7 +390,7 @@ class ElectraJob(Job):
 
     def make_fast(self, outlook: Outlook) -> list[str]:
         settings = self.settings
-        # What is recomputed would draw other dropout masks than the compiled forward pass has drawn.
+        # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
@@ -407,25 +406,25 @@ class ElectraJob(Job):
 def open_vocabulary(
     settings: ElectraSettings, data_path: list[str], stem: Path, ranks: Ranks
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of --vocab_path, or a WordPiece one that is trained on the data; a resume finds that of its start.
+    """The tokenizer of --vocab_path, or a WordPiece one trained on the data; a resume reuses that of its start.
     stem: the path of the run's files without their endings. Errors: ValueError."""
     if settings.vocab_path:
         return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
-    # The same data would give the same one again.
-    kept = kept_of_run(stem, f"{OWN}/vocab.txt") if settings.from_resume else None
+    # Training on the same data would give the same one.
+    kept = kept_of_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
     if kept is not None:
         return load_wordpiece(kept.parent)
 
     def train_it() -> list[str]:
-        announce(f"no --vocab_path: training a WordPiece vocabulary of {OWN_ENTRIES:,} entries on the data")
+        announce(f"no --vocab_path: training a WordPiece vocabulary of {VOCABULARY_ENTRIES:,} entries on the data")
         sample = draw_sample(data_path, [1.0] * len(data_path), SAMPLE_BYTES, settings)
-        return entries(train_wordpiece(sample, OWN_ENTRIES, settings.lower_case))
+        return entries(train_wordpiece(sample, VOCABULARY_ENTRIES, settings.lower_case))
 
     return wordpiece(on_main(ranks, train_it), settings.lower_case)
 
 
 def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) -> ElectraPretrainer:
-    """Fresh networks. Errors: ValueError where flags, files and tokenizer do not fit."""
+    """New networks. Errors: ValueError if flags, files and tokenizer do not fit."""
     if settings.generator_config and settings.discriminator_config:
         pair = (
             config_of_file("--generator_config", settings.generator_config, settings, tokenizer),
@@ -447,22 +446,22 @@ def init_model(settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase) ->
 def config_of_file(
     flag: str, path: str, settings: ElectraSettings, tokenizer: PreTrainedTokenizerBase
 ) -> ElectraConfig:
-    """The config in a JSON file of an ElectraConfig's fields. What it does not say of vocabulary and positions is as the run needs
-    it. Errors: UserError where it cannot be read, or does not fit."""
+    """The config in a JSON file of ElectraConfig fields; missing sizes of vocabulary and positions are as the run needs
+    them. Errors: UserError if it cannot be read, or does not fit."""
     what = f"{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     try:
         config = ElectraConfig(**{**usual, **json.loads(expanded(path).read_bytes())})
     except Exception as error:
-        # transformers has kinds of its own for a field that is none.
+        # transformers has its own types of errors for invalid fields.
         raise UserError(
             f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_reason(error)})"
         ) from error
-    # Only the row of the table that stays 0 depends on it.
+    # It only selects the row of the embedding table that stays 0.
     config.pad_token_id = tokenizer.pad_token_id
     # An example has two segments.
-    least = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
-    for name, number in least.items():
+    minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
+    for name, number in minimum.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
     return config
@@ -473,10 +472,10 @@ def config_of_file(
 
 @torch.no_grad()
 def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
-    """What is added up of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator's and discriminator's loss, masked positions and
-    those that the generator has right, and how many original and replaced tokens got which logit, in AUC_BINS bins each."""
+    """Sums of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator and discriminator loss, masked positions, those that
+    the generator predicts correctly, and histograms of the logits of original and of replaced tokens, AUC_BINS bins each."""
     real = is_real(batch.ids, batch.lengths)
-    # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must exist before that.
+    # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must be valid before that.
     logits = found.disc_logits.float().nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()
     place = bins + AUC_BINS * found.replaced

@@ -14,9 +14,9 @@ from trainer.settings import DividedMachineSettings, OptimizerSettings, OutputSe
 
 @dataclass(frozen=True)
 class Size:
-    """A published configuration, its fields named as the flags: the networks, and how they are trained.
+    """A published configuration, its fields named as the flags: the networks, and their training.
 
-    The generator's width, heads and FFN are divided by the divisor.
+    The generator's width, heads and FFN are the discriminator's divided by `generator_divisor`.
     """
 
     num_hidden_layers: int
@@ -37,12 +37,12 @@ SIZES = {
     "base": Size(12, 768, 12, 3072, 768, 3, 766_000, 256, 512, 2e-4, 0.15),
     "large": Size(24, 1024, 16, 4096, 1024, 4, 400_000, 2048, 512, 2e-4, 0.25),
 }
-# Those of the networks
+# fields of Size that describe the networks
 NETWORK_SIZES = tuple(one.name for one in fields(Size))[:6]
-# Updates.
+# updates
 WARM_UP = 10_000
-# With the 0.02 that is right for a language model the discriminator of a measured run learned nothing: few tokens are replaced, so
-# its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
+# With 0.02, right for a language model, the discriminator of a measured run learned nothing: few tokens are replaced,
+# so its gradient is mostly noise, which Muon scales up (docs/experiments.md, "ELECTRA with little text").
 MUON_RATE = 0.006
 
 
@@ -104,7 +104,7 @@ class NetworkSettings(Settings):
     dropout: float = setting(0.1, check=fraction, help="of hidden states and attention")
 
     def network_sizes(self) -> dict[str, int]:
-        """The flags of NETWORK_SIZES; one that is not given is as published."""
+        """The flags of NETWORK_SIZES, as published where not given."""
         given = {name: getattr(self, name) for name in NETWORK_SIZES if getattr(self, name) is not None}
         return {name: getattr(SIZES[self.size], name) for name in NETWORK_SIZES} | given
 
@@ -125,7 +125,7 @@ class ElectraData(TextSettings):
         None, help="vocab.txt or a tokenizer folder (default: trained on the data)", first=True
     )
     lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
-    # The settings hold the size's values where the user gives none.
+    # Filled in from the size if not given.
     max_seq_len: int = setting(None, check=at_least(5, "for two segments"), help="positions (default: the size's)")
     mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
     mask_style: str = setting("electra", choices=("electra", "bert"), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
@@ -140,7 +140,7 @@ class ElectraTraining(OptimizerSettings):
     accumulation_steps: int = with_default(UpdateSettings, "accumulation_steps", 1)
     learning_rate: float = with_default(UpdateSettings, "learning_rate", None)
     muon_lr: float = with_default(OptimizerSettings, "muon_lr", MUON_RATE)
-    # The settings hold the number, once it is drawn.
+    # None is replaced by the drawn seed.
     seed: int = setting(42, check=seed_or_none, help="of weights, data order and masks; None: a random one")
     lr_schedule: str = setting("original_linear", choices=tuple(ENCODER_SCHEDULES), help="of the rate")
     warmup_steps: int | None = setting(
@@ -183,14 +183,14 @@ class ElectraSettings(
             raise ValueError(f"--{files[0]} decides the networks: drop --{sizes[0]}")
 
     def fill_in(self) -> None:
-        """What is not given has the value of the published run of this size."""
+        """Fill in the values of the published run of this size."""
         for name in ("max_seq_len", "learning_rate", "mask_share", "max_steps"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(SIZES[self.size], name))
 
 
 def batch_size_of(settings: ElectraSettings, micro_batches_at_once: int) -> int:
-    """The rows of a micro-batch; where no flag says it, those which together make --rows_per_update or the published batch."""
+    """Rows of a micro-batch; by default those that together make --rows_per_update or the published batch."""
     if settings.batch_size is not None:
         return settings.batch_size
     parts = settings.accumulation_steps * micro_batches_at_once

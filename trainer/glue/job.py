@@ -1,7 +1,7 @@
-"""Fine-tuning on one task with one seed as a Job: its model, loss, rate, evaluation and files.
+"""Fine-tuning on one task with one seed as a Job: model, loss, learning rate, evaluation and files.
 
-The classifier is an encoder of transformers with its own head for sentences. N: examples, R: rows of a batch, n: outputs
-(classes, or one score).
+The classifier is an encoder of transformers with its own sequence classification head. N: examples, R: rows of a batch,
+n: outputs (classes, or one score).
 """
 
 import math
@@ -39,19 +39,19 @@ from trainer.optim.schedules import ENCODER_SCHEDULES
 from trainer.sharding import put_on_device
 
 RESULTS = "eval_results.json"
-# Families that take a mask for every query as it is. Into one of [R, T] transformers looks, which waits for the device.
+# Families that take a mask per query unchanged. transformers inspects a mask of [R, T], which waits for the device.
 READY_MASK = frozenset({"albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-# All whose padding a mask keeps out; tests/trainer/glue/test_families.py goes through them.
+# All whose padding is masked; tests/trainer/glue/test_families.py checks each.
 FAMILIES = sorted({*READY_MASK, "deberta-v2", "modernbert", "mpnet", "xlm", "xlnet"})
-# The number of a layer in the name of a parameter. XLM has its attentions in one list and its FFNs in another one beside it; an
-# ALBERT's layers that share their weights are a group.
+# The layer number in a parameter's name. XLM lists its attentions and its FFNs separately; layers of an ALBERT that
+# share weights are a group.
 LAYER = re.compile(r"\.(?:layers?|albert_layer_groups|attentions|ffns|layer_norm1|layer_norm2)\.(\d+)\.")
-# Parts of an encoder that come behind its layers.
+# parts of an encoder after its layers
 BEHIND_LAYERS = re.compile(r"\.(?:pooler|final_norm)\.")
 
 
 class Data(NamedTuple):
-    """What the runs of a task begin with: its files as GlueAssemblers, a tokenizer and a model."""
+    """Inputs of a task's runs: its files as GlueAssemblers, a tokenizer and a model."""
 
     name: str
     task: Task
@@ -63,14 +63,14 @@ class Data(NamedTuple):
     vocab_size: int
     # None: nothing is trained.
     train: GlueAssembler | None
-    # {suffix of the metrics' names: ...}.
+    # {suffix of the metric names: ...}
     dev: dict[str, GlueAssembler]
-    # {leaderboard's name: ...}.
+    # {name for the leaderboard: ...}
     test: dict[str, GlueAssembler]
 
 
 class GlueJob(Job):
-    """train_glue.py's part of a run. Errors: UserError, in one line, where the model does not fit the task."""
+    """The job of train_glue.py. Errors: UserError, in one line, if the model does not fit the task."""
 
     settings: GlueSettings
     assembler: GlueAssembler
@@ -87,17 +87,17 @@ class GlueJob(Job):
             self.folder / f"{data.name}_{self.folder.name}",
             {"model": self.folder / "model"},
             settings,
-            # What an earlier run of this seed may have left
+            # leftovers of an earlier run with this seed
             stale_patterns=[RESULTS, "checkpoint-*[0-9]"],
         )
-        # The same seed on all ranks, so that all begin with the same weights.
+        # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
         if settings.gradient_checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
-        # FSDP2 gives its class another name.
+        # FSDP2 renames its class.
         self.model_name = type(self.model).__name__
         self.model.train()
         entries = {
@@ -112,7 +112,7 @@ class GlueJob(Job):
         }
         self.identity = Identity(entries, mended_by)
         put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
-        # From here on every rank draws other numbers (dropout).
+        # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
         optimizer = build_adamw(
             layer_groups(self.model, settings.weight_decay, settings.layer_decay),
@@ -140,24 +140,24 @@ class GlueJob(Job):
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
             elif self.length.epochs != settings.epochs:
-                # A part of an epoch ends with the update in which its last row is. Rounded, as 0.55 * 100 is a little more
-                # than 55 in binary numbers.
+                # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55 in
+                # floating point.
                 self.length.max_updates = math.ceil(round(settings.epochs * n_updates, 6))
             if settings.evaluate_during_training:
                 self.evaluation.eval_interval = settings.eval_interval or n_updates
         if settings.save_steps:
-            # A range answers "is this update one of them?" without a list of them.
+            # A range: a membership test without a list.
             self.files.save_at = range(settings.save_steps, 10**12, settings.save_steps)
-        # The update that was evaluated last, and its figures
+        # the last evaluated update, and its metrics
         self.latest: tuple[int, dict[str, float]] = (-1, {})
 
-    # ------------------------------------------------------------------------------------------ what is trained
+    # ------------------------------------------------------------------------------------------------- training
 
     def plan(self, epoch: int) -> GluePlan:
         return GluePlan(self.assembler.features, self.settings.seed, epoch)
 
     def loss(self, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-        """(a micro-batch's share of the update's loss, 0-d; float32 [4] to add up: loss, examples, right ones, tokens)."""
+        """(a micro-batch's part of the update's loss, 0-d; float32 [4] to accumulate: loss, examples, correct ones, tokens)."""
         logits = forward(self.model, batch)
         loss = loss_sum(self.data.task, logits, batch.labels)
         with torch.no_grad():
@@ -178,10 +178,10 @@ class GlueJob(Job):
         return values, tokens
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """Progress is counted in updates where --max_steps or a part of an epoch ends the run, and in rows elsewhere: batches
-        of another size after a resume then lead to the same end."""
+        """Progress is counted in updates if --max_steps or a partial epoch ends the run, else in rows: another batch
+        size after a resume then leads to the same end."""
         settings = self.settings
-        # How much of what is counted an update is.
+        # Units of progress per update.
         of_update = 1
         done = progress.update
         total = self.length.max_updates
@@ -195,12 +195,12 @@ class GlueJob(Job):
         factor = ENCODER_SCHEDULES[settings.lr_schedule](done, int(total), warmup)
         return settings.learning_rate * max(0.0, factor)
 
-    # ----------------------------------------------------------------------------------- what is measured and saved
+    # ---------------------------------------------------------------------------------------- evaluation and saving
 
     def evaluate(self, engine: Engine, signals: StopSignals, update: int) -> tuple[dict[str, float], int]:
         """({metric: value} over the development files, with the first's val_loss; number of a stop signal or 0).
 
-        Asked again for the same update, at the end of a run, nothing is computed.
+        A second call for the same update, at the end of a run, computes nothing.
         """
         if self.latest[0] == update:
             return self.latest[1], 0
@@ -211,7 +211,7 @@ class GlueJob(Job):
             if stop_signal:
                 return {}, stop_signal
             labels = assembler.features.labels
-            # MNLI has two development files. The first one's loss is the one to follow.
+            # MNLI has two development files; val_loss is that of the first.
             found.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
             for name, value in metrics_of(task, logits, labels).items():
                 found[name + suffix] = value
@@ -222,7 +222,7 @@ class GlueJob(Job):
         """(logits of all examples of an assembler, float32 [N, n] on the CPU, the same on every world size; number of a stop
         signal or 0)."""
         batch_size = self.settings.eval_batch_size or self.settings.batch_size
-        # Examples of like length stand together, so that little is padding.
+        # Examples of similar length are batched together, so that little is padding.
         order = np.argsort(assembler.features.lengths, kind="stable")
         batches = [order[lo : lo + batch_size] for lo in range(0, len(order), batch_size)]
 
@@ -240,7 +240,7 @@ class GlueJob(Job):
         if update in self.files.save_at:
             save_model(self.folder / f"checkpoint-{update}", self.model, self.data.tokenizer, weights)
 
-    # ---------------------------------------------------------------------------------------- what is said of it
+    # --------------------------------------------------------------------------------------------------- reports
 
     def outlook(self, progress: Progress) -> Outlook:
         settings = self.settings
@@ -267,7 +267,7 @@ class GlueJob(Job):
         )
 
     def make_fast(self, outlook: Outlook) -> Sequence[str]:
-        """Only what is fast without a compiler: batches of one length, which it wants, cost what it saves."""
+        """No compilation: it wants batches of one length, which cost as much as it saves."""
         set_up(self.device, self.dtype)
         return ()
 
@@ -276,15 +276,15 @@ class GlueJob(Job):
 
 
 def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
-    """(classifier of a folder, --model_path's, for a task, in fp32 on the CPU; names of its weights that are new).
+    """(classifier for a task from the folder of --model_path, fp32 on the CPU; names of its new weights).
 
-    Errors: UserError where it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
+    Errors: UserError if it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
     """
     what = f"--model_path {settings.model_path}"
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
-    # New embeddings may outnumber its entries: no tokenizer was trained with them.
+    # A new model may have more embeddings than entries: no tokenizer was trained with it.
     check_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
@@ -292,7 +292,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config.label2id = {word: i for i, word in enumerate(words)}
     config.problem_type = "regression" if task.is_regression else "single_label_classification"
     if settings.dropout is not None:
-        # In hidden states, attention and head. A field that is None follows another one.
+        # For hidden states, attention and head. A field that is None follows another one.
         for name, value in config.to_dict().items():
             if "dropout" in name and type(value) in (int, float):
                 setattr(config, name, settings.dropout)
@@ -303,7 +303,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     else:
         model, faults = load_network(what, folder, AutoModelForSequenceClassification, config)
         new = {*faults["missing_keys"], *faults["mismatched_keys"]}
-        # A new pooler and a new head are what fine-tuning is for; a new encoder means that nothing was loaded.
+        # Fine-tuning starts with a new pooler and a new head; a new encoder means that nothing was loaded.
         encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
         if encoder:
             raise UserError(
@@ -316,7 +316,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         order_classes(model, saved_classes, task.labels)
     for name, table in model.named_modules():
         if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
-            # RoBERTa counts from behind the number of its padding.
+            # RoBERTa's positions start after the number of its padding.
             usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
             if usable < settings.max_seq_len:
                 raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
@@ -327,15 +327,15 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
 
 @torch.no_grad()
 def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> None:
-    """Put the rows of a saved head into the order of the task's classes, where it has the same ones in another order: in
-    public RoBERTas of MNLI "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
+    """Reorder the rows of a saved head if it has the task's classes in another order, as public RoBERTas of MNLI do:
+    "CONTRADICTION, NEUTRAL, ENTAILMENT"."""
     have = [word.lower().replace("-", "_") for word in saved]
     want = [word.lower().replace("-", "_") for word in labels]
     if have == want or sorted(have) != sorted(want):
         return
     own = {id(module) for module in model.base_model.modules()}
     rows = [have.index(word) for word in want]
-    # The last matrix of the head gives the classes.
+    # The last linear layer of the head gives the classes.
     heads = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in own]
     for parameter in heads[-1].parameters():
         parameter.copy_(parameter[rows])
@@ -344,10 +344,10 @@ def order_classes(model: Any, saved: Sequence[str], labels: Sequence[str]) -> No
 def save_model(
     folder: Path, model: Any, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write a save_pretrained folder, whole or not at all; `weights` is the state dict to write.
+    """Write a save_pretrained folder atomically. weights: the state dict to write.
 
-    Its tokenizer gives what the model was trained with: segments where it has them (in transformers 5 an ALBERT's and an
-    XLNet's give none unless they are asked), and the longest text that it can take.
+    Its tokenizer returns what the model was trained with: segments if it has them (in transformers 5 those of ALBERT
+    and XLNet return none by default), and the maximum length of a text.
     """
     if has_segments(model.config):
         names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
@@ -362,13 +362,13 @@ def save_model(
 
 
 def has_segments(config: PretrainedConfig) -> bool:
-    """Whether an encoder tells the first sentence from the second by their segments. XLNet's config does not say it."""
+    """True if an encoder takes segment ids of the two sentences. XLNet's config does not show it."""
     return config.model_type == "xlnet" or (getattr(config, "type_vocab_size", 0) or 0) >= 2
 
 
 def layer_groups(model: Any, weight_decay: float, layer_decay: float) -> Groups:
-    """Optimiser groups with `lr_scale` = layer_decay ** depth: 0 in the head, 1 in the top layer, and one more for each
-    below it, down to the embeddings; each with and without weight decay. Every parameter is in exactly one."""
+    """Optimiser groups with `lr_scale` = layer_decay ** depth: 0 in the head, 1 in the top layer, rising to the
+    embeddings; each with and without weight decay. Every parameter is in exactly one."""
     found = {name: LAYER.search(name) for name, _ in model.named_parameters()}
     n_layers = 1 + max(int(match[1]) for match in found.values() if match)
     parts: dict[int, list[torch.nn.Parameter]] = {}
@@ -417,7 +417,7 @@ def predicted(task: Task, logits: torch.Tensor) -> np.ndarray:
 
 def metrics_of(task: Task, logits: torch.Tensor, labels: np.ndarray) -> dict[str, float]:
     """{metric: value} of logits [N, n] and the labels of a file."""
-    # Here, since a command that does not evaluate needs neither.
+    # Imported here: a command that does not evaluate needs neither.
     from scipy import stats
     from sklearn import metrics
 

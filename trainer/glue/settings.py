@@ -133,7 +133,7 @@ class PublishedFlags(Settings):
     server_port: str | None = setting(None, help="passed over: of a debugger", may_be_empty=True)
 
     def passed_over(self) -> list[str]:
-        """Those that are given and do nothing."""
+        """Flags that are given and have no effect."""
         names = ("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port")
         return [f"--{name}" for name in names if getattr(self, name)]
 
@@ -176,12 +176,12 @@ class GlueSettings(
             raise ValueError(f"--task {self.task} needs --data_dir, the folder of the benchmark's files")
 
     def _check_own_task(self, kind: str) -> None:
-        # It names the folder of the results.
+        # The name of a results folder.
         if self.task in (*TASKS, "all") or not re.fullmatch(r"\w[\w.-]{0,80}", self.task):
             raise ValueError(f"--task {self.task[:80]!r}: with --kind a name of your own is wanted, as my_task")
         if len(self.text) > 2:
             raise ValueError(f"--text {' '.join(self.text)[:80]}: one or two columns are wanted")
-        # The classes are those of the training file.
+        # Classes come from the training file.
         needed = {"train": self.do_train or kind == "classification", "dev": self.do_eval, "test": self.do_predict}
         for part, is_needed in needed.items():
             if is_needed and getattr(self, f"{part}_file") is None:
