@@ -81,12 +81,12 @@ class ChatCorpus(Corpus):
         longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
             return []
-        there = self.answers.count(self.store, longer, int(lengths.max()))
-        kept = self.answer_targets[longer]
-        lost = int(there.sum(dtype=np.int64)) - int(kept.sum(dtype=np.int64))
+        total = self.answers.count(self.store, longer, int(lengths.max()))
+        trained = self.answer_targets[longer]
+        lost = int(total.sum(dtype=np.int64)) - int(trained.sum(dtype=np.int64))
         return [
             f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
-            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((kept == 0).sum()), 'conversation')} without "
+            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((trained == 0).sum()), 'conversation')} without "
             "an answer that begins before"
         ]
 

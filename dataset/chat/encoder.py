@@ -91,9 +91,9 @@ class Answers:
         """Positions of `token` with the whole header after it."""
         places = np.flatnonzero(ids == token)
         has_header = places + len(self.header) < len(ids)
-        for number, of_header in enumerate(self.header, 1):
+        for number, header_id in enumerate(self.header, 1):
             at = np.minimum(places + number, len(ids) - 1)
-            has_header &= ids[at] == of_header
+            has_header &= ids[at] == header_id
         return places[has_header]
 
     def as_read(self, ids: Ints) -> Ints:
@@ -181,10 +181,10 @@ class ChatEncoder(DocumentEncoder):
         # As for lines of data: <think> at the start of an answer is parsed.
         checked = [checked_message(message, number) for number, message in enumerate(messages, 1)]
         text = json.dumps({"messages": checked, "tools": list(tools)}, ensure_ascii=False)
-        return self._ids_of(text, is_asked=True)
+        return self._ids_of(text, add_generation_prompt=True)
 
-    def _ids_of(self, text: str, is_asked: bool = False) -> list[int]:
-        """The ids of a conversation. is_asked: an answer comes next."""
+    def _ids_of(self, text: str, add_generation_prompt: bool = False) -> list[int]:
+        """The ids of a conversation. add_generation_prompt: an answer comes next."""
         # A slow import, which only conversations need.
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -195,13 +195,13 @@ class ChatEncoder(DocumentEncoder):
             [conversation["messages"]],
             tools=conversation.get("tools"),
             chat_template=CHAT_TEMPLATE,
-            add_generation_prompt=is_asked,
+            add_generation_prompt=add_generation_prompt,
         )
         # Each part but the last one ends where an answer starts.
         parts = BEFORE_ANSWER.split(rendered[0][0])
         answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
-        assert len(parts) == len(answers) + is_asked + 1
-        if not is_asked:
+        assert len(parts) == len(answers) + add_generation_prompt + 1
+        if not add_generation_prompt:
             for i, answer in enumerate(answers):
                 if not is_trained(answer):
                     parts[i] = parts[i].removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
@@ -211,6 +211,6 @@ class ChatEncoder(DocumentEncoder):
                 if piece in self.special:
                     ids.append(self.special[piece])
                 elif piece:
-                    for of_piece in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
-                        ids += of_piece
+                    for part_ids in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
+                        ids += part_ids
         return ids

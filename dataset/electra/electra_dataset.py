@@ -21,10 +21,10 @@ from dataset.store.format import Documents, Ints, Tokens
 from model.loss import IGNORE
 
 # Minimum positions of an example: two segments and their special tokens
-SHORTEST = 5
+MIN_POSITIONS = 5
 # Share of the examples with one segment, as in single-sentence tasks
-SINGLE = 0.1
-# Share whose target length is random, from SHORTEST up.
+SINGLE_SEGMENT = 0.1
+# Share whose target length is random, from MIN_POSITIONS up.
 RANDOM_TARGET = 0.05
 # Probability that a line which overfills the first segment is still added to it
 OVERFLOW = 0.5
@@ -99,12 +99,13 @@ class Examples:
         T = self.max_seq_len
         n = len(place)
         # The order of these draws must never change: it is part of the data order.
-        of_kind, of_target, of_single, of_overflow = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
+        draws = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
+        kind_draw, target_draw, single_draw, overflow_draw = draws
         # Tokens to gather
-        random_target = SHORTEST + of_target * (T - SHORTEST + 1)
-        target = np.where(of_kind < RANDOM_TARGET, random_target, T).astype(np.int64)
+        random_target = MIN_POSITIONS + target_draw * (T - MIN_POSITIONS + 1)
+        target = np.where(kind_draw < RANDOM_TARGET, random_target, T).astype(np.int64)
         # Target length of the first segment: half of that, without CLS and two SEPs, or unbounded.
-        wanted = np.where(of_single < SINGLE, 1 << 40, (target - 3) // 2)
+        wanted = np.where(single_draw < SINGLE_SEGMENT, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
             """The end of the line that holds the token before the place `at`."""
@@ -117,7 +118,7 @@ class Examples:
         whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
         # By chance, also the line that overfills it.
-        takes_one_more = (split < end) & (split - place < wanted) & (of_overflow < OVERFLOW)
+        takes_one_more = (split < end) & (split - place < wanted) & (overflow_draw < OVERFLOW)
         split = np.where(takes_one_more, end_of_line(split + 1), split)
         # Tokens beyond the row start the next example.
         first = np.minimum(split - place, T - 2)

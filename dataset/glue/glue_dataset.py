@@ -34,9 +34,9 @@ LONGEST_SENTENCE = 1 << 20
 # Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
-ENCODED_TOGETHER = 4096
+ENCODE_BATCH = 4096
 # T of a batch is a multiple of this: few shapes, which suit tensor cores.
-MULTIPLE = 8
+PAD_MULTIPLE = 8
 
 
 # ---------------------------------------------------------------------------------------------------- examples
@@ -146,8 +146,8 @@ def encode_file(
     lengths: list[int] = []
     examples = list(examples_of(path, task, labelled))
     labels = [value_of_label(task, example) for example in examples] if labelled else []
-    for lo in range(0, len(examples), ENCODED_TOGETHER):
-        columns = zip(*(example.sentences for example in examples[lo : lo + ENCODED_TOGETHER]), strict=True)
+    for lo in range(0, len(examples), ENCODE_BATCH):
+        columns = zip(*(example.sentences for example in examples[lo : lo + ENCODE_BATCH]), strict=True)
         encoded = tokenizer(
             *map(list, columns),
             truncation="longest_first",
@@ -257,7 +257,7 @@ class Batch(NamedTuple):
 
 class GlueAssembler:
     """assembler[numbers] is the Batch of these examples, padded on the tokenizer's side to the longest of them, rounded up
-    to a multiple of MULTIPLE, but at most to `max_seq_len`."""
+    to a multiple of PAD_MULTIPLE, but at most to `max_seq_len`."""
 
     def __init__(self, features: Features, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> None:
         self.features = features
@@ -269,7 +269,7 @@ class GlueAssembler:
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features
         lengths = f.lengths[numbers]
-        T = min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
+        T = min(math.ceil(int(lengths.max()) / PAD_MULTIPLE) * PAD_MULTIPLE, self.max_seq_len)
         shape = (len(numbers), T)
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         types = np.full(shape, self.pad_type, dtype=np.int64)

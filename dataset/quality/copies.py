@@ -30,7 +30,7 @@ from dataset.store.format import Ints
 
 SHINGLE = 5
 # Maximum characters compared of a text: shingles take up to ninety bytes per character.
-MOST_CHARACTERS = 1 << 21
+MAX_CHARACTERS = 1 << 21
 
 BANDS = 40
 ROWS = 6
@@ -40,7 +40,7 @@ SLOTS = BANDS * ROWS
 NEAR_FROM = 0.75
 SEED = 2
 # Maximum rounds on a bucket of documents that look alike and are not near each other, see `_compare`
-MOST_ROUNDS = 64
+MAX_ROUNDS = 64
 # Pairs of signatures that are compared at once: 60 MB
 PAIRS = 1 << 16
 
@@ -73,7 +73,7 @@ def library() -> ModuleType:
 
 def version_of_near() -> list[object]:
     """Everything except the texts that decides which documents are near copies: part of cache keys."""
-    return [SHINGLE, MOST_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MOST_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
+    return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
 
 
 def exact_copies(doc_hash: Ints) -> Copies:
@@ -115,7 +115,7 @@ def near_copies(texts: Iterable[tuple[int, str]], exact: Copies, scratch: Path |
 
 def shingles(text: str) -> list[str]:
     """All runs of SHINGLE characters of a text; a shorter text is one shingle."""
-    plain = " ".join(text[:MOST_CHARACTERS].lower().split())
+    plain = " ".join(text[:MAX_CHARACTERS].lower().split())
     return [plain[i : i + SHINGLE] for i in range(max(len(plain) - SHINGLE + 1, 1))]
 
 
@@ -134,16 +134,16 @@ def _compare(signatures: Ints, documents: Ints, exact: Copies) -> Copies:
         members = left
         # key of each member's bucket
         buckets = _keys(signatures[band, members])
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             first = _first_alike(buckets)
             is_other = first != np.arange(len(first))
             others = members[is_other]
             if not len(others):
                 break
-            of_others = members[first[is_other]]
-            found = _similarities(signatures, of_others, others)
+            firsts = members[first[is_other]]
+            found = _similarities(signatures, firsts, others)
             is_near = found >= NEAR_FROM
-            of[others[is_near]] = of_others[is_near]
+            of[others[is_near]] = firsts[is_near]
             similarity[others[is_near]] = found[is_near]
             buckets = buckets[is_other][~is_near]
             members = others[~is_near]

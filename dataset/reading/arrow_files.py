@@ -19,7 +19,7 @@ ArrowType = Any
 ArrowSchema = Any
 
 # Upper bounds of a parquet batch: rows, and their estimated bytes
-MOST_ROWS = 1024
+MAX_BATCH_ROWS = 1024
 BATCH_BYTES = 4 << 20
 
 # First bytes of an IPC file, which ends with a table of contents; a stream has neither
@@ -81,7 +81,7 @@ def _parquet_columns(arrow: ModuleType, path: str, text_field: str) -> Iterator[
         for i in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(i)
             row_bytes = max(row_bytes, group.total_byte_size // max(group.num_rows, 1))
-        batch_rows = max(1, min(MOST_ROWS, BATCH_BYTES // row_bytes))
+        batch_rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row_bytes))
         rows = 0
         for batch in file.iter_batches(batch_size=batch_rows, columns=[text_field]):
             rows += len(batch)
@@ -131,8 +131,8 @@ def _check_schema(arrow: ModuleType, schema: ArrowSchema, path: str, text_field:
     """Errors: DataError unless exactly one text column has the name."""
     check_column(text_field, schema.names, path)
     kind = schema.field(text_field).type
-    of_values = kind.value_type if arrow.types.is_dictionary(kind) else kind
-    if of_values != arrow.null() and of_values not in _bytes_types(arrow):
+    value_type = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    if value_type != arrow.null() and value_type not in _bytes_types(arrow):
         raise DataError(
             f"{path}: column {text_field!r} is of type {str(kind)[:80]}, not text (--text_field names another one)"
         )

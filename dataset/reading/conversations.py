@@ -22,7 +22,7 @@ CONVERSATION = "conversations or messages"
 FIELDS = ("conversations", "messages")
 ROLES = ("system", "user", "assistant", "tool")
 # Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
-MOST_LEVELS = 64
+MAX_TOOL_DEPTH = 64
 # in the chat template's spelling
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
@@ -37,18 +37,18 @@ def text_of_conversation(record: Record) -> str:
     """
     tools = _listed(record.get("tools"), "tools")
     # Merged data sets have both, with null or an empty list in the unused one.
-    there = [record[name] for name in FIELDS if record.get(name)]
-    if not there or not isinstance(there[0], list):
+    present = [record[name] for name in FIELDS if record.get(name)]
+    if not present or not isinstance(present[0], list):
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
         wanted = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
         reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); wanted: {wanted}"
         raise BadLine("no conversation", reason)
-    if there[0] != there[-1]:
+    if present[0] != present[-1]:
         raise BadLine(
             "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
         )
     conversation: Record = {"messages": []}
-    for number, message in enumerate(there[0], 1):
+    for number, message in enumerate(present[0], 1):
         checked = checked_message(message, number)
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
@@ -145,8 +145,8 @@ def _listed(value: Any, what: str) -> list[Record]:
         is_listed = isinstance(value or [], list) and all(isinstance(entry, dict) for entry in value or [])
     except (ValueError, RecursionError):
         is_listed = False
-    if not is_listed or _is_deeper(value, MOST_LEVELS):
-        wanted = f"no list of objects, or JSON of one, of at most {MOST_LEVELS} levels"
+    if not is_listed or _is_deeper(value, MAX_TOOL_DEPTH):
+        wanted = f"no list of objects, or JSON of one, of at most {MAX_TOOL_DEPTH} levels"
         raise BadLine("bad tools", f"{what}: {wanted}; NaN and Infinity are no JSON")
     return value or []
 

@@ -44,10 +44,10 @@ ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # the package that fsspec needs for each scheme
 SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 # Timeout of a web server that sends nothing; a whole file has none.
-SILENCE_S = 60
+READ_TIMEOUT_S = 60
 
 # Folders at the top of a disk that only the system may read
-KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
+SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
     "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
@@ -132,11 +132,11 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
         ):
             kinds[file] = kind
             if not is_file:
-                _refuse_what_is_no_file(file)
+                _require_file(file)
     if is_file:
         if not kinds:
-            of_address = "a folder or a pattern is to be downloaded first; " if is_remote else ""
-            raise DataError(f"{data_path}: unknown kind of file; {of_address}{READABLE}")
+            advice = "a folder or a pattern is to be downloaded first; " if is_remote else ""
+            raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
         return Choice([_fetched(data_path, cache_dir) if is_remote else path], [])
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
@@ -146,12 +146,12 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
     else:
         wanted = [file for file, kind in kinds.items() if kind.is_text]
         # A README or a license beside tables does not make it a folder of texts.
-        if all(map(_is_about_others, wanted)):
+        if all(map(_is_readme_or_license, wanted)):
             wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
     if not wanted:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
     read = set(wanted)
-    left_out = [file for file in found if file not in read and not _is_about_others(file)]
+    left_out = [file for file in found if file not in read and not _is_readme_or_license(file)]
     return Choice(sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix))
 
 
@@ -164,7 +164,7 @@ def _file_system(scheme: str) -> FileSystem:
         from aiohttp import ClientTimeout
 
         # identity: no compression in transit. By default aiohttp gives a whole file five minutes.
-        timeout = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        timeout = ClientTimeout(total=None, sock_connect=READ_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
         options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
     # By scheme: from a whole address fsspec would follow a chained URL.
     return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme, **options)
@@ -211,7 +211,7 @@ def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
     return info.get("size"), tags[:1]
 
 
-def _is_about_others(file: Path) -> bool:
+def _is_readme_or_license(file: Path) -> bool:
     """True for a file that describes others and is no data itself."""
     return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
@@ -223,7 +223,7 @@ def _files_of(path: Path) -> list[Path]:
     """
     matches = [path] if os.path.isdir(path) else _matches_of(path)
     if matches == [path] and not os.path.isdir(path):
-        _refuse_what_is_no_file(path)
+        _require_file(path)
     if not matches:
         share = ", and no share such as :0.7, :0.7..0.2 or :0.7:x4 ends it" if ":" in path.name else ""
         reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
@@ -252,14 +252,14 @@ def _files_of(path: Path) -> list[Path]:
             if real not in seen:
                 below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
             seen.add(real)
-        there = set(below)
-        found |= {match / file: None for file in below if not is_own_output(file, there)}
+        all_files = set(below)
+        found |= {match / file: None for file in below if not is_own_output(file, all_files)}
     return list(found)
 
 
 def _refuse_folder(error: OSError) -> None:
     """Errors: DataError for a folder that os.walk cannot read: part of a corpus would be missing."""
-    if Path(error.filename).name not in KEPT_BY_SYSTEMS:
+    if Path(error.filename).name not in SYSTEM_FOLDERS:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
@@ -281,7 +281,7 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
-def _refuse_what_is_no_file(path: Path) -> None:
+def _require_file(path: Path) -> None:
     """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
     if not path.is_file():
         raise DataError(
@@ -289,21 +289,21 @@ def _refuse_what_is_no_file(path: Path) -> None:
         )
 
 
-def is_own_output(below: Path, there: Collection[Path]) -> bool:
+def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
     """True for a file that a run, a token store, a model or a cache left among the data.
 
-    below: its path relative to the named folder. there: those of all files in it.
+    below: its path relative to the named folder. all_files: those of all files in it.
     """
     # The last: caches of map() and shuffle() of Hugging Face datasets, with the same texts again or row numbers.
     names = r"(?s).*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow"
     if re.fullmatch(names, below.name):
         return True
     # A model's config is beside its weights.
-    if below.suffix == ".json" and below.with_suffix(".pth") in there:
+    if below.suffix == ".json" and below.with_suffix(".pth") in all_files:
         return True
     # Only below the named folder: the user wants that one, whatever its name.
     if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
         return True
     # files that identify a token store, a model, a tokenizer
     marks = (("meta.json", "tokens.bin"), ("config.json", "model.safetensors"), ("tokenizer_config.json",))
-    return any(all(below.with_name(name) in there for name in names) for names in marks)
+    return any(all(below.with_name(name) in all_files for name in names) for names in marks)

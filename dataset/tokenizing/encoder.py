@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from common.wording import loader_reason
-from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller
+from dataset.tokenizing.tokenizer_files import check_files, remove_bos_template
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
@@ -182,7 +182,7 @@ class DocumentEncoder:
 
     def _encode_whole(self, text: str) -> list[int]:
         """The ids of a text without BOS and EOS: by tiktoken if possible, else by Hugging Face's code, the reference."""
-        if self._fast is not None and len(text) <= PART_CHARACTERS and not _doubtful().search(text):
+        if self._fast is not None and len(text) <= PART_CHARACTERS and not _ambiguous().search(text):
             try:
                 return self._fast.encode_ordinary(text)
             except BaseException as error:
@@ -195,7 +195,7 @@ class DocumentEncoder:
     def _own_backend(self, content: str) -> Tokenizer:
         """A copy of the Rust tokenizer, whose settings are independent of the original's."""
         backend = Tokenizer.from_str(content)
-        leave_bos_to_the_caller(backend, self._bos, self.bos_id)
+        remove_bos_template(backend, self._bos, self.bos_id)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not self.parse_special_tokens
@@ -298,7 +298,7 @@ def bytes_of_characters() -> dict[str, int]:
 
 
 @cache
-def _doubtful() -> re.Pattern[str]:
+def _ambiguous() -> re.Pattern[str]:
     """Any character that only one of the two regex engines may take for a letter, a digit or white space."""
     # A category that is equal in the Unicode tables of 2002 and today is so in all between; later punctuation, symbols and
     # marks are none of these.

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
 # Fields in which save_pretrained of transformers 5 records the machine and the loading call
-OF_THIS_MACHINE = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
+LOCAL_FIELDS = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
 # Files that hold a whole tokenizer, of any class
 WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 # Tokens at the start of a text that are checked
 SAMPLE = 100_000
 # Minimum number for a check
-FEWEST = 50
+MIN_SAMPLE = 50
 # Maximum share of unknown ones
-MOST_UNKNOWN = 0.5
+MAX_UNKNOWN_SHARE = 0.5
 # Minimum share of a model's embeddings that its own tokenizer has entries for: some models round the number of embeddings
 # up, for speed.
-LEAST_FILLED = 0.9
+MIN_FILLED_SHARE = 0.9
 
 
 def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
@@ -42,7 +42,7 @@ def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
     return TemplateProcessing(single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)])
 
 
-def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | None) -> None:
+def remove_bos_template(backend: Tokenizer, bos: str | None, bos_id: int | None) -> None:
     """Removes the post-processor of `bos_template`, in place.
 
     Then a tokenizer's `to_str` is the same, byte for byte, whether its file has that post-processor or, as in earlier
@@ -73,7 +73,7 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = Path(folder) / CONFIG
     fields = json.loads(path.read_text(encoding="utf-8"))
-    for name in OF_THIS_MACHINE:
+    for name in LOCAL_FIELDS:
         fields.pop(name, None)
     # The names of transformers 4, which transformers 5 reads too
     if fields.get("tokenizer_class") == "TokenizersBackend":
@@ -146,11 +146,11 @@ def check_known(tokens: Tokens, unk_id: int | None, what: str, others: Collectio
     beginning = tokens[:SAMPLE]
     separators = [token_id for token_id in others if token_id not in (None, unk_id)]
     beginning = beginning[~np.isin(beginning, separators)]
-    if len(beginning) < FEWEST:
+    if len(beginning) < MIN_SAMPLE:
         return
     is_unknown = beginning == unk_id
     share = float(is_unknown.mean())
-    if share > MOST_UNKNOWN:
+    if share > MAX_UNKNOWN_SHARE:
         raise DataError(
             f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
             "language or model, or its vocabulary is not whole"
@@ -168,7 +168,7 @@ def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = 
 
     Errors: ValueError for another model's tokenizer: an id has no embedding, or there are far more embeddings than ids.
     """
-    least = 0.0 if fewer_are_fine else LEAST_FILLED * embeddings
+    least = 0.0 if fewer_are_fine else MIN_FILLED_SHARE * embeddings
     if not least <= entries <= embeddings:
         raise ValueError(
             f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the tokenizer of "

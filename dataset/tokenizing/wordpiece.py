@@ -24,7 +24,7 @@ STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 # in BERT's spelling and order
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Share of a text that the alphabet of a new vocabulary covers. Rarer characters would take the entries of common words.
-COVERED = 0.9995
+ALPHABET_COVERAGE = 0.9995
 
 
 def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
@@ -118,7 +118,7 @@ def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[
     found: list[str] = []
     # By descending frequency; ties by code point.
     for character in sorted(visible, key=lambda character: (-visible[character], character))[:most]:
-        if seen >= COVERED * total:
+        if seen >= ALPHABET_COVERAGE * total:
             break
         found.append(character)
         seen += visible[character]
