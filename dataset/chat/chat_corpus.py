@@ -1,4 +1,4 @@
-"""The data of a fine-tuning: conversations of which the answers are trained."""
+"""Fine-tuning data: conversations, of which only the answers are trained."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from dataset.store.format import Documents, Ints
 
 
 class ChatCorpus(Corpus):
-    """A Corpus of conversations. One is never split over rows: of a longer one than a row the end is cut off.
+    """A Corpus of conversations. One is never split over rows: if it is longer than a row, it is truncated.
 
     Errors: as Corpus.
     """
@@ -37,10 +37,10 @@ class ChatCorpus(Corpus):
 
     @cached_property
     def trains_thoughts(self) -> bool:
-        """Whether thoughts are trained in the answers of some conversation."""
+        """True if some trained answer has thoughts."""
         for store in self.stores:
             for lo in range(0, len(store.tokens), TOKENS_AT_ONCE):
-                # Thoughts follow a header, which may go on in the next block.
+                # Thoughts follow a header, which may continue in the next block.
                 ids = store.tokens[lo : lo + TOKENS_AT_ONCE + len(self.answers.header) + 1]
                 is_thought = ids[1:] == self.thoughts_begin
                 if is_thought.any() and self.answers.trained(ids[:-1])[is_thought].any():
@@ -49,20 +49,20 @@ class ChatCorpus(Corpus):
 
     @cached_property
     def answer_targets(self) -> Ints:
-        """uint32: of each document of the store, how many targets are trained."""
-        # A document that is cut at max_seq_len tokens has one pair less, in rows of both layouts.
+        """uint32 [documents of the store]: number of trained targets."""
+        # A document truncated to max_seq_len tokens has one pair less, in rows of both layouts.
         return self.answers.count(self.store, np.arange(len(self.store)), self.max_seq_len - 1)
 
     @property
     def _targets(self) -> Ints:
-        """A share counts what is trained."""
+        """Shares count trained targets."""
         return self.answer_targets
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
 
     def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
-        """As the base class has it, without conversations of which nothing would be trained."""
+        """As in the base class, without conversations that have no trained target."""
         chosen = documents[self.answer_targets[documents] > 0]
         return EpochPlan(
             self.store.offsets,
@@ -76,30 +76,30 @@ class ChatCorpus(Corpus):
         )
 
     def cut_off_report(self, plan: RowPlan) -> list[str]:
-        """A line on the trained conversations that are longer than a row, if there are any."""
+        """A line about trained conversations that are longer than a row, if any."""
         lengths = np.diff(self.store.offsets)[self.documents]
         longer = self.documents[lengths > self.max_seq_len]
         if not len(longer):
             return []
-        there = self.answers.count(self.store, longer, int(lengths.max()))
-        kept = self.answer_targets[longer]
-        lost = int(there.sum(dtype=np.int64)) - int(kept.sum(dtype=np.int64))
+        total = self.answers.count(self.store, longer, int(lengths.max()))
+        trained = self.answer_targets[longer]
+        lost = int(total.sum(dtype=np.int64)) - int(trained.sum(dtype=np.int64))
         return [
             f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "
-            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((kept == 0).sum()), 'conversation')} without "
+            f"there: {counted(lost, 'token')} of answers not trained, {counted(int((trained == 0).sum()), 'conversation')} without "
             "an answer that begins before"
         ]
 
 
 def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> bool:
-    """Whether the first document of a path is a conversation, and not a text. cache_dir: as of `find_files`.
+    """True if the first document of a path is a conversation, not a text. cache_dir: as in `find_files`.
 
-    Errors: DataError where there is no file.
+    Errors: DataError if there is no file.
     """
     file = find_files(path, text_suffixes, cache_dir)[0]
     if kind_of(file).suffix not in OBJECTS:
         return False
-    # Whatever is wrong with a line is told by who reads all of them.
+    # Faults are reported when all lines are read.
     first = next(read_documents(file, ANY_TEXT, BadLines()), None)
     if first is None:
         return False

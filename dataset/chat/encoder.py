@@ -1,28 +1,28 @@
 """Conversations to token ids, by the chat template of the tokenizer.
 
-The template makes one text of a conversation. In this text two things must be kept apart: the special tokens that the
+The template renders a conversation as one text, in which two things must be kept apart: the special tokens that the
 template writes, and their spelling within a message, as in a question about "<|im_start|>assistant", which stays text.
-So a mark is put into each such spelling before the template sees the message, and taken out again once the text is cut
-at the special tokens that are left:
+So a mark is inserted into each such spelling before rendering, and removed after the text is cut at the remaining
+special tokens:
 
     message     What is <|im_end|>?          marked      What is <*|im_end|>?
     template    <|im_start|>user\\nWhat is <*|im_end|>?<|im_end|>\\n
     pieces      1    user\\nWhat is <|im_end|>?    2    \\n
 
-The text is cut where an answer begins, too. The ids of the question and of "assistant\\n" are then the same
-whatever is answered: a model is trained on them as it is asked.
+The text is also cut where an answer starts. Then the ids of the question and of "assistant\\n" do not depend on the
+answer: a model is trained on the same ids that it is prompted with.
 
-What the assistant wrote is trained, all else is only read. The template writes each turn as <|im_start|>, the role and a line
-break, the text, <|im_end|>. Text of messages never becomes one of these two tokens, so they tell where a turn begins and
-ends, in a row that several conversations share too.
+Only the assistant's messages are trained. The template writes each turn as <|im_start|>, the role and a line break, the
+text, <|im_end|>. Text of messages never becomes one of these two tokens, so they mark where a turn starts and ends, also
+in a row that several conversations share.
 
-Some answers are not to be trained: those of weight 0 and those in which nothing is said. In the store such a turn begins with
-<|im_end|> instead of <|im_start|>, which is put right when a batch is made:
+Some answers are not trained: those of weight 0 and empty ones. In the store such a turn starts with <|im_end|> instead of
+<|im_start|>, which is restored when a batch is made:
 
     trained         <|im_start|>assistant\\nYes<|im_end|>\\n
     only read       <|im_end|>assistant\\nYes<|im_end|>\\n
 
-Nothing else looks like it, since a line break follows each <|im_end|> that ends a turn.
+This is unambiguous, since a line break follows each <|im_end|> that ends a turn.
 """
 
 import hashlib
@@ -45,25 +45,25 @@ from model.loss import IGNORE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A noncharacter of Unicode (https://www.unicode.org/faq/private_use.html#noncharacters): programs may use it for themselves.
-# What follows it says what is meant, so that texts that hold it come out as they were: it stands for itself, or it is a mark.
+# A noncharacter of Unicode (https://www.unicode.org/faq/private_use.html#noncharacters), reserved for internal use.
+# The digit after it says whether it is the character itself, so that texts that hold it survive, or our mark.
 MARK = "\ufdd0"
 ITSELF = MARK + "1"
 INSIDE = MARK + "2"
-# What the template writes before an answer, and the place behind that
+# Header of an answer in the template's text, and the position after it
 ANSWER_BEGINS = f"{BOS}assistant\n"
 BEFORE_ANSWER = re.compile(f"(?<={re.escape(ANSWER_BEGINS)})")
 
-# Tokens that are looked at together, of whole documents.
+# Maximum tokens that are searched at once
 TOKENS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Finds what the assistant wrote.
+    """Finds the assistant's messages.
 
-    start, end: the ids of <|im_start|> and <|im_end|>. header: those of "assistant" and the line break, between the start of
-    such a turn and its text.
+    start, end: the ids of <|im_start|> and <|im_end|>. header: those of "assistant" and the line break, between the start
+    of an answer's turn and its text.
     """
 
     start: int
@@ -71,14 +71,14 @@ class Answers:
     header: tuple[int, ...]
 
     def trained(self, inputs: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether the target of each input is trained, bool [N]: a token of an answer, or the <|im_end|> that ends it.
+        """bool [N]: True if the target of an input is trained: a token of an answer, or the <|im_end|> that ends it.
 
-        inputs: of whole pieces one after the other, each without its last token, which is a target alone.
+        inputs: whole pieces, concatenated, each without its last token, which is only a target.
         """
         # The last token of the header is the input of the answer's first token.
         firsts = self._before_header(inputs, self.start) + len(self.header)
-        # An answer goes on up to <|im_end|>, which is no input of it any more. One that was cut off ends with its piece, and
-        # the next piece begins with a turn.
+        # <|im_end|> ends an answer and is no input of it. A truncated answer ends with its piece, and the next piece starts
+        # with a turn.
         marks = np.flatnonzero((inputs == self.start) | (inputs == self.end))
         marks = np.append(marks, len(inputs))
         ends = marks[np.searchsorted(marks, firsts, side="right")]
@@ -88,24 +88,24 @@ class Answers:
         return np.cumsum(change[:-1], dtype=np.int8) > 0
 
     def _before_header(self, ids: Ints, token: int) -> Ints:
-        """Where `token` stands with the whole header behind it."""
+        """Positions of `token` with the whole header after it."""
         places = np.flatnonzero(ids == token)
         has_header = places + len(self.header) < len(ids)
-        for number, of_header in enumerate(self.header, 1):
+        for number, header_id in enumerate(self.header, 1):
             at = np.minimum(places + number, len(ids) - 1)
-            has_header &= ids[at] == of_header
+            has_header &= ids[at] == header_id
         return places[has_header]
 
     def as_read(self, ids: Ints) -> Ints:
-        """The ids as the model reads them: each turn begins with <|im_start|>."""
+        """The ids as the model reads them: each turn starts with <|im_start|>."""
         ids = ids.copy()
-        # Answers that are not to be trained
+        # answers that are not trained
         ids[self._before_header(ids, self.end)] = self.start
         return ids
 
     def only(self, batch: Batch) -> Batch:
-        """The Batch with the targets of answers alone."""
-        # Row by row from left to right: so the pieces lie in a batch.
+        """The Batch with only the targets of answers."""
+        # Row by row from left to right: the order of the pieces in a batch.
         has_pair = batch.document_ids >= 0
         stored = batch.input_ids[has_pair].numpy()
         trained = torch.from_numpy(self.trained(stored))
@@ -116,7 +116,7 @@ class Answers:
         return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
 
     def count(self, store: Documents, documents: Ints, most_pairs: int) -> Ints:
-        """uint32: how many targets of answers are among the first `most_pairs` pairs of each of the given documents."""
+        """uint32 [documents]: number of answer targets among the first `most_pairs` pairs of each."""
         counts = np.zeros(len(documents), dtype=np.uint32)
         at_once = max(1, TOKENS_AT_ONCE // most_pairs)
         for lo in range(0, len(documents), at_once):
@@ -133,7 +133,7 @@ class Answers:
 class ChatEncoder(DocumentEncoder):
     """Encodes conversations as dataset/reading/conversations.py gives them: JSON with "messages" and perhaps "tools".
 
-    answers: finds what the assistant wrote in the ids. Errors: ValueError for a tokenizer without our chat template or tokens.
+    answers: finds the assistant's messages in the ids. Errors: ValueError for a tokenizer without our template or tokens.
     """
 
     can_hold_out_part = False
@@ -150,58 +150,58 @@ class ChatEncoder(DocumentEncoder):
                 f"{tokenizer.name_or_path}: conversations take the special tokens {BOS} and {EOS}, and a template that tells what the "
                 "assistant says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
             )
-        # The longest first: of two that begin alike, the longer one is meant.
+        # Longest first: of two with the same start, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         self._cut_at = re.compile(f"({spellings})")
-        # The first character of each, also where two overlap.
+        # First character of each, also where two overlap.
         self._first_of = re.compile(f"(?={spellings})(.)", re.DOTALL)
         self.answers = Answers(
             start=self.special[BOS],
             end=self.special[EOS],
             header=tuple(self._encode_whole(ANSWER_BEGINS.removeprefix(BOS))),
         )
-        # 2: answers that are not to be trained are marked.
+        # 2: answers that are not trained are marked.
         self.fingerprint = hashlib.sha256(f"chat 2 {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
 
     @property
     def added_tokens(self) -> int:
-        """None: the template writes all."""
+        """0: the template writes all."""
         return 0
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one conversation. The top of this file tells how answers that are not to be trained begin."""
+        """The ids of one conversation. Answers that are not trained are marked, see the top of this file."""
         yield self._ids_of(text)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The ids of a user's message, up to where the assistant answers."""
+        """The ids of a user's message, up to the assistant's answer."""
         return self.turns_ids([{"role": "user", "content": text}])
 
     def turns_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
-        """The ids of the turns so far, up to where the assistant answers. tools: the functions that it may call."""
-        # As the lines of data: thoughts at the beginning of an answer are thoughts.
+        """The ids of the turns so far, up to the assistant's answer. tools: the functions that it may call."""
+        # As for lines of data: <think> at the start of an answer is parsed.
         checked = [checked_message(message, number) for number, message in enumerate(messages, 1)]
         text = json.dumps({"messages": checked, "tools": list(tools)}, ensure_ascii=False)
-        return self._ids_of(text, is_asked=True)
+        return self._ids_of(text, add_generation_prompt=True)
 
-    def _ids_of(self, text: str, is_asked: bool = False) -> list[int]:
-        """The ids of a conversation. is_asked: an answer comes next."""
-        # A slow import, which a process that reads no conversations does without.
+    def _ids_of(self, text: str, add_generation_prompt: bool = False) -> list[int]:
+        """The ids of a conversation. add_generation_prompt: an answer comes next."""
+        # A slow import, which only conversations need.
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        # In the JSON and not in its values: it escapes neither the mark nor a character of the spellings.
+        # Marked in the JSON, not in its values: JSON escapes neither the mark nor a character of the spellings.
         conversation = json.loads(self._first_of.sub(rf"\1{INSIDE}", text.replace(MARK, ITSELF)))
-        # ([text], nothing that is asked for here)
+        # ([text], masks, unused here)
         rendered: Any = render_jinja_template(
             [conversation["messages"]],
             tools=conversation.get("tools"),
             chat_template=CHAT_TEMPLATE,
-            add_generation_prompt=is_asked,
+            add_generation_prompt=add_generation_prompt,
         )
-        # Each part but the last one ends where an answer begins.
+        # Each part but the last one ends where an answer starts.
         parts = BEFORE_ANSWER.split(rendered[0][0])
         answers = [message for message in conversation["messages"] if message["role"] == "assistant"]
-        assert len(parts) == len(answers) + is_asked + 1
-        if not is_asked:
+        assert len(parts) == len(answers) + add_generation_prompt + 1
+        if not add_generation_prompt:
             for i, answer in enumerate(answers):
                 if not is_trained(answer):
                     parts[i] = parts[i].removesuffix(ANSWER_BEGINS) + EOS + ANSWER_BEGINS.removeprefix(BOS)
@@ -211,6 +211,6 @@ class ChatEncoder(DocumentEncoder):
                 if piece in self.special:
                     ids.append(self.special[piece])
                 elif piece:
-                    for of_piece in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
-                        ids += of_piece
+                    for part_ids in self._body_in_parts(piece.replace(INSIDE, "").replace(ITSELF, MARK)):
+                        ids += part_ids
         return ids

@@ -1,9 +1,9 @@
 """ELECTRA's examples: two segments of neighbouring lines of one document, masked anew in every epoch.
 
-Lines of a document are gathered up to a target length, then cut into a first and a second segment. What does not fit
-an example begins the next one, so that every token is in exactly one example of an epoch. Which lines stand together
-depends on the data, the length and the seed; the order of the examples and what is masked depend on the epoch too, and
-on nothing else: neither on ranks, workers nor a resume.
+Lines of a document are gathered up to a target length, then split into a first and a second segment. What does not fit
+starts the next example, so every token is in exactly one example of an epoch. The grouping of lines depends on the data,
+the length and the seed; the order of the examples and the masks depend on the epoch too, but not on ranks, workers or a
+resume.
 
 Shapes. N: examples, R: rows (examples) of a batch, T: positions of a row, K: masked positions of a row at most.
 """
@@ -20,25 +20,25 @@ from dataset.packing import chunks, permutation
 from dataset.store.format import Documents, Ints, Tokens
 from model.loss import IGNORE
 
-# Positions of an example: two segments and their special tokens.
-SHORTEST = 5
-# Share of the examples that are one segment, as in single-sentence tasks.
-SINGLE = 0.1
-# Share whose target length is random, from SHORTEST up.
+# Minimum positions of an example: two segments and their special tokens
+MIN_POSITIONS = 5
+# Share of the examples with one segment, as in single-sentence tasks
+SINGLE_SEGMENT = 0.1
+# Share whose target length is random, from MIN_POSITIONS up.
 RANDOM_TARGET = 0.05
-# Chance that a line that would overfill the first segment goes into it all the same.
+# Probability that a line which overfills the first segment is still added to it
 OVERFLOW = 0.5
 
 
 class Examples:
-    """Where every example lies in a token store of a LineEncoder.
+    """Position of every example in a token store of a LineEncoder.
 
     The original code walks through a document line by line, and draws random numbers as it goes. Here all documents take
-    a step at once: each gives its next example, those that have text left take another step, and so on. A step is some
-    array operations, however many documents there are. The test has the loop over lines.
+    a step at once: each yields its next example, and those with text left take the next step. A step is a few array
+    operations for any number of documents. The test has the loop over lines.
 
-    In the store every line ends with a SEP. To count positions of an example, places are counted without the SEPs: place
-    p is the p-th token that is no SEP. `line_ends` are such places, one behind the last token of each line.
+    In the store every line ends with a SEP, which is no position of an example. So places are counted without SEPs: place
+    p is the p-th token that is no SEP. `line_ends` are such places, one past the last token of each line.
 
     Attributes, arrays [N]: begin (first token in the store), span (tokens and SEPs in the store), first and second
     (tokens of the two segments; second may be 0), lengths (positions taken, CLS and SEP included), candidates (tokens
@@ -54,8 +54,7 @@ class Examples:
         unk_id: int | None = None,
         documents: Ints | None = None,
     ) -> None:
-        """documents: the numbers of those that are cut into examples, ascending; default: all. Errors: DataError where there is no
-        text."""
+        """documents: numbers, ascending, of those to use; default: all. Errors: DataError if they have no text."""
         self.store = store
         self.max_seq_len = max_seq_len
         seps = _positions(store.tokens, sep_id)
@@ -70,7 +69,7 @@ class Examples:
             stop = stop[documents]
         bits = np.random.PCG64([seed, 0xE1EC])
         found = []
-        # Documents without a token have nothing to give.
+        # Documents without text left drop out.
         while (has_more := place < stop).any():
             place = place[has_more]
             stop = stop[has_more]
@@ -83,7 +82,7 @@ class Examples:
         place, first, second = examples[:, np.argsort(examples[0])]
         self.first = first.astype(np.int32)
         self.second = second.astype(np.int32)
-        # Back to places in the store: a SEP more for each line that ended before.
+        # Back to indices into the store: plus a SEP for each line that ended before.
         last = place + self.first + self.second - 1
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
@@ -95,44 +94,45 @@ class Examples:
         self.candidates = self.first + self.second - counts.astype(np.int32)
 
     def _next(self, place: Ints, stop: Ints, line_ends: Ints, bits: np.random.PCG64) -> tuple[Ints, Ints]:
-        """(tokens of the first, of the second segment) of the examples that begin at `place` in documents that end at
+        """(tokens of the first, of the second segment) of the examples that start at `place` in documents that end at
         `stop`."""
         T = self.max_seq_len
         n = len(place)
-        # These draws come in this order in every version: it is part of the data order.
-        of_kind, of_target, of_single, of_overflow = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
-        # How many tokens to gather
-        random_target = SHORTEST + of_target * (T - SHORTEST + 1)
-        target = np.where(of_kind < RANDOM_TARGET, random_target, T).astype(np.int64)
-        # How long the first segment should be: half of that, without CLS and two SEPs, or without a bound.
-        wanted = np.where(of_single < SINGLE, 1 << 40, (target - 3) // 2)
+        # The order of these draws must never change: it is part of the data order.
+        draws = unit_interval(np.asarray(bits.random_raw(4 * n))).reshape(4, n)
+        kind_draw, target_draw, single_draw, overflow_draw = draws
+        # Tokens to gather
+        random_target = MIN_POSITIONS + target_draw * (T - MIN_POSITIONS + 1)
+        target = np.where(kind_draw < RANDOM_TARGET, random_target, T).astype(np.int64)
+        # Target length of the first segment: half of that, without CLS and two SEPs, or unbounded.
+        wanted = np.where(single_draw < SINGLE_SEGMENT, 1 << 40, (target - 3) // 2)
 
         def end_of_line(at: Ints) -> Ints:
             """The end of the line that holds the token before the place `at`."""
             line = np.minimum(np.searchsorted(line_ends, at), len(line_ends) - 1)
             return np.minimum(line_ends[line], stop)
 
-        # Whole lines are gathered, until there are `target` tokens or more.
+        # Whole lines, until there are at least `target` tokens.
         end = end_of_line(place + target)
         # The first segment: the lines that stay below `wanted`, but one line at least.
         whole = line_ends[np.maximum(np.searchsorted(line_ends, place + wanted) - 1, 0)]
         split = np.minimum(np.maximum(end_of_line(place + 1), whole), end)
-        # By chance the line goes into it too that makes it longer than wanted.
-        takes_one_more = (split < end) & (split - place < wanted) & (of_overflow < OVERFLOW)
+        # By chance, also the line that overfills it.
+        takes_one_more = (split < end) & (split - place < wanted) & (overflow_draw < OVERFLOW)
         split = np.where(takes_one_more, end_of_line(split + 1), split)
-        # What is beyond the row begins the next example.
+        # Tokens beyond the row start the next example.
         first = np.minimum(split - place, T - 2)
         second = np.minimum(end - split, np.maximum(T - 3 - first, 0))
         return first, second
 
 
 def positions_taken(first: Ints, second: Ints) -> Ints:
-    """Positions of examples with so many tokens in their segments: CLS and a SEP, and another SEP behind a second segment."""
+    """Positions of examples with these tokens per segment: plus CLS and SEP, and another SEP after a second segment."""
     return first + second + 2 + (second > 0)
 
 
 def _positions(tokens: Tokens, value: int) -> Ints:
-    """Where `value` stands in a large array of tokens, int64."""
+    """Positions of `value` in a large array of tokens, int64."""
     parts = [np.empty(0, np.int64)]
     for lo, hi in chunks(len(tokens)):
         parts.append(np.flatnonzero(tokens[lo:hi] == value) + lo)
@@ -140,16 +140,16 @@ def _positions(tokens: Tokens, value: int) -> Ints:
 
 
 class Totals(NamedTuple):
-    """What an update trains, over all micro-batches and ranks."""
+    """Totals of an update, over all micro-batches and ranks."""
 
-    # Positions without padding: the discriminator's.
+    # discriminator: positions without padding
     targets: int
-    # The generator's.
+    # generator
     masked: int
 
 
 class Recipe(NamedTuple):
-    """What a batch is built from: arrays [R]."""
+    """The examples of a batch: arrays [R]."""
 
     example: Ints
     begin: Ints
@@ -163,7 +163,7 @@ class ElectraPlan:
     """The examples of one epoch in their order: a row is an example."""
 
     def __init__(self, examples: Examples, share: float, seed: int, epoch: int, shuffle: bool = True) -> None:
-        """share: of the positions of an example that are masked. shuffle: or in the order of the data."""
+        """share: of an example's positions that are masked. shuffle: else in the order of the data."""
         self.examples = examples
         self.share = share
         self.epoch = epoch
@@ -205,7 +205,7 @@ class Batch(NamedTuple):
 
 
 class ElectraAssembler:
-    """assembler[recipe] is the Batch of these examples, masked as the recipe's epoch has it."""
+    """assembler[recipe] is the Batch of these examples, masked for the recipe's epoch."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class ElectraAssembler:
         style: str,
         seed: int,
     ) -> None:
-        """share: of the positions of an example that are masked. style: "electra" writes [MASK] at 85 % of them and leaves the
+        """share: of an example's positions that are masked. style: "electra" writes [MASK] at 85 % of them and leaves the
         rest, "bert" writes [MASK] at 80 %, any ordinary token at 10 %."""
         self.store = store
         self.T = max_seq_len
@@ -243,7 +243,7 @@ class ElectraAssembler:
             begin = recipe.begin[r]
             first = recipe.first[r]
             second = recipe.second[r]
-            # The lines' SEPs are only in the store.
+            # The SEPs of lines are only in the store.
             piece = self.store.tokens[begin : begin + recipe.span[r]]
             piece = piece[piece != self.sep_id]
             ids[r, 1 : first + 1] = piece[:first]
@@ -253,29 +253,29 @@ class ElectraAssembler:
                 ids[r, first + 2 : end] = piece[first:]
                 ids[r, end] = self.sep_id
                 types[r, first + 2 : end + 1] = 1
-            # A generator for each example and epoch: what is masked depends on nothing else.
+            # A generator for each example and epoch: masks depend on nothing else.
             key = (self.seed << 32 | recipe.epoch, int(recipe.example[r]))
             random[r] = np.random.Philox(key=np.array(key, dtype=np.uint64)).random_raw(n_random)
         lengths = positions_taken(recipe.first, recipe.second).astype(np.int64)
         return Batch(*map(torch.from_numpy, (ids, *self.mask(ids, lengths, random), types, lengths)))
 
     def mask(self, ids: np.ndarray, lengths: Ints, random: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """int64 arrays: what the generator reads [R, T], the masked positions [R, K] in rising order and the tokens that stood
-        there [R, K]; places that are not used have position 0 and label IGNORE.
+        """int64 arrays: the generator's input [R, T], the masked positions [R, K] in ascending order and their original
+        tokens [R, K]; unused slots have position 0 and label IGNORE.
 
-        ids: int64 [R, T]; lengths: int64 [R]; random: uint64 [R, T + 2 K] of random bits. No special token is masked, and no
-        padding; of a row with fewer other tokens than `mask_count` all are.
+        ids: int64 [R, T]; lengths: int64 [R]; random: uint64 [R, T + 2 K] of random bits. Special tokens and padding are
+        never masked; in a row with fewer other tokens than `mask_count` all of them are.
         """
         R, T = ids.shape
         K = self.K
         candidates = ~np.isin(ids, self.special_ids)
         counts = np.minimum(mask_count(lengths, self.share), candidates.sum(1))
-        # Each position gets a random key, one that is no candidate the largest there is: the smallest keys are chosen. Their
-        # upper bit is cleared first, so that a candidate's key is always smaller.
+        # Each candidate gets a random key, any other position the maximum: the smallest keys are chosen. The upper bit of
+        # a candidate's key is cleared, so that it is always smaller.
         keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
         chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
         is_used = np.arange(K) < counts[:, None]
-        # In rising order, with the places that are not used behind them.
+        # Ascending, with unused slots at the end.
         positions = np.sort(np.where(is_used, chosen, T), axis=1)
         positions[~is_used] = 0
         rows = np.arange(R)[:, None]
@@ -300,5 +300,5 @@ def mask_count(lengths: np.ndarray | int, share: float) -> np.ndarray:
 
 
 def unit_interval(bits: np.ndarray) -> np.ndarray:
-    """Random bits, uint64, as numbers in [0, 1), float64: the upper 53 bits, as many as a float64 holds."""
+    """Random bits, uint64, as float64 in [0, 1): the upper 53 bits, as many as a float64 holds."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,8 +1,8 @@
-"""The files of a task: what is in them, its features as the tokenizer of an encoder makes them, and the batches of an epoch.
+"""The files of a task: their examples, the features that an encoder's tokenizer makes of them, and the batches of an epoch.
 
-In a TSV, as in the benchmark's, a quote is text like any other. A line of a .jsonl file is an object. What a file holds is
-checked as it is read, and a fault names its line. Which example stands where in an epoch depends on the seed and the epoch
-alone, so that ranks, workers and a resume change nothing.
+In a TSV, as in the benchmark's, quotes are ordinary text. A line of a .jsonl file is an object. Files are validated as
+they are read, and errors name the line. The order of the examples in an epoch depends only on the seed and the epoch, not
+on ranks, workers or a resume.
 
 Shapes. N: examples of a file, R: rows (examples) of a batch, T: positions of a row.
 """
@@ -29,21 +29,21 @@ from dataset.packing import permutation
 from dataset.reading.file_kinds import expanded
 from dataset.store.format import Ints
 
-# Characters of a sentence: what a tokenizer holds of one beside its ids is many times as large.
+# Maximum characters of a sentence: a tokenizer needs many times its memory.
 LONGEST_SENTENCE = 1 << 20
 # Version of the cached files; raised when the same input would give other features.
 FORMAT = 3
 # Examples that are encoded together
-ENCODED_TOGETHER = 4096
-# What a batch's T is a multiple of: few shapes, and such as tensor cores like.
-MULTIPLE = 8
+ENCODE_BATCH = 4096
+# T of a batch is a multiple of this: few shapes, which suit tensor cores.
+PAD_MULTIPLE = 8
 
 
 # ---------------------------------------------------------------------------------------------------- examples
 
 
 class Example(NamedTuple):
-    """A line of a file: its one or two sentences, the word of its label ("" in a test file), and where it stands."""
+    """A line of a file: its one or two sentences, its label as text ("" in a test file), and its place (path:line)."""
 
     sentences: tuple[str, ...]
     label: str
@@ -53,7 +53,7 @@ class Example(NamedTuple):
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     """The Examples of a file. Errors: DataError that names file and line, also where there is no example; OSError."""
     is_json = path.suffix == ".jsonl"
-    # A file without a header has its columns from the task.
+    # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
     # Not splitlines(): a sentence may hold a U+2028.
     lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
@@ -81,10 +81,10 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                     raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are wanted")
                 record = dict(zip(header, columns, strict=True))
             sentences = tuple(record[name] for name in task.text)
-            # In a .jsonl file it may be a number, or a truth value as JSON spells it.
+            # In a .jsonl file it may be a number or a boolean.
             label = record[task.label] if labelled else ""
             label = label if isinstance(label, str) else json.dumps(label)
-            # No text at all, or half of a surrogate pair, which is no character
+            # Raises for a value that is no text, and for a lone surrogate.
             "".join(sentences).encode()
             if max(map(len, sentences)) > LONGEST_SENTENCE:
                 raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
@@ -104,14 +104,14 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
 
 
 def value_of_label(task: Task, example: Example) -> float:
-    """The class number or the score that its label means. Errors: DataError for one that means none."""
+    """The class number or score of an example's label. Errors: DataError for an invalid label."""
     if not task.is_regression:
         if example.label in task.labels:
             return task.labels.index(example.label)
         wanted = f"one of {', '.join(task.labels)[:200]}"
     else:
         low, high = task.bounds
-        # NaN is not between them either.
+        # NaN fails this too.
         with contextlib.suppress(ValueError):
             if low <= float(example.label) <= high:
                 return float(example.label)
@@ -123,9 +123,9 @@ def value_of_label(task: Task, example: Example) -> float:
 
 
 class Features(NamedTuple):
-    """A file's examples: arrays [N], but the tokens of all examples, one after the other."""
+    """A file's examples: arrays [N], but the tokens and types of all examples are concatenated."""
 
-    # The ids, special tokens included, and to which segment each belongs.
+    # ids, special tokens included, and the segment of each
     tokens: Ints
     types: Ints
     begin: Ints
@@ -137,7 +137,7 @@ class Features(NamedTuple):
 def encode_file(
     path: Path, task: Task, tokenizer: PreTrainedTokenizerBase, max_seq_len: int, labelled: bool
 ) -> Features:
-    """The Features of a file, cut to max_seq_len as the tokenizer cuts: of a pair the longer sentence first.
+    """The Features of a file, truncated to max_seq_len by the tokenizer: the longer sentence of a pair first.
 
     Errors: DataError, OSError.
     """
@@ -146,8 +146,8 @@ def encode_file(
     lengths: list[int] = []
     examples = list(examples_of(path, task, labelled))
     labels = [value_of_label(task, example) for example in examples] if labelled else []
-    for lo in range(0, len(examples), ENCODED_TOGETHER):
-        columns = zip(*(example.sentences for example in examples[lo : lo + ENCODED_TOGETHER]), strict=True)
+    for lo in range(0, len(examples), ENCODE_BATCH):
+        columns = zip(*(example.sentences for example in examples[lo : lo + ENCODE_BATCH]), strict=True)
         encoded = tokenizer(
             *map(list, columns),
             truncation="longest_first",
@@ -160,7 +160,7 @@ def encode_file(
             types += segments
             lengths.append(len(ids))
     if tokenizer.is_fast:
-        # It would be saved with the tokenizer.
+        # Otherwise truncation would be saved with the tokenizer.
         tokenizer.backend_tokenizer.no_truncation()
     n_tokens = np.array(lengths, dtype=np.int64)
     return Features(
@@ -183,16 +183,15 @@ def cached_features(
     overwrite: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[Features, str]:
-    """(Features of a file, a key that changes with its content and with all that decides on them). fingerprint: of the
-    tokenizer.
+    """(Features of a file, a key of its content and all else that determines them). fingerprint: of the tokenizer.
 
-    They are kept in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError, OSError.
+    Cached in `cache_dir`, or in `.glue_cache` beside the data. Errors: DataError, OSError.
     """
     options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
     key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
     folder = expanded(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
-    # A damaged one is made anew: the archive has a check sum of each array.
+    # A damaged cache is rebuilt: the archive has a checksum of each array.
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         if not overwrite:
             with np.load(cache, allow_pickle=False) as arrays:
@@ -211,9 +210,9 @@ def cached_features(
 
 
 class Totals(NamedTuple):
-    """What an update trains, over all micro-batches and ranks."""
+    """Totals of an update, over all micro-batches and ranks."""
 
-    # Tokens without padding.
+    # tokens without padding
     targets: int
     examples: int
 
@@ -225,7 +224,7 @@ class GluePlan:
         self._lengths = features.lengths
         self.n_rows = len(features.lengths)
         self.T = int(self._lengths.max())
-        # Batches are shorter: each is as long as its longest row.
+        # A lower bound: batches are only as long as their longest row.
         self.fill = float(self._lengths.mean()) / self.T
         self._order = permutation(np.random.PCG64([seed, epoch]), self.n_rows)
 
@@ -257,8 +256,8 @@ class Batch(NamedTuple):
 
 
 class GlueAssembler:
-    """assembler[numbers] is the Batch of these examples, padded on the tokenizer's side to the longest of them, up to a
-    multiple of MULTIPLE but never beyond `max_seq_len`."""
+    """assembler[numbers] is the Batch of these examples, padded on the tokenizer's side to the longest of them, rounded up
+    to a multiple of PAD_MULTIPLE, but at most to `max_seq_len`."""
 
     def __init__(self, features: Features, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> None:
         self.features = features
@@ -270,7 +269,7 @@ class GlueAssembler:
     def __getitem__(self, numbers: Ints) -> Batch:
         f = self.features
         lengths = f.lengths[numbers]
-        T = min(math.ceil(int(lengths.max()) / MULTIPLE) * MULTIPLE, self.max_seq_len)
+        T = min(math.ceil(int(lengths.max()) / PAD_MULTIPLE) * PAD_MULTIPLE, self.max_seq_len)
         shape = (len(numbers), T)
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         types = np.full(shape, self.pad_type, dtype=np.int64)

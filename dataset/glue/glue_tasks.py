@@ -1,4 +1,4 @@
-"""What a task is, and the tasks of the GLUE benchmark: one table that files, metrics and flags are read from."""
+"""Tasks, and those of the GLUE benchmark: one table for files, metrics and flags."""
 
 from typing import NamedTuple
 
@@ -6,26 +6,26 @@ Words = tuple[str, ...]
 # ((name, file), ...)
 Files = tuple[tuple[str, str], ...]
 
-# metrics of a task of one's own, by --kind: an example has a class, or a score
+# metrics of a custom task, by --kind: examples have a class or a score
 METRICS = {"classification": ("accuracy", "macro_f1"), "regression": ("pearson", "spearman")}
-# Scores are kept in float32, and the loss adds up their squares there.
+# Scores are float32, and the loss sums their squares in it.
 LARGEST_SCORE = 1e16
 
 
 class Task(NamedTuple):
-    """A task. `dev` and `test` are (suffix of the metrics' names, file), (name of the predictions, file)."""
+    """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file)."""
 
-    # the benchmark's folder, or the name of one's own task
+    # the benchmark's folder, or the name of a custom task
     folder: str
     # Columns of the sentences.
     text: Words
     # Column of the label.
     label: str
-    # Its words, in the order of the classes; empty: the label is a score.
+    # label words in class order; empty: the label is a score
     labels: Words
     metrics: Words
     epochs: int = 3
-    # Columns of train and dev files, where these have no header.
+    # Columns of train and dev files without a header.
     names: Words = ()
     dev: Files = (("", "dev.tsv"),)
     test: Files = ()
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for an example."""
+        """Number of model outputs for an example."""
         return len(self.labels) or 1
 
 
@@ -56,7 +56,7 @@ ACCURACY = ("accuracy",)
 AND_F1 = ("accuracy", "f1")
 QUESTIONS = ("question1", "question2")
 SPLITS = (("", "dev_matched.tsv"), ("-mm", "dev_mismatched.tsv"))
-# The diagnostic sentences are a test for models of MNLI. Where they lie depends on who packed them.
+# Diagnostic sentences, a test for models of MNLI. Their folder depends on the archive.
 AX = (("AX", "../diagnostic/diagnostic.tsv"), ("AX", "../AX/test.tsv"), ("AX", "../AX/AX.tsv"))
 TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), *AX)
 NLI = ("contradiction", "entailment", "neutral")
@@ -72,17 +72,17 @@ TASKS = {
     "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10, test=_test("RTE")),
     "wnli": Task("WNLI", PAIR, "label", BINARY, ACCURACY, test=_test("WNLI")),
 }
-# What other trainers call them, beside the benchmark's own spellings.
+# Names in other trainers, beside the benchmark's own spellings
 OTHER_NAMES = {"sts": "stsb", "sst": "sst2"}
 
 
 def task_name(text: str) -> str:
-    """The key in TASKS of a task as the benchmark, or another trainer, spells it: `sst2` of SST-2. Another text as it is."""
+    """The key in TASKS of a name from the benchmark or another trainer: `sst2` for SST-2. Other names are unchanged."""
     name = text.strip().lower().replace("-", "").replace("_", "")
     name = OTHER_NAMES.get(name, name)
     return name if name in TASKS else text.strip()
 
 
 def task_list(text: str) -> str:
-    """A list of tasks between commas, each once and by its key in TASKS: `sst2,mrpc` of `SST-2, MRPC`."""
+    """A comma-separated list of tasks by their keys in TASKS, deduplicated: `sst2,mrpc` for `SST-2, MRPC`."""
     return ",".join(dict.fromkeys(task_name(part) for part in text.split(",")))

@@ -1,26 +1,26 @@
-"""What is odd about a document: signs that it is no text to learn from, or should be cleaned first."""
+"""Signs that a document is no text to learn from, or should be cleaned first."""
 
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-# Control characters other than tab, line feed and carriage return, and the sign for what could not be decoded.
+# Control characters other than tab, line feed and carriage return, and the replacement character
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")
 # Tags and entities of HTML and XML
 MARKUP = re.compile(r"</?[a-zA-Z!][^<>\n]{0,300}>|&(?:[a-zA-Z]{2,8}|#\d{1,6}|#x[0-9a-fA-F]{1,6});")
-# share of a document's characters; programs and manuals about them may have a few tags
+# minimum share of a document's characters; programs and their manuals may have a few tags
 MARKUP_SHARE = 0.05
-# No word is so long. Base64, keys, minified code.
+# Longer than any word: Base64, keys, minified code
 UNBROKEN = re.compile(r"(?<![!-~])[!-~]{500}")
-# A line that is most of a text, of so many lines that are not blank
+# minimum lines, without blank ones, and minimum share of them that are the same
 LINES = 8
 REPEATED_SHARE = 0.5
-# What zlib makes so short says one thing again and again; prose comes to 0.3 to 0.6 of its size.
+# Text that zlib compresses below this share of its size is repetitive; prose comes to 0.3 to 0.6.
 COMPRESSED_SHARE = 0.1
 COMPRESSED_BYTES = 1 << 16
 COMPRESSED_FROM = 1000
-# share of the characters that are not white space
+# minimum share of the characters that are not white space
 LETTERS_SHARE = 0.3
 LETTERS_FROM = 50
 LONG_ROWS = 64
@@ -36,16 +36,16 @@ VERY_LONG = "very long"
 
 
 class OddityFinder:
-    """Finds what is odd. special_tokens: as a text may spell them. row_tokens: of a row of training."""
+    """Finds oddities. special_tokens: their spellings. row_tokens: tokens of a training row."""
 
     def __init__(self, special_tokens: Iterable[str], row_tokens: int) -> None:
         spelt = [re.escape(token) for token in special_tokens if token.strip()]
-        # A class that nothing is in, where there is no such token.
+        # Without tokens, a class that matches nothing.
         self.special = re.compile("|".join(spelt) or r"[^\s\S]")
         self.long_from = LONG_ROWS * row_tokens
 
     def oddities_of(self, body: str, tokens: int) -> Iterator[tuple[str, int]]:
-        """(kind, where in the text it shows). body: the text without BOS and EOS. tokens: of the document."""
+        """Yields (kind, position in the text). body: the text without BOS and EOS. tokens: of the document."""
         for kind, pattern in (
             (CONTROL_CHARACTERS, CONTROL),
             (UNBROKEN_RUN, UNBROKEN),
@@ -54,7 +54,7 @@ class OddityFinder:
             match = pattern.search(body)
             if match is not None:
                 yield kind, match.start()
-        # Tags and entities begin with one of these, which most texts do not have.
+        # Tags and entities start with one of these, which most texts do not have.
         if "<" in body or "&" in body:
             first = MARKUP.search(body)
             length = sum(len(match.group()) for match in MARKUP.finditer(body))
@@ -62,7 +62,7 @@ class OddityFinder:
                 yield MOSTLY_MARKUP, first.start()
         lines = [line for line in body.split("\n") if line.strip()]
         line, count = Counter(lines).most_common(1)[0] if len(lines) >= LINES else ("", 0)
-        # The beginning of a text may say the same again and again without lines, too.
+        # The start of a text may also repeat itself without line breaks.
         beginning = body[:COMPRESSED_BYTES]
         raw = beginning.encode("utf-8", "surrogatepass")
         if count and count >= REPEATED_SHARE * len(lines):

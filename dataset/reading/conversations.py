@@ -1,14 +1,14 @@
-"""A line of chat data to the text of a document: the conversation in it, checked, as JSON of one form.
+"""Converts a line of chat data to the text of a document: its conversation, validated, as JSON in one form.
 
-A line is {"conversations": [...]} as MiniMind has it, or {"messages": [...]} as most others do: a list of objects with
-"role" and "content". What people write in several ways comes out in one, so that the chat template need not know them:
+A line is {"conversations": [...]} as in MiniMind, or {"messages": [...]} as in most other data: a list of objects with
+"role" and "content". Common variants are normalized, so that the chat template need not know them:
 
-    tools       of the line, or "tools" or "functions" of a system message; a list, or JSON in a text
-    tool_calls  of an assistant's message; a list, or JSON in a text; with "function" around each call, or without
-    thoughts    "reasoning_content" of an assistant's message, or <think> ... </think> at the beginning of its content
-    content     a text, null, or parts of text
-    weight      0 or 1 of an assistant's message, as OpenAI has it; 0: the answer is read and not trained. An answer in which
-                nothing is said gets 0 too: a model would learn to be silent
+    tools       of the line, or "tools" or "functions" of a system message; a list, or a JSON string
+    tool_calls  of an assistant's message; a list, or a JSON string; with or without "function" around each call
+    thoughts    "reasoning_content" of an assistant's message, or <think> ... </think> at the start of its content
+    content     a string, null, or a list of text parts
+    weight      0 or 1 of an assistant's message, as in OpenAI's format; 0: the answer is read but not trained. An empty
+                answer gets 0 too: a model would learn to be silent
 """
 
 import json
@@ -17,16 +17,16 @@ from typing import Any
 
 from dataset.reading.faults import BadLine
 
-# What a reader is asked for where a document is a conversation, in the place of the field of a text. A line has one of both.
+# `text_field` where a document is a conversation, which a line has in one of the FIELDS
 CONVERSATION = "conversations or messages"
 FIELDS = ("conversations", "messages")
 ROLES = ("system", "user", "assistant", "tool")
-# Schemas of tools have about ten levels. Templates walk through them by recursion, which ends at some hundreds.
-MOST_LEVELS = 64
-# as the chat template writes them
+# Maximum nesting of tools: schemas have about ten levels; templates recurse into them, which fails at some hundreds.
+MAX_TOOL_DEPTH = 64
+# in the chat template's spelling
 THOUGHTS = re.compile(r"\A\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 
-# an object, as JSON gives it
+# a JSON object
 Record = dict[str, Any]
 
 
@@ -36,19 +36,19 @@ def text_of_conversation(record: Record) -> str:
     Errors: BadLine.
     """
     tools = _listed(record.get("tools"), "tools")
-    # Merged data sets have both, and null or an empty list in the one that a line does not use.
-    there = [record[name] for name in FIELDS if record.get(name)]
-    if not there or not isinstance(there[0], list):
+    # Merged data sets have both, with null or an empty list in the unused one.
+    present = [record[name] for name in FIELDS if record.get(name)]
+    if not present or not isinstance(present[0], list):
         keys = ", ".join(repr(key[:80]) for key in list(record)[:5]) or "none"
         wanted = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
         reason = f"no list of messages in 'conversations' or 'messages' (the keys: {keys}); wanted: {wanted}"
         raise BadLine("no conversation", reason)
-    if there[0] != there[-1]:
+    if present[0] != present[-1]:
         raise BadLine(
             "two conversations", "'conversations' and 'messages' differ: which is meant? Remove the other one"
         )
     conversation: Record = {"messages": []}
-    for number, message in enumerate(there[0], 1):
+    for number, message in enumerate(present[0], 1):
         checked = checked_message(message, number)
         conversation["messages"].append(checked)
         if checked["role"] == "system" and not tools:
@@ -64,14 +64,14 @@ def text_of_conversation(record: Record) -> str:
 
 
 def is_trained(answer: Record) -> bool:
-    """Whether a message of the assistant is to be learned. answer: as `text_of_conversation` writes it."""
+    """True if a message of the assistant is trained. answer: as `text_of_conversation` writes it."""
     return bool(answer.get("weight", 1))
 
 
 def said_in(text: str) -> str:
-    """What is said in a conversation, one turn after the other. text: as `text_of_conversation` writes it.
+    """The contents of a conversation, turn by turn. text: as `text_of_conversation` writes it.
 
-    Names of roles and tools are left out: many conversations have them in common.
+    Roles and lists of tools are left out: many conversations share them.
     """
     said = []
     for message in json.loads(text)["messages"]:
@@ -82,7 +82,7 @@ def said_in(text: str) -> str:
 
 
 def checked_message(message: Any, number: int) -> Record:
-    """A message with the fields that the template reads, and no others."""
+    """A message with only the fields that the template reads."""
     if not isinstance(message, dict):
         raise BadLine("bad message", f"message {number} is no object with role and content")
     role = message.get("role")
@@ -90,7 +90,7 @@ def checked_message(message: Any, number: int) -> Record:
         hint = " (from and value are to be named role and content)" if "from" in message else ""
         wanted = f"where one of {', '.join(ROLES)} is wanted{hint}"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
-    # A list of parts, as many tools write it, or null where there are calls alone
+    # A list of parts, as many tools write it, or null beside calls
     content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
@@ -127,7 +127,7 @@ def _checked_call(call: Record, number: int) -> Record:
         raise BadLine("bad tool call", f"message {number}: a call has no name")
     arguments = function.get("arguments") or {}
     try:
-        # A text goes into the call as it is. Python alone takes NaN and Infinity for JSON.
+        # A string is used unchanged. Only Python accepts NaN and Infinity as JSON.
         json.dumps(json.loads(arguments) if isinstance(arguments, str) else arguments, allow_nan=False)
     except (ValueError, RecursionError):
         raise BadLine(
@@ -137,7 +137,7 @@ def _checked_call(call: Record, number: int) -> Record:
 
 
 def _listed(value: Any, what: str) -> list[Record]:
-    """A list of objects that may stand there as JSON in a text; empty where there is none."""
+    """A list of objects, possibly given as a JSON string; empty if there is none."""
     try:
         if isinstance(value, str):
             value = json.loads(value) if value.strip() else None
@@ -145,13 +145,13 @@ def _listed(value: Any, what: str) -> list[Record]:
         is_listed = isinstance(value or [], list) and all(isinstance(entry, dict) for entry in value or [])
     except (ValueError, RecursionError):
         is_listed = False
-    if not is_listed or _is_deeper(value, MOST_LEVELS):
-        wanted = f"no list of objects, or JSON of one, of at most {MOST_LEVELS} levels"
+    if not is_listed or _is_deeper(value, MAX_TOOL_DEPTH):
+        wanted = f"no list of objects, or JSON of one, of at most {MAX_TOOL_DEPTH} levels"
         raise BadLine("bad tools", f"{what}: {wanted}; NaN and Infinity are no JSON")
     return value or []
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a JSON value is nested deeper than so many levels."""
+    """True if a JSON value is nested deeper than `levels`."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels == 0 or any(_is_deeper(entry, levels - 1) for entry in inner)

@@ -1,5 +1,5 @@
-"""A `.csv` or `.tsv` file: a header that names the columns, then a document a row. Python's csv module reads the rows,
-so that a quoted field may hold commas, quotes and line breaks; this file bounds them and tells their faults.
+"""`.csv` and `.tsv` files: a header that names the columns, then one document per row. Python's csv module parses rows,
+so a quoted field may hold commas, quotes and line breaks; this file bounds rows and reports faults.
 """
 
 import csv
@@ -11,24 +11,24 @@ from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import BOM, LineReader, Stream
 
 
-# Who pulls whom: `next` asks the csv module for a row, and the module asks `lines_of_row` for as many lines as the row
-# has, since a quoted field may hold line breaks. So the module decides where a row ends, and this function knows the rest:
+# `next` asks the csv module for a row, and the module pulls the row's lines from `lines_of_row`: several, where a quoted
+# field holds line breaks. So the module decides where a row ends. This function does the rest:
 #
-# 1. The number of a row's first line. Before a row is asked for, the LineReader has read all lines of the row before it
-#    and no more, so the next row begins on the line after. A file of a hundred rows may well have a thousand lines.
+# 1. The line number of a row. Before each row the LineReader has read exactly the lines of the rows before, so the row
+#    starts on the next line. A file of a hundred rows may have a thousand lines.
 # 2. The bound. A quote that is never closed would make the rest of the file one field, held in memory. `row_bytes`
-#    counts what one row has taken, and `lines_of_row` raises BadLine in the middle of the module's own loop.
-# 3. How to go on after a fault. A generator that has raised is finished, and the module keeps half a row. Both are made
-#    anew; the LineReader stays, so the next row begins after the last line that was read.
+#    counts the bytes of the current row, and `lines_of_row` raises BadLine inside the module's own loop.
+# 3. Recovery from a fault. A generator that has raised is finished, and the module holds half a row. Both are replaced;
+#    the LineReader stays, so the next row starts after the last line that was read.
 def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Iterator[Found]:
-    """(line where the row begins, bytes of its text or fault) of each row.
+    """Yields (first line of a row, bytes of its text or fault).
 
-    Errors: DataError for a file without a header that has the column.
+    Errors: DataError if no header has the column.
     """
     lines = LineReader(stream, most=faults.MAX_CSV_ROW_BYTES)
-    # A field has fewer characters than bytes: the bound on a row is met first.
+    # A field has no more characters than bytes: the bound on a row is reached first.
     csv.field_size_limit(faults.MAX_CSV_ROW_BYTES)
-    # of the header
+    # columns
     names: list[str] = []
     row_bytes = 0
     ended = False
@@ -40,15 +40,15 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
             if line is None or row_bytes > faults.MAX_CSV_ROW_BYTES:
                 raise too_long("row", faults.MAX_CSV_ROW_BYTES)
             if not names:
-                # Before the module sees it: a quote is one only at the very beginning of a field.
+                # Removed first: the module knows a quote only at the very start of a field.
                 line = line.removeprefix(BOM)
-            # A column that is not the text's may hold any bytes: only the text is checked, once its row is known.
+            # Other columns may hold any bytes: only the text is checked, when its row is complete.
             yield line.decode("utf-8", "surrogateescape")
         ended = True
 
     reader: Iterator[list[str]] | None = None
     while not ended:
-        # strict: a quote in the wrong place is a fault, and does not swallow the rows behind it without a word.
+        # strict: a misplaced quote is a fault, and does not silently swallow the rows after it.
         reader = reader or csv.reader(lines_of_row(), delimiter=delimiter, strict=True)
         row_bytes = 0
         first_line = lines.number + 1
@@ -60,7 +60,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
             fault = bad
         except csv.Error as error:
             reason = f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
-            # Where it asked for one more line and there was none, it stood within quotes.
+            # The module asked for a line beyond the end: it was inside quotes.
             fault = BadLine("cut line", "the file ends within a quoted field") if ended else BadLine("not CSV", reason)
         if fault is not None:
             if not names:
@@ -68,15 +68,15 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
             reader = None
             yield first_line, fault
         elif not row:
-            # The module gives a blank line as an empty row; a long run of them is passed by the buffer.
+            # A blank line is an empty row; long runs of them are skipped buffer by buffer.
             lines.skip_blank_lines()
         elif not names:
             names = row
             check_column(text_field, names, f"{path}:{first_line}")
         elif len(row) != len(names):
-            # A comma in a text that is not quoted gives one field more: the text would be cut off without a word.
+            # A comma in an unquoted text gives an extra field: the text would silently be cut off.
             reason = f"{len(row)} fields where the header has {len(names)}"
             yield first_line, BadLine("wrong number of fields", reason)
         else:
-            # What is not UTF-8 comes as half a surrogate pair, which carries the byte.
+            # surrogateescape restores bytes that are not UTF-8.
             yield first_line, row[names.index(text_field)].encode("utf-8", "surrogateescape")

@@ -1,12 +1,12 @@
-"""Documents out of files of all kinds; file_kinds.py tells the kinds, and README.md what is a document in each.
+"""Documents from files of all kinds; file_kinds.py lists the kinds, dataset/README.md what a document is in each.
 
-A file is read in two steps. The reader of its format finds where the documents stand and gives their bytes. A text is made
-of them where it is wanted, which may be in another process.
+Reading has two steps. The reader of a format finds the documents and yields their bytes. These are decoded to text later,
+possibly in another process.
 
-Every fault of a line is named with file and line. What cannot change a document is harmless and loads as if it were
-not there: blank lines, a byte-order mark before a line, CRLF, a missing newline at the end, an escaped NUL, a long
-line. An empty text has nothing to learn from and is passed over like a blank line. Memory is bounded by a block of 4 MB
-or the longest document, whichever is larger; faults.py says how long one may be.
+Faults are reported with file and line. What cannot change a document is accepted: blank lines, a byte-order mark before
+a line, CRLF, a missing newline at the end, an escaped NUL, a long line. An empty text is skipped like a blank line, since
+there is nothing to learn from it. Memory is bounded by a block of 4 MB or the longest document, whichever is larger;
+faults.py limits the length of documents.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from dataset.reading.file_kinds import OBJECTS, kind_of
 from dataset.reading.json_files import find_objects, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
 
-# A block is held in memory by the process that reads it and by the one that encodes it.
+# Limits of a block, which both the reading and the encoding process hold in memory
 BLOCK_BYTES = 4 << 20
 BLOCK_DOCUMENTS = 8192
 
@@ -51,11 +51,11 @@ class Block:
 
     path: Path
     found: list[Found]
-    # its share of the file, for progress
+    # bytes of the file, for progress
     source_bytes: int
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
-        """Yields (line from 1 or row of a table, text or fault); not blank lines and empty texts."""
+        """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
         text_of = _format_of(self.path).text_of
         for line, raw in self.found:
             if isinstance(raw, BadLine):
@@ -82,7 +82,7 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
     found: list[Found] = []
     size = 0
     done = 0
-    # `stream` gives the decompressed bytes; `file` is what lies on the disk, and how far it was read says how much is done.
+    # stream: decompressed bytes. file: the file on disk, whose position shows progress.
     with open_stream(path, kind.compression) as (stream, file):
         refuse_other_content(stream.peek(64)[:64], path)
         for line, raw in find(stream, str(path), text_field):
@@ -110,15 +110,15 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
 
 
 def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
-    """All that a text file holds."""
+    """The whole text file."""
     raw = stream.read(faults.MAX_DOCUMENT_BYTES + 1)
     yield 1, too_long("text file") if len(raw) > faults.MAX_DOCUMENT_BYTES else raw
 
 
 def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
-    """What stands between the blank lines of a text file, with the number of its first line."""
+    """Paragraphs of a text file, separated by blank lines, each with its first line's number."""
     lines = LineReader(stream)
-    # Joined as they come: a list of short lines would take many times their bytes. None: it is too long.
+    # One buffer: a list of short lines would take many times their bytes. None: too long.
     text: bytearray | None = bytearray()
     first = 0
     while True:
@@ -140,23 +140,23 @@ def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Fou
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:
-    """A whole text file, its line ends made \\n whatever system wrote it."""
+    """A whole text file, with \\n for each \\r\\n."""
     return text_of(raw.removeprefix(BOM)).replace("\r\n", "\n")
 
 
 class Format(NamedTuple):
     """How the files of a kind are read.
 
-    find     (decompressed stream, path for error lines, text field) -> the places and bytes of its documents, one after the
-             other, in memory that does not grow with the file
-    text_of  (bytes that it found, text field) -> the text; None or "" where there is none. Errors: BadLine
+    find     (decompressed stream, path for error messages, text field) -> Found for each document, lazily, in memory that
+             does not grow with the file
+    text_of  (bytes from `find`, text field) -> the text; None or "" if there is none. Errors: BadLine
     """
 
     find: Callable[[Stream, str, str], Iterator[Found]]
     text_of: Callable[[bytes, str], str | None]
 
 
-# by the suffixes of file_kinds.CORPORA and TABLES
+# {suffix in file_kinds.CORPORA or TABLES: format}
 FORMATS = {
     ".jsonl": Format(_find_lines, text_of_line),
     ".json": Format(find_objects, text_of_line),

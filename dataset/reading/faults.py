@@ -1,4 +1,4 @@
-"""How large a document may be, what can be wrong with data, and how it is told."""
+"""Size limits of documents, faults in data, and their reports."""
 
 import contextlib
 import re
@@ -10,17 +10,17 @@ from typing import Any
 from common.errors import DataError
 from common.wording import counted
 
-# Bytes of a line after decompression, of a text file, of a value in a table. A reader holds a few copies of one.
+# Maximum bytes of a decompressed line, a text file, a value in a table. A reader holds a few copies of it.
 MAX_DOCUMENT_BYTES = 256 << 20
-# Python's csv module takes four bytes for each character of a row, and up to sixty for each of its fields.
+# Python's csv module takes four bytes per character of a row, and up to sixty per field.
 MAX_CSV_ROW_BYTES = 32 << 20
-# Python's objects for the values of a JSON line may take twenty times its bytes, so long lines must hold few of them.
+# Python objects for the values of a JSON line can take twenty times its bytes, so long lines must hold few values.
 MANY_VALUES_BYTES = 16 << 20
 MAX_JSON_VALUES = 4_000_000
-# The template and its pieces hold a conversation several times over: 27 bytes for each of its own.
+# Rendering and cutting a conversation takes 27 times its bytes.
 MAX_CONVERSATION_BYTES = 16 << 20
 
-# places kept of each kind of fault
+# faults kept of each kind
 PLACES = 3
 
 
@@ -28,8 +28,8 @@ class BadLine(Exception):
     """The fault of a line that is no document. Arguments: kind, reason."""
 
 
-# (line or row from 1, bytes of a document or a fault): what every reader gives, one after the other.
-# A fault goes the way of a document, so that whoever asks for documents decides whether it ends the run or is counted.
+# (line or row from 1, bytes of a document or a fault), as every reader yields them.
+# Faults are yielded like documents, so that the caller decides whether one ends the run or is counted.
 Found = tuple[int, bytes | BadLine]
 
 
@@ -39,15 +39,15 @@ def too_long(what: str, most: int | None = None) -> BadLine:
     return BadLine("too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents")
 
 
-# A command that converts a file; the new one has its ending, by which its kind is known.
+# Command that converts a file to UTF-8 and keeps its suffix, which determines its kind
 CONVERT = "python -c \"import sys; open('converted{}', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
-# the kind of fault of text in the usual encoding of Chinese Windows
+# fault kind of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
 
 def not_utf8(raw: bytes, reason: str) -> BadLine:
-    """The fault of a line or text that UTF-8 does not spell."""
-    # Two bytes beyond ASCII side by side: Latin-1 has them rarely, and GB 18030 reads nearly all pairs.
+    """The fault of a line or text that is not UTF-8."""
+    # Two adjacent non-ASCII bytes: rare in Latin-1, and nearly always valid GB 18030.
     if re.search(rb"[\x81-\xfe]{2}", raw):
         with contextlib.suppress(UnicodeDecodeError):
             raw.decode("gb18030")
@@ -56,7 +56,7 @@ def not_utf8(raw: bytes, reason: str) -> BadLine:
 
 
 def text_of(raw: bytes, text_field: str = "") -> str:
-    """The text of a file or field, whatever its name. Errors: BadLine for what UTF-8 does not spell, and for NUL bytes."""
+    """The text of a file or field of any name. Errors: BadLine for invalid UTF-8 and for NUL bytes."""
     if b"\0" in raw:
         raise BadLine("NUL byte", "the text has NUL bytes: it is binary, or in UTF-16; convert it to UTF-8")
     try:
@@ -67,11 +67,11 @@ def text_of(raw: bytes, text_field: str = "") -> str:
 
 
 def check_column(text_field: str, names: Sequence[str], place: str) -> None:
-    """Errors: DataError that begins with `place` where not exactly one of a table's columns has the name."""
+    """Errors: DataError, starting with `place`, unless exactly one column of a table has the name."""
     if names.count(text_field) == 1:
         return
     shown = ", ".join(name[:40] for name in names[:8])
-    # Bytes that are not UTF-8 stand in the names of a .csv as halves of surrogate pairs, which no terminal prints.
+    # Bytes of a .csv header that are not UTF-8 are lone surrogates here, which no terminal prints.
     shown = shown.encode("utf-8", "backslashreplace").decode("utf-8")
     advice = "--text_field names another one"
     if "\0" in shown:
@@ -83,7 +83,7 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
 
 
 def refuse_other_content(beginning: bytes, path: Path) -> None:
-    """Errors: DataError for text in UTF-16, and for what git leaves where LFS is not there. beginning: the first bytes, decompressed."""
+    """Errors: DataError for text in UTF-16 and for a pointer of git LFS. beginning: the first decompressed bytes."""
     if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
         raise DataError(f"{path}: a pointer of git LFS and not the file itself, which `git lfs pull` fetches")
     if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
@@ -94,7 +94,7 @@ def refuse_other_content(beginning: bytes, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a line is no document. line: from 1; a row of a parquet or Arrow file likewise."""
+    """Why a line is no document. line: from 1; the row in a parquet or Arrow file."""
 
     path: str
     line: int
@@ -102,7 +102,7 @@ class Fault:
     reason: str
 
     def error(self) -> DataError:
-        """What ends a run that does not skip bad lines."""
+        """The error of a run that does not skip bad lines."""
         advice = "mend the line, or pass --skip_bad_lines"
         if self.kind == GBK:
             advice = f"convert the file: {CONVERT.format(Path(self.path).suffix, 'gb18030', self.path)}"
@@ -110,13 +110,13 @@ class Fault:
 
 
 def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
-    """Count a fault among the bad lines that are skipped. Errors: DataError where none are."""
+    """Count a fault as skipped. Errors: DataError if faults are not skipped (None)."""
     if bad_lines is None:
         raise fault.error()
     bad_lines.add(fault)
 
 
-# Small whatever the data: a corpus of a billion lines of which half are bad costs as much as one with ten bad lines.
+# Constant size: half a billion bad lines take as much memory as ten.
 @dataclass
 class BadLines:
     """Faults counted by kind, and the first PLACES of each."""
@@ -125,7 +125,7 @@ class BadLines:
     places: dict[str, list[Fault]] = field(default_factory=dict)
 
     def add(self, fault: Fault) -> None:
-        """Count a fault of a later line."""
+        """Count the next fault."""
         self.counts[fault.kind] = self.counts.get(fault.kind, 0) + 1
         places = self.places.setdefault(fault.kind, [])
         if len(places) < PLACES:
@@ -141,7 +141,7 @@ class BadLines:
         if not self.total:
             return []
         lines = [f"skipped {counted(self.total, 'bad line')}:"]
-        # the most frequent first
+        # most frequent first
         for kind in sorted(self.counts, key=lambda kind: (-self.counts[kind], kind)):
             lines.append(f"  {kind}: {self.counts[kind]:,}")
             lines += [f"    {fault.path}:{fault.line}: {fault.reason}" for fault in self.places[kind]]
@@ -149,6 +149,6 @@ class BadLines:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "BadLines":
-        """The BadLines of which `asdict` gave this."""
+        """The inverse of `asdict`."""
         places = {kind: [Fault(**fault) for fault in faults] for kind, faults in data["places"].items()}
         return cls(data["counts"], places)

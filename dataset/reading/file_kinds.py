@@ -1,4 +1,4 @@
-"""Which files are data, and of what kind: by the end of their names alone. What lies behind an address is fetched here."""
+"""Finds data files and their kinds, by their suffixes alone; remote files are fetched here."""
 
 import argparse
 import glob
@@ -17,38 +17,37 @@ from common.files import file_lock, user_cache
 from common.wording import announce
 from dataset.reading.streams import COMPRESSIONS
 
-# fsspec's AbstractFileSystem, which has no types
+# fsspec's AbstractFileSystem, which is untyped
 FileSystem = Any
 
-# Files of one document a line, row or object. Those of CORPORA are surely meant as data; beside them a folder's .csv,
-# .json and text files are rather descriptions (README.md, dataset_info.json), and in a folder of source code .json and
-# .csv files are rather settings.
+# Files with one document per line, row or object. CORPORA are surely data; a .csv, .json or text file beside them probably
+# describes them (README.md, dataset_info.json), and a .json or .csv in a folder of source code probably holds settings.
 CORPORA = (".jsonl", ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".json")
-# The kinds of files whose lines or entries are objects of any form.
+# Kinds of files whose lines or entries are objects of any form
 OBJECTS = (".jsonl", ".json")
 
 # Other names of the same format.
 ALIASES = {".ndjson": ".jsonl"}
 
-# Read as plain text, the whole file a document.
+# Plain text, one document per file
 TEXT_SUFFIXES = (
     ".txt", ".md", ".markdown", ".rst", ".tex", ".html", ".htm", ".css", ".sql",
     ".py", ".pyi", ".rb", ".pl", ".lua", ".php", ".sh", ".bash", ".r", ".jl",
     ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh", ".cs", ".go", ".rs", ".swift",
     ".java", ".kt", ".scala", ".js", ".jsx", ".mjs", ".ts", ".tsx", ".hs", ".ml",
 )  # fmt: skip
-# They compress by themselves.
+# Formats with internal compression
 UNCOMPRESSED = (".parquet", ".arrow")
 
 ADDRESS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 # the package that fsspec needs for each scheme
 SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
-# A web server that sends nothing for so long has failed. A whole file may take as long as it takes.
-SILENCE_S = 60
+# Timeout of a web server that sends nothing; a whole file has none.
+READ_TIMEOUT_S = 60
 
 # Folders at the top of a disk that only the system may read
-KEPT_BY_SYSTEMS = ("lost+found", "System Volume Information")
+SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
     "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
@@ -73,7 +72,7 @@ class FileKind:
 
 
 def kind_of(path: Path) -> FileKind:
-    """What the name of a file says. A suffix that is not known stands for plain text: the user named it as such."""
+    """The kind of a file by its name. An unknown suffix means plain text: the user named it as such."""
     # Two suffixes at most: `a.jsonl.gz` is jsonl, and in `a.gz.txt` the .gz means nothing.
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
@@ -92,17 +91,17 @@ def text_suffix(value: str) -> str:
 
 
 def is_address(path: str) -> bool:
-    """Whether a path of --data_path is read through fsspec."""
+    """True if a path of --data_path is read through fsspec."""
     found = ADDRESS.match(path)
     return found is not None and found.group(1).lower() in SCHEMES
 
 
 def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None) -> list[Path]:
-    """The data files of a file, a folder (all levels, hidden folders left out) or a glob, sorted by path.
+    """The data files of a file, a folder (recursive, without hidden folders) or a glob, sorted by path.
 
-    A folder or glob gives the first of these that it has: CORPORA and .txt; text of the default suffixes; TABLES.
-    text_suffixes, of the user, are read wherever they are found. What a run of ours, a token store or a model has left
-    in the folder is no data. What lies behind an address is fetched now; cache_dir: where it goes, None: the user's cache folder.
+    A folder or glob yields the first of these groups that it has: CORPORA and .txt; text of the default suffixes; TABLES.
+    text_suffixes, given by the user, are always read. Files that a run, a token store or a model left in the folder are
+    no data. Remote files are downloaded now, to cache_dir (None: the user's cache folder).
     """
     return choose_files(data_path, text_suffixes, cache_dir).read
 
@@ -115,13 +114,13 @@ class Choice(NamedTuple):
 
 
 def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
-    """What `find_files` reads and leaves out, sorted by path. A README or a license is in neither, unless it is read."""
+    """The files that `find_files` reads and leaves out, sorted by path. An unread README or license is in neither."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = Path(urlsplit(data_path).path) if is_remote else expanded(data_path)
-    # A file that was named is read whatever lies beside it; the choice is for folders and patterns.
+    # A named file is always read; only folders and patterns need a choice.
     is_file = is_remote or os.path.isfile(path)
     found = [path] if is_file else _files_of(path)
     asked = (".txt", *(text_suffixes or ()))
@@ -133,48 +132,49 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
         ):
             kinds[file] = kind
             if not is_file:
-                _refuse_what_is_no_file(file)
+                _require_file(file)
     if is_file:
         if not kinds:
-            of_address = "a folder or a pattern is to be downloaded first; " if is_remote else ""
-            raise DataError(f"{data_path}: unknown kind of file; {of_address}{READABLE}")
+            advice = "a folder or a pattern is to be downloaded first; " if is_remote else ""
+            raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
         return Choice([_fetched(data_path, cache_dir) if is_remote else path], [])
-    # A user who names suffixes has chosen, and so has one who keeps a corpus there. Otherwise it must be guessed whether
-    # the tables are the data and the texts describe them, or the texts are source code and the tables its settings.
+    # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
+    # describe them, or the texts are source code and the tables its settings.
     wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
     if wanted or text_suffixes:
         wanted += [file for file, kind in kinds.items() if kind.suffix in asked]
     else:
         wanted = [file for file, kind in kinds.items() if kind.is_text]
-        # A README or a license beside tables does not make the folder one of texts.
-        if all(map(_is_about_others, wanted)):
+        # A README or a license beside tables does not make it a folder of texts.
+        if all(map(_is_readme_or_license, wanted)):
             wanted = [file for file, kind in kinds.items() if kind.suffix in TABLES] or wanted
     if not wanted:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
     read = set(wanted)
-    left_out = [file for file in found if file not in read and not _is_about_others(file)]
+    left_out = [file for file in found if file not in read and not _is_readme_or_license(file)]
     return Choice(sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix))
 
 
 def _file_system(scheme: str) -> FileSystem:
-    """What reads such addresses. Errors: DataError where a package is missing, which the line names."""
+    """The fsspec file system of a scheme. Errors: DataError that names a missing package."""
     package = SCHEMES[scheme]
     optional_package(package, f"to read {scheme}:// addresses")
     options: dict[str, Any] = {}
     if package == "aiohttp":
         from aiohttp import ClientTimeout
 
-        # The bytes of the file as they are; and by itself it would give a whole file five minutes.
-        timeout = ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        # identity: no compression in transit. By default aiohttp gives a whole file five minutes.
+        timeout = ClientTimeout(total=None, sock_connect=READ_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
         options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": timeout}}
-    # Not by the address as a whole: fsspec would follow what it calls a chain of addresses.
+    # By scheme: from a whole address fsspec would follow a chained URL.
     return optional_package("fsspec", f"to read {scheme}:// addresses").filesystem(scheme, **options)
 
 
-# A file is fetched whole before it is read, and stays. fsspec's own cache takes a changed file behind http:// for the old one.
+# A file is downloaded whole before it is read, and kept. fsspec's own cache misses changes of a file behind http://.
 def _fetched(address: str, cache_dir: str | None) -> Path:
-    """The copy of the file behind an address on this machine, in `downloads/` of the cache folder, fetched now if this version
-    is not there. Errors: DataError."""
+    """The local copy of a remote file, in `downloads/` of the cache folder; downloaded if this version is not there.
+
+    Errors: DataError."""
     system = _file_system(address.partition("://")[0].lower())
     try:
         system.invalidate_cache()
@@ -186,7 +186,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
         folder = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key
         copy = folder / Path(urlsplit(address).path).name
         folder.mkdir(parents=True, exist_ok=True)
-        # One of the ranks that start together fetches.
+        # Only one of several ranks downloads.
         with file_lock(folder / ".lock"):
             if not (tags and copy.exists()):
                 announce(f"fetching {address}")
@@ -198,7 +198,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
                 os.replace(part, copy)
         return copy
     except Exception as error:
-        # botocore and aiohttp have errors of their own.
+        # botocore and aiohttp raise their own classes.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         if isinstance(error, FileNotFoundError):
             reason = "no such file or server; a folder or a pattern is to be downloaded first"
@@ -206,36 +206,36 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
 
 
 def _version(info: dict[str, Any]) -> tuple[int | None, list[str]]:
-    """(size, the first tag that a server gives of a file's version); None and no tag where it does not tell."""
+    """(size, list of at most one version tag) of a file; None and [] if the server reports none."""
     tags = [str(info[tag]) for tag in ("ETag", "Content-MD5", "Last-Modified", "mtime") if info.get(tag)]
     return info.get("size"), tags[:1]
 
 
-def _is_about_others(file: Path) -> bool:
-    """Whether a file tells of those beside it, and is no data itself."""
+def _is_readme_or_license(file: Path) -> bool:
+    """True for a file that describes others and is no data itself."""
     return bool(re.match(r"(readme|licen[cs]e|copying|notice)\b", file.name, re.IGNORECASE))
 
 
 def _files_of(path: Path) -> list[Path]:
-    """The files of a folder, or of all that a glob matches. Errors: DataError for none.
+    """The files of a folder, or of all matches of a glob. Errors: DataError if there are none.
 
-    A folder that a glob matches is read as if it had been named: the shell would hand it over so.
+    A folder that a glob matches is read like a named one, as if the shell had expanded the glob.
     """
     matches = [path] if os.path.isdir(path) else _matches_of(path)
     if matches == [path] and not os.path.isdir(path):
-        _refuse_what_is_no_file(path)
+        _require_file(path)
     if not matches:
         share = ", and no share such as :0.7, :0.7..0.2 or :0.7:x4 ends it" if ":" in path.name else ""
         reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            # ValueError: a NUL character, which is in the name of no file.
+            # ValueError: a NUL character, which no file name has.
             pass
         except OSError as error:
             reason = f"cannot be read ({error.strerror})"
         raise DataError(f"{path}: {reason}")
-    # A dict, since `data/**` matches a file by itself and within its folder.
+    # A dict deduplicates: `data/**` matches a file and also its folder.
     found: dict[Path, None] = {}
     for match in matches:
         if not match.is_dir():
@@ -243,29 +243,29 @@ def _files_of(path: Path) -> list[Path]:
             continue
         below: list[Path] = []
         seen = set()
-        # os.walk follows links, as rglob does not: a corpus is often a folder of links to other disks. A folder that is met
-        # twice, by a link to itself or to one above, is read once.
+        # os.walk, unlike rglob, follows links: a corpus is often a folder of links to other disks. A folder that is reached
+        # twice, by a link to itself or to a parent, is read once.
         for place, folders, names in os.walk(match, onerror=_refuse_folder, followlinks=True):
             real = os.path.realpath(place)
-            # In place: os.walk goes on with what is left in the list.
+            # In place: os.walk descends into what is left in the list.
             folders[:] = [name for name in folders if not name.startswith(".") and real not in seen]
             if real not in seen:
                 below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
             seen.add(real)
-        there = set(below)
-        found |= {match / file: None for file in below if not is_own_output(file, there)}
+        all_files = set(below)
+        found |= {match / file: None for file in below if not is_own_output(file, all_files)}
     return list(found)
 
 
 def _refuse_folder(error: OSError) -> None:
-    """For a folder that os.walk cannot read. Errors: DataError, since part of a corpus would be missing."""
-    if Path(error.filename).name not in KEPT_BY_SYSTEMS:
+    """Errors: DataError for a folder that os.walk cannot read: part of a corpus would be missing."""
+    if Path(error.filename).name not in SYSTEM_FOLDERS:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
 def _matches_of(pattern: Path) -> list[Path]:
-    """What a glob matches; a file that `**` comes to on several ways, by links to folders above it, once."""
-    # A folder whose very name has brackets is meant by that name.
+    """The matches of a glob. A file that `**` reaches in several ways, by links to parent folders, comes once."""
+    # Brackets in the name of an existing folder are literal.
     fixed = Path(pattern.anchor)
     parts = list(pattern.relative_to(fixed).parts)
     while parts and os.path.exists(fixed / parts[0]):
@@ -277,33 +277,33 @@ def _matches_of(pattern: Path) -> list[Path]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ replaced, as a shell does it: that of nobody's home stays as it is."""
+    """The path with ~ expanded as in a shell: the ~ of an unknown user stays."""
     return Path(os.path.expanduser(path))
 
 
-def _refuse_what_is_no_file(path: Path) -> None:
-    """Errors: DataError for a name of data that holds none: a link to nothing, a pipe. Part of a corpus would be missing."""
+def _require_file(path: Path) -> None:
+    """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
     if not path.is_file():
         raise DataError(
             f"{path}: a link to what is not there (is a disk not mounted?), or a pipe: write it to a file first"
         )
 
 
-def is_own_output(below: Path, there: Collection[Path]) -> bool:
-    """Whether a run, a token store, a model or a cache has left the file where data lies too.
+def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
+    """True for a file that a run, a token store, a model or a cache left among the data.
 
-    below: its path from the folder that was named. there: those of all files of the folder.
+    below: its path relative to the named folder. all_files: those of all files in it.
     """
-    # The last is of map() and shuffle() of Hugging Face datasets: the same texts once more, or numbers of rows.
+    # The last: caches of map() and shuffle() of Hugging Face datasets, with the same texts again or row numbers.
     names = r"(?s).*\.(metrics\.jsonl|report\.html|settings\.yaml|plan\.yaml)|hashes\.json|cache-[0-9a-f]{16}\w*\.arrow"
     if re.fullmatch(names, below.name):
         return True
-    # The settings of a model stand beside its weights.
-    if below.suffix == ".json" and below.with_suffix(".pth") in there:
+    # A model's config is beside its weights.
+    if below.suffix == ".json" and below.with_suffix(".pth") in all_files:
         return True
-    # Below the folder that was named alone: whatever that one is called, the user wants what is in it.
+    # Only below the named folder: the user wants that one, whatever its name.
     if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
         return True
-    # files that tell a token store, a model, a tokenizer
+    # files that identify a token store, a model, a tokenizer
     marks = (("meta.json", "tokens.bin"), ("config.json", "model.safetensors"), ("tokenizer_config.json",))
-    return any(all(below.with_name(name) in there for name in names) for names in marks)
+    return any(all(below.with_name(name) in all_files for name in names) for names in marks)

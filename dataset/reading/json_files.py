@@ -1,8 +1,8 @@
-"""A line of `.jsonl` to its text, with a reason for each kind of line that is no document; and `.json` files: an array of
-objects, or objects one after the other (a single one, or lines that are jsonl in truth).
+"""The text of a `.jsonl` line, with a reason for each kind of line that is no document; and `.json` files: an array of
+objects, or a sequence of objects (a single one, or lines that are really jsonl).
 
-`text_field` names the field of the text; CONVERSATION in its place makes a text of the line's conversation, and ANY_TEXT
-gives the object as it stands there.
+`text_field` names the field of the text; CONVERSATION instead selects the line's conversation, ANY_TEXT the unchanged
+object.
 """
 
 import json
@@ -15,20 +15,20 @@ from dataset.reading.conversations import CONVERSATION, FIELDS, text_of_conversa
 from dataset.reading.faults import BadLine, Found, not_utf8, too_long
 from dataset.reading.streams import BOM, WHITE_SPACE, Stream
 
-# What a reader is asked for where the objects may be of any form, as those of evaluation sets are.
+# `text_field` for objects of any form, as in evaluation sets
 ANY_TEXT = "any text"
 
 CHUNK_BYTES = 1 << 18
 NOT_BLANK = re.compile(rb"[^ \t\r\n\v\f]")
-# All marks are ASCII, and no byte of a longer UTF-8 character is. What is possessive (++) keeps the memory of a match bounded.
+# All marks are ASCII, which no byte of a longer UTF-8 character is. Possessive quantifiers (++) bound a match's memory.
 # A string, or a mark that comes before most values.
 VALUE_MARK = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{,]', re.DOTALL)
-# A whole string, a bracket, or the quote of a string whose end is not there yet.
+# A whole string, a bracket, or the quote of a string whose end is not yet read.
 STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}"]', re.DOTALL)
-# behind a number, true, false, null, or a word that is none of these
+# end of a number, true, false, null, or any other bare word
 END_OF_SCALAR = re.compile(rb"[,\[\]{}\s]")
 
-# What json says of a line: the kind under which it is counted. Others are "not JSON".
+# {error message of json: kind of the fault}; others are "not JSON"
 KINDS = {
     "Extra data": "two values on a line",
     "Invalid control character": "raw control character",
@@ -39,7 +39,7 @@ JSON_TYPES = {dict: "object", list: "list", str: "string", bool: "true/false", t
 
 def text_of_line(raw: bytes, text_field: str) -> str | None:
     """The text of a jsonl line, None for a blank one. Errors: BadLine."""
-    # A mark may stand before any line, where files were joined.
+    # In joined files any line may start with a byte-order mark.
     raw = raw.removeprefix(BOM).strip(WHITE_SPACE)
     if not raw:
         return None
@@ -49,7 +49,7 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if not isinstance(record, dict):
         raise BadLine("not an object", f"a JSON {json_type(record)} where an object with a {text_field!r} is expected")
     if text_field == ANY_TEXT:
-        # It was decoded already, so it is UTF-8.
+        # Already decoded once, so it is UTF-8.
         return raw.decode("utf-8")
     if text_field == CONVERSATION:
         text = text_of_conversation(record)
@@ -63,7 +63,7 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
     if not isinstance(text, str):
         kind = "text is null" if text is None else "text is not a string"
         raise BadLine(kind, f"{text_field!r} is a {json_type(text)}, not a string")
-    # Only an escape can spell half a surrogate pair.
+    # Only an escape can produce a lone surrogate.
     if b"\\u" in raw:
         try:
             text.encode("utf-8")
@@ -75,7 +75,7 @@ def text_of_line(raw: bytes, text_field: str) -> str | None:
 
 def record_of_line(raw: bytes) -> object:
     """The JSON value of a line without its byte-order mark. Errors: BadLine."""
-    # Before json sees it, which cannot be stopped half way: a few hundred megabytes of `[],[],[]` would become gigabytes of
+    # Counted first, since json cannot be stopped midway: a few hundred megabytes of `[],[],[]` would become gigabytes of
     # Python objects.
     if len(raw) > faults.MANY_VALUES_BYTES:
         for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
@@ -84,12 +84,12 @@ def record_of_line(raw: bytes) -> object:
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        # The bytes at the end begin a character that is not there: the writer was stopped, the encoding is right.
+        # The last character is incomplete: the writer was interrupted, the encoding is right.
         if error.reason == "unexpected end of data":
             raise BadLine("cut line", "the line ends in the middle of a character") from None
         raise not_utf8(raw, f"not UTF-8: byte 0x{raw[error.start]:02x} at column {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        # NULs where a disk was full
+        # NULs, as after a full disk
         if b"\0" in raw:
             raise BadLine("NUL byte", f"a NUL byte at column {raw.index(0) + 1}") from None
         reason = error.msg.removesuffix(" at")
@@ -101,12 +101,12 @@ def record_of_line(raw: bytes) -> object:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls a value of this type."""
+    """JSON's name for the type of a value."""
     return JSON_TYPES.get(type(value), "number")
 
 
 def end_of_value(data: bytes, at: int) -> int | None:
-    """Where the value ends that begins at data[at]; None where `data` ends before. A stray bracket is a value of one byte."""
+    """The end of the value that starts at data[at]; None if it is beyond `data`. A stray bracket is a value of one byte."""
     if data[at : at + 1] not in (b"{", b"[", b'"'):
         found = END_OF_SCALAR.search(data, at + 1)
         return found.start() if found else None
@@ -119,21 +119,21 @@ def end_of_value(data: bytes, at: int) -> int | None:
             depth += 1
         elif mark in (b"}", b"]"):
             depth -= 1
-        # A string by itself ends with its quote, at depth 0.
+        # A bare string ends with its quote, at depth 0.
         if depth <= 0:
             return found.end()
     return None
 
 
-# The file is never held whole. Brackets outside strings are counted to find where each value ends, and json decodes the values
-# one by one: what is wrong inside of one is a fault of that one alone, and the next one is read as if nothing had been. Commas
-# may be missing or stand there twice: the values are told apart without them.
+# The file is never held whole. Counting the brackets outside strings finds the end of each value, and json decodes values
+# one by one: a fault in one does not affect the next. Commas may be missing or doubled: they are not needed to separate
+# values.
 def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
-    """(line where it begins, bytes of the value or fault) of each value of a `.json`.
+    """Yields (first line of a value, its bytes or fault) of a `.json`.
 
-    Errors: DataError for a value that is too long to be held.
+    Errors: DataError for a value that is too long.
     """
-    # data[at:] is what was read and not yet used, `line` the line of data[at].
+    # data[at:]: read and not yet used. line: number of the line of data[at]
     data = stream.read(CHUNK_BYTES)
     at = len(BOM) if data.startswith(BOM) else 0
     line = 1
@@ -155,7 +155,7 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
             in_array = True
             at += 1
         elif in_array and byte in b",]":
-            # Objects one after the other may follow an array.
+            # A sequence of objects may follow an array.
             in_array = byte == b","
             at += 1
         else:
@@ -163,7 +163,7 @@ def find_objects(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
                 size = len(data) - at
                 if size > faults.MAX_DOCUMENT_BYTES:
                     raise DataError(f"{path}:{line}: {too_long('JSON value').args[1]}")
-                # As much again: what is there is looked at once more, so all of it about twice.
+                # As much again: `data` is scanned anew, so each byte about twice in all.
                 more = stream.read(min(max(size, CHUNK_BYTES), faults.MAX_DOCUMENT_BYTES + 1))
                 if not more:
                     end_of = len(data)

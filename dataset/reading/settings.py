@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from common.settings import Settings, setting, switch
 from dataset.reading.file_kinds import TEXT_SUFFIXES_HELP, text_suffix
 
-# What --deduplicate takes.
+# Choices of --deduplicate
 OFF = "none"
 EXACT = "exact"
 NEAR = "near"
@@ -30,7 +30,7 @@ class TextSettings(Settings):
 class DocumentSettings(TextSettings):
     """data"""
 
-    # None: not given. Then it is False, or as the weights that a run begins with were trained.
+    # None: not given. Then False, or the value with which the initial weights were trained.
     parse_special_tokens: bool | None = switch(
         None, help="<|im_start|> and the like inside a text become special tokens, not text (default: False)"
     )

@@ -1,7 +1,7 @@
-"""A file as a stream of its decompressed bytes and their lines, in bounded memory.
+"""Decompressed bytes and lines of a file, in bounded memory.
 
-A few kilobytes can stand for gigabytes, and the file may be anybody's. So memory is bounded by what is asked for, never by
-what the input stands for: neither a compressed file nor a line without an end nor a run of blank lines piles up.
+A few kilobytes can expand to gigabytes, and files may be untrusted. So memory depends on what the caller requests, never
+on the input: no compressed file, endless line or run of blank lines piles up.
 """
 
 import bz2
@@ -20,7 +20,7 @@ from dataset.reading import faults
 # decompressed bytes, with a `peek`
 Stream = io.BufferedReader
 
-# {suffix: how such a compressed file begins, whatever its name}. That of zstd may have a frame without text first.
+# {suffix: pattern of the first bytes}. A zstd file may start with a skippable frame.
 FIRST_BYTES = {
     ".gz": rb"\x1f\x8b",
     ".bz2": rb"BZh",
@@ -30,11 +30,11 @@ FIRST_BYTES = {
 COMPRESSIONS = tuple(FIRST_BYTES)
 
 BUFFER_BYTES = 1 << 16
-# Compressed bytes that the decoder of zstd is given at once, of which it gives all that they stand for. A byte may stand for
-# 32 kB: 16 MB. The others are told how much is wanted: in bzip2 a byte may stand for more than a megabyte.
+# Input of one call of the zstd decoder, which has no limit on its output: a byte can expand to 32 kB, so 16 MB at most.
+# The other decoders take an output limit: in bzip2 a byte can expand to more than a megabyte.
 ZSTD_INPUT_BYTES = 512
-# Memory for the window of a compressed file: `zstd --long=31`, as public dumps have it, wants 2 GB, `xz -9` 65 MB. It is
-# filled only as far as there is text.
+# Maximum memory of a decoder's window: `zstd --long=31`, as in public dumps, needs 2 GB, `xz -9` 65 MB. Pages are touched
+# only as text fills them.
 WINDOW_BYTES = 2 << 30
 
 SKIP_BYTES = 1 << 20
@@ -44,12 +44,12 @@ WHITE_SPACE = b" \t\r\n\v\f"
 
 @contextlib.contextmanager
 def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
-    """(decompressed bytes, the file underneath, whose tell() is for progress). named: the compression that its name says, of
-    COMPRESSIONS or none; its first bytes decide.
+    """(decompressed bytes, the underlying file, whose tell() shows progress). named: the compression in its name, of
+    COMPRESSIONS or ""; its first bytes decide.
 
-    Errors: DataError for a file that is damaged or cut off, and for one that is not compressed where its name says so.
+    Errors: DataError for a damaged or truncated file, and for one that is not compressed although its name says so.
     """
-    # Each of the libraries has the decoder of one member, with `decompress`, `eof` and `unused_data`.
+    # Decoders of one member, each with `decompress`, `eof` and `unused_data`
     new_decoder: dict[str, Callable[[], Any]] = {
         ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
         ".bz2": bz2.BZ2Decompressor,
@@ -70,7 +70,7 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
         damage += (zstd.ZstdError,)
     with path.open("rb", buffering=BUFFER_BYTES) as file:
         if not compression:
-            # Opened with a buffer, it is one.
+            # A buffered file is a BufferedReader.
             yield cast(Stream, file), file
             return
         try:
@@ -83,18 +83,18 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
 
 
 class _Members(io.RawIOBase):
-    """The decompressed bytes of all members (zstd: frames) of a file, one after the other.
+    """The decompressed bytes of all members (zstd: frames) of a file.
 
-    The libraries' own readers take a damaged second member, and that of zstd a file that is cut off, for the end.
+    The libraries' own readers take a damaged second member for the end, and that of zstd also a truncated file.
     """
 
     def __init__(self, file: BinaryIO, compression: str, new_decoder: Callable[[], Any]) -> None:
         self.file = file
         self.new_decoder = new_decoder
-        # Behind a member of gzip or xz there may be zeros, which fill a block of a tape.
+        # Zeros may follow a gzip or xz member, to fill a tape block.
         self.padding = b"\0" if compression in (".gz", ".xz") else b""
         self.input_bytes = ZSTD_INPUT_BYTES if compression == ".zst" else BUFFER_BYTES
-        # What `decompress` is given beside the input: how much it may give.
+        # Further arguments of `decompress`: its output limit
         self.limit = () if compression == ".zst" else (BUFFER_BYTES,)
         self.decoder: Any = None
         self.compressed = b""
@@ -104,9 +104,9 @@ class _Members(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As io.RawIOBase has it: fills the start of the buffer, 0 at the end. Errors: EOFError for a cut file."""
+        """As in io.RawIOBase: fills the start of the buffer; 0 at the end. Errors: EOFError for a truncated file."""
         while not self.ready:
-            # At the limit bzip2 and xz keep the rest of the input and want no more; gzip gives it back.
+            # At the limit bzip2 and xz keep the rest of the input and need no more; gzip returns it.
             if not self.compressed and getattr(self.decoder, "needs_input", True):
                 self.compressed = self.file.read(self.input_bytes)
                 if not self.compressed:
@@ -129,12 +129,12 @@ class _Members(io.RawIOBase):
         return len(given)
 
 
-# `for line in file` holds a line whole, however long it is, and a compressed megabyte can be a line of a gigabyte. Here
-# `readline` always has a bound. Of a line that reaches it the rest is passed in pieces, and the caller is told by None
-# that there was a line: it still counts, so that the numbers of later lines are right.
+# `for line in file` holds a whole line, and a compressed megabyte can be a line of a gigabyte. Here `readline` always has
+# a bound. The rest of a longer line is skipped piece by piece, and the caller gets None for it: it still counts, so that
+# later line numbers are right.
 class LineReader:
-    """Reads lines from a Stream. number: of the line that was read last, from 1. most: bytes of a line, its newline
-    included (default: of a document)."""
+    """Reads lines from a Stream. number: of the last line read, from 1. most: maximum bytes of a line with its newline
+    (default: of a document)."""
 
     def __init__(self, stream: Stream, most: int | None = None) -> None:
         self.stream = stream
@@ -142,7 +142,7 @@ class LineReader:
         self.number = 0
 
     def read_line(self) -> bytes | None:
-        """The next line with its newline, b"" at the end, None for a line of more than `most` bytes, which is passed."""
+        """The next line with its newline, b"" at the end, None for a line of more than `most` bytes, which is skipped."""
         line = self.stream.readline(self.most + 1)
         self.number += bool(line)
         if len(line) <= self.most:
@@ -152,10 +152,10 @@ class LineReader:
         return None
 
     def skip_blank_lines(self) -> None:
-        """Passes whole blank lines by the buffer: one by one a file of nothing else would take minutes."""
+        """Skips whole blank lines buffer by buffer: one by one, a file of them would take minutes."""
         while buffered := self.stream.peek():
             blanks = len(buffered) - len(buffered.lstrip(WHITE_SPACE))
-            # Up to the last newline among the blanks: those after it may begin a line with a text.
+            # Up to the last newline among the blanks: those after it may start a line with text.
             whole_lines = buffered.rfind(b"\n", 0, blanks) + 1
             if not whole_lines:
                 return

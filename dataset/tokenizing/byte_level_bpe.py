@@ -13,33 +13,32 @@ from common.files import atomic_file
 from dataset.tokenizing.encoder import LLAMA_BPE, QWEN2
 from dataset.tokenizing.tokenizer_files import bos_template
 
-# Ids are the places in this list; the first three are those of the public tokenizers.
+# Ids are indices into SPECIAL_TOKENS; the first three are those of the public tokenizers.
 # All are "special": then encode_special_tokens (split_special_tokens=True in transformers), which the data path uses,
-# keeps literal text from becoming one of them. Added tokens that are not special would be matched even so.
-# Pad is unk too; byte-level BPE never needs an unk.
+# keeps literal text from becoming one of them. Other added tokens would still be matched.
+# Pad doubles as unk, which byte-level BPE never needs.
 PAD = "<|endoftext|>"
 BOS = "<|im_start|>"
 EOS = "<|im_end|>"
 CHAT_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-# For those who fine-tune and want marks of their own: a new entry would change the size of the embeddings.
+# Free marks for fine-tuning: a new entry would change the size of the embeddings.
 SPARE_TOKENS = ["<|buffer1|>", "<|buffer2|>", "<|buffer3|>", "<|buffer4|>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, *CHAT_TOKENS, *SPARE_TOKENS]
 
-# What train_tokenizer.py --pieces takes.
+# Choices of train_tokenizer.py --pieces
 PIECE_RULES = {"llama-bpe": LLAMA_BPE, "qwen2": QWEN2}
 
 # Byte-level BPE (Radford et al., "Language models are unsupervised multitask learners", 2019) in four steps:
-# 1. The text is cut into pieces, by one of the rules in encoder.py. Merges never cross a border between two.
-# 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table gives each of the 256 a
-#    visible character that stands for it (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
-# 3. Training counts which two entries stand side by side in the pieces of the sample, makes one entry of the commonest
-#    two, writes it in their place everywhere, and counts again, until the vocabulary is full. The list of these merges, in
-#    their order, is the result.
-# 4. Encoding goes through the same merges: in each piece, the two neighbours that come first in the list are merged,
-#    again and again, until no two neighbours are in it.
+# 1. The text is cut into pieces, by one of the rules in encoder.py. Merges never cross a border between pieces.
+# 2. Each piece is written as its bytes in UTF-8. JSON holds text, not bytes, so GPT-2's table maps each of the 256 bytes
+#    to a visible character (a space is "Ġ"). All 256 are entries: nothing is ever unknown.
+# 3. Training counts the adjacent pairs of entries in the pieces of the sample, merges the most frequent pair into a new
+#    entry everywhere, and counts again, until the vocabulary is full. The result is the ordered list of merges.
+# 4. Encoding repeats these merges: in each piece, the adjacent pair that comes first in the list is merged, until no
+#    pair is in the list.
 
 # ChatML. tools: JSON schemas, listed in the system turn. enable_thinking: true opens the assistant's thoughts, false
-# closes them empty, left out the model chooses. What stands between the generation marks is what fine-tuning trains on
+# closes them empty, undefined lets the model choose. Fine-tuning trains what is between the generation marks
 # (return_assistant_tokens_mask).
 CHAT_TEMPLATE = """\
 {%- macro text_of(content) -%}
@@ -89,17 +88,17 @@ CHAT_TEMPLATE = """\
     {%- endif -%}
 {%- endif -%}
 """
-# The template of an export whose model was trained on no thoughts. llama.cpp and others set enable_thinking by
-# themselves, and such a model has never seen what would stand before its answer then.
+# Template for exports of models that were trained without thoughts. llama.cpp and others set enable_thinking by default,
+# which would put tags before the answer that such a model has never seen.
 WITHOUT_THOUGHTS = re.sub(r" *{%- if enable_thinking .*?{%- endif -%}\n", "", CHAT_TEMPLATE, flags=re.DOTALL)
 OUR_TEMPLATES = (CHAT_TEMPLATE, WITHOUT_THOUGHTS)
 
 
 def untrained_bpe(pieces: str) -> Tokenizer:
-    """How texts are cut and merged, before anything is learned. pieces: a name in PIECE_RULES."""
-    # A piece that is an entry becomes it at once, as in Llama 3. llama.cpp and tiktoken do so; said here, all agree.
+    """A byte-level BPE before training: its pre-tokenizer, no entries. pieces: a name in PIECE_RULES."""
+    # ignore_merges: a piece that is an entry becomes it directly, as in Llama 3, llama.cpp and tiktoken.
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    # "isolated": what no pattern matches would be a piece as well. The rules leave nothing over.
+    # isolated: unmatched text would be a piece too, but the rules match everything.
     split = pre_tokenizers.Split(Regex(PIECE_RULES[pieces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
@@ -109,17 +108,17 @@ def untrained_bpe(pieces: str) -> Tokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") -> Tokenizer:
     """A byte-level BPE of exactly `vocab_size` entries: SPECIAL_TOKENS, the 256 bytes, then merges by frequency.
 
-    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are taken in
-    the order of their ids. Errors: ValueError where the texts hold too few different pairs.
+    pieces: a name in PIECE_RULES. The same texts give the same tokenizer, byte for byte: pairs of equal count are merged
+    in the order of their ids. Errors: ValueError if the texts have too few distinct pairs.
     """
     tokenizer = untrained_bpe(pieces)
     tokenizer.decoder = decoders.ByteLevel()
-    # The trainers encode without it and put BOS and EOS themselves; it is for those who call the tokenizer plainly.
+    # For direct calls of the tokenizer; the trainers encode without it and add BOS and EOS themselves.
     tokenizer.post_processor = bos_template(BOS, SPECIAL_TOKENS.index(BOS))
     special_tokens = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        # A pair that occurs once tells nothing about the language.
+        # A pair that occurs once says nothing about the language.
         min_frequency=2,
         special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -142,9 +141,9 @@ def tokenizer_config() -> dict[str, Any]:
         "eos_token": EOS,
         "pad_token": PAD,
         "unk_token": PAD,
-        # The name of transformers 4; transformers 5, which says extra_special_tokens, reads it too.
+        # transformers 4's name, which transformers 5 (extra_special_tokens) reads too
         "additional_special_tokens": CHAT_TOKENS + SPARE_TOKENS,
-        # What tokenizer.json says already, for programs that look here (llama.cpp, vLLM).
+        # As in tokenizer.json, for programs that look here (llama.cpp, vLLM)
         "add_bos_token": True,
         "add_eos_token": False,
         # No token_type_ids, which generate() would refuse.

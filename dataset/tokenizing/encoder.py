@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer
 
 from common.wording import loader_reason
-from dataset.tokenizing.tokenizer_files import check_files, leave_bos_to_the_caller
+from dataset.tokenizing.tokenizer_files import check_files, remove_bos_template
 
 if TYPE_CHECKING:
     from tiktoken import Encoding
     from transformers import PreTrainedTokenizerBase
 
 
-# A longer text is encoded in parts of at most so many characters.
+# Maximum characters of a part of a long text
 PART_CHARACTERS = 1 << 18
-# About 700 MB in the tokenizer where every character is a token.
+# Maximum characters encoded at once: about 700 MB in the tokenizer if each is a token
 LONGEST_WHOLE = 1 << 21
-# What a part may end before.
+# Characters that a part may end before
 MARKS = "\n ,.，。"
 
-# The rules by which tokenizers cut text into pieces before they merge, by the names of llama.cpp. The first alternative that
-# fits takes the piece. llama.cpp and Ollama do not read the expression from a model's file: they know some tokenizers by name
-# and have their rules built in. So a model can go there only if its rule is one of those.
+# Pre-tokenizer patterns that cut text into pieces, named as in llama.cpp. The first matching alternative wins. llama.cpp
+# and Ollama do not read the pattern from a model file, but know some tokenizers by name and have their patterns built in.
+# So a model can be exported to them only with one of those.
 
-# Llama 3's, word for word, since other programs recognise it by the text of the expression (Ollama by its SHA-256).
+# Llama 3's, verbatim, since other programs recognise it by its text (Ollama by its SHA-256).
 LLAMA_BPE = (
     # The English contractions: 's, 't, 're, ...
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     # A word or a run of Han characters, with the space, bracket, dot or comma before it.
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
-    # Three digits at most, so that a long number takes no entry of its own.
+    # Three digits at most, so that long numbers take no entries.
     r"|\p{N}{1,3}"
     # Punctuation with the line breaks after it.
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -47,9 +47,9 @@ LLAMA_BPE = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
-# Qwen 2's and Qwen 3's: that of Llama 3, but each digit is a piece by itself.
+# Qwen 2's and Qwen 3's: Llama 3's, but with each digit a piece.
 QWEN2 = LLAMA_BPE.replace(r"\p{N}{1,3}", r"\p{N}")
-# How ByteLevel cuts by itself (`use_regex`): the rule of GPT-2, and of the public MiniMind tokenizers.
+# ByteLevel's default (`use_regex`): the pattern of GPT-2 and of the public MiniMind tokenizers.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # GPT-4o's and gpt-oss's, and the three of DeepSeek V3, which are applied one after the other.
 GPT4O = (
@@ -71,8 +71,8 @@ class TooLongToEncode(ValueError):
 
 
 def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
-    """A Hugging Face tokenizer from a local folder, whose code is never run; ValueError where there is none."""
-    # Here, because worker processes do without this slow import.
+    """A Hugging Face tokenizer from a local folder, whose code is never run. Errors: ValueError if there is none."""
+    # A slow import, which worker processes do not need.
     from transformers import AutoTokenizer
 
     if not Path(path).is_dir():
@@ -80,7 +80,7 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        # Every backend raises its own kinds.
+        # Every backend raises its own classes.
         raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_reason(error)})") from None
     check_files(Path(path), tokenizer)
     return tokenizer
@@ -89,17 +89,16 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
 class DocumentEncoder:
     """Encodes whole documents: BOS, the text's ids, EOS, never truncated.
 
-    A text that begins with the literal BOS string or ends with the literal EOS string carries them already
-    (MiniMind's files are like that), so none is doubled. Elsewhere the literal spelling of a special token is
-    ordinary text, unless `parse_special_tokens` is set. A tokenizer without BOS or EOS adds none, and what its own
-    post-processor would add is left out.
+    A literal BOS string at the start of a text, or EOS string at its end, is not doubled (MiniMind's files have them).
+    Elsewhere the literal spelling of a special token is ordinary text, unless `parse_special_tokens` is set. A tokenizer
+    without BOS or EOS adds none, and its own post-processor adds nothing.
 
-    It works with a copy of the Rust tokenizer. A text of more than PART_CHARACTERS is encoded in parts, with the ids of the
-    whole. Errors: ValueError for a tokenizer that is not all Rust; TooLongToEncode for a text that has to be encoded whole and
-    is longer than LONGEST_WHOLE.
+    Works with a copy of the Rust tokenizer. A text of more than PART_CHARACTERS is encoded in parts, with the ids of the
+    whole. Errors: ValueError for a tokenizer that is not purely Rust; TooLongToEncode for a text without a place to cut
+    that is longer than LONGEST_WHOLE.
     """
 
-    # In a .txt file. Readers ask the encoder, since it depends on what is made of the text.
+    # In a .txt file; the encoder decides how readers split it.
     blank_line_ends_document = False
     # The last part of a single text can be held out for validation.
     can_hold_out_part = True
@@ -113,7 +112,7 @@ class DocumentEncoder:
         try:
             content: str = tokenizer.backend_tokenizer.to_str()
         except Exception:
-            # There is none, or parts of it are in Python, as RoFormer's. The library has no class of its own for that.
+            # No Rust tokenizer, or one with parts in Python (RoFormer). The library has no error class for that.
             raise ValueError(
                 f"{tokenizer.name_or_path}: {type(tokenizer).__name__} runs Python code for each text; a fast tokenizer is "
                 "wanted, all of which is in a tokenizer.json"
@@ -121,14 +120,13 @@ class DocumentEncoder:
         self._backend = self._own_backend(content)
         # tiktoken's encoder, see use_fast_bpe.
         self._fast: Encoding | None = None
-        # Long texts are encoded in parts.
         self._cuts_long_texts = can_be_cut(content, parse_special_tokens)
         vocabulary = tokenizer.get_vocab()
         specials = [token_id for token_id in (self.bos_id, self.eos_id) if token_id is not None]
-        # The largest id + 1.
+        # largest id + 1
         self.vocab_size = max([*vocabulary.values(), *specials], default=-1) + 1
-        # SHA-256 of all that decides which ids a text becomes. Token stores and checkpoints keep it. If anything else went in
-        # here, or in another order, none of those that exist would be recognised.
+        # SHA-256 of everything that determines the ids of a text. Token stores and checkpoints record it: a change of the
+        # contents or their order here would invalidate all existing ones.
         added = []
         for token_id, token in sorted(tokenizer.added_tokens_decoder.items()):
             added.append((token_id, str(token), token.special))
@@ -149,17 +147,17 @@ class DocumentEncoder:
         return self._backend.decode(ids, skip_special_tokens=True)
 
     def ends_line(self, token_id: int) -> bool:
-        """Whether a line of a text ends with this token."""
+        """True if a line of a text ends with this token."""
         return self.decode([token_id]).endswith("\n")
 
     def body(self, text: str) -> str:
-        """The text without the BOS and EOS strings that it carries."""
+        """The text without literal BOS and EOS strings around it."""
         if self._bos:
             text = text.removeprefix(self._bos)
         return text.removesuffix(self._eos) if self._eos else text
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one text in lists that follow each other, so that those of a long text are never held together."""
+        """Yields the ids of one text in consecutive lists: those of a long text are never held at once."""
         if self.bos_id is not None:
             yield [self.bos_id]
         yield from self._body_in_parts(self.body(text))
@@ -167,12 +165,12 @@ class DocumentEncoder:
             yield [self.eos_id]
 
     def use_fast_bpe(self) -> None:
-        """From now on texts are encoded by tiktoken, in half the time, where it gives the same ids."""
+        """Encode with tiktoken from now on, in half the time, if it gives the same ids."""
         if not self.parse_special_tokens:
             self._fast = fast_bpe(self._backend.to_str())
 
     def _body_in_parts(self, body: str) -> Iterator[list[int]]:
-        """The ids of a text without BOS and EOS, cut where no token can cross."""
+        """Yields the ids of a text without BOS and EOS, cut where no token can cross."""
         parts = parts_of(body, PART_CHARACTERS) if self._cuts_long_texts else [body]
         for part in parts:
             if len(part) > LONGEST_WHOLE:
@@ -183,21 +181,21 @@ class DocumentEncoder:
             yield self._encode_whole(part)
 
     def _encode_whole(self, text: str) -> list[int]:
-        """The ids of a text without BOS and EOS. What tiktoken does not take goes to Hugging Face's own code, the reference."""
-        if self._fast is not None and len(text) <= PART_CHARACTERS and not _doubtful().search(text):
+        """The ids of a text without BOS and EOS: by tiktoken if possible, else by Hugging Face's code, the reference."""
+        if self._fast is not None and len(text) <= PART_CHARACTERS and not _ambiguous().search(text):
             try:
                 return self._fast.encode_ordinary(text)
             except BaseException as error:
-                # A fault in tiktoken's Rust code, such as a limit of its regular expressions, is no Exception.
+                # A panic in tiktoken's Rust code, such as at a limit of its regular expressions, is no Exception.
                 if type(error).__name__ != "PanicException":
                     raise
-        # This call never starts the tokenizer's threads, which a later fork would have to warn about.
+        # This call never starts the tokenizer's threads, about which a later fork would warn.
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _own_backend(self, content: str) -> Tokenizer:
-        """A copy of the Rust tokenizer, so that settings made here and there do not meet."""
+        """A copy of the Rust tokenizer, whose settings are independent of the original's."""
         backend = Tokenizer.from_str(content)
-        leave_bos_to_the_caller(backend, self._bos, self.bos_id)
+        remove_bos_template(backend, self._bos, self.bos_id)
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = not self.parse_special_tokens
@@ -205,11 +203,11 @@ class DocumentEncoder:
 
     @property
     def added_tokens(self) -> int:
-        """The tokens of a document that stand for none of its text."""
+        """Number of tokens that a document has beside its text."""
         return sum(token_id is not None for token_id in (self.bos_id, self.eos_id))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process gets the Rust tokenizer as text: `encode_special_tokens` would not survive its own pickling.
+        # Worker processes get the Rust tokenizer as text: its own pickling would lose `encode_special_tokens`.
         return {**self.__dict__, "_backend": self._backend.to_str(), "_fast": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -218,15 +216,15 @@ class DocumentEncoder:
 
 
 class LineEncoder(DocumentEncoder):
-    """Encodes documents line by line: the ids of each line and a SEP that marks its end. Lines without a token are
-    left out; in a .txt file a blank line ends a document."""
+    """Encodes documents line by line: the ids of each line, then SEP. Lines without tokens are left out; in a .txt file
+    a blank line ends a document."""
 
     blank_line_ends_document = True
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(tokenizer)
         self.sep_id = tokenizer.sep_token_id
-        # A line ends with SEP: no BOS and EOS come around a text, and no literal ones are taken off it.
+        # Only SEP is added: no BOS and EOS around a text, and no literal ones removed from it.
         self.bos_id = self.eos_id = self._bos = self._eos = None
         self.fingerprint = hashlib.sha256(f"lines {self.sep_id} {self.fingerprint}".encode()).hexdigest()
 
@@ -235,10 +233,10 @@ class LineEncoder(DocumentEncoder):
         return token_id == self.sep_id
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
-        """The ids of one text's lines, each line with SEP after it."""
+        """Yields the ids of one text's lines, each followed by SEP."""
         for line in text.split("\n"):
             has_tokens = False
-            # SEP can only come when all parts of a long line are through.
+            # SEP comes after all parts of a long line.
             for ids in self._body_in_parts(line):
                 has_tokens = has_tokens or bool(ids)
                 yield ids
@@ -250,11 +248,11 @@ class LineEncoder(DocumentEncoder):
 
 
 def fast_bpe(content: str) -> "Encoding | None":
-    """tiktoken's encoder for a tokenizer.json; None where it is not the same, or tiktoken is not installed.
+    """tiktoken's encoder for a tokenizer.json; None if the ids may differ, or tiktoken is not installed.
 
-    It is for the piece rule of the shipped tokenizers. Both merge two neighbours of a piece at a time: the library takes the
-    pair that stands first in its list of merges, tiktoken the one whose token has the smallest id. That is the same pair
-    where the ids rise in the order of the merges and merging makes each of the tokens out of its bytes.
+    Only for the pattern of the shipped tokenizers. Both libraries merge one adjacent pair of a piece at a time: Hugging
+    Face's the first in the list of merges, tiktoken the pair whose token has the smallest id. These are the same if ids
+    rise in the order of the merges, and merging produces each token from its bytes.
     """
     try:
         import tiktoken
@@ -269,17 +267,17 @@ def fast_bpe(content: str) -> "Encoding | None":
         return None
     if any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")):
         return None
-    # These are taken out of a text before it is cut into pieces.
+    # Other added tokens are split off before a text is cut into pieces.
     if not all(token["special"] for token in spec["added_tokens"]):
         return None
     byte_of = bytes_of_characters()
     results = [left + right for left, right in model["merges"]]
-    # What is an entry, and neither a byte nor made by merging, must not be a piece: here it is a special token.
+    # An entry that is neither a byte nor a merge must be a special token, so that it is never a piece.
     entries = {*results, *byte_of, *(token["content"] for token in spec["added_tokens"])}
     ids = [model["vocab"][result] for result in results]
     if not model["vocab"].keys() <= entries or not byte_of.keys() <= model["vocab"].keys() or ids != sorted(set(ids)):
         return None
-    # By merging alone, and not because a piece that is an entry becomes it at once.
+    # By merging alone: ignore_merges would make a piece that is an entry that entry directly.
     merging = Tokenizer.from_str(json.dumps(spec | {"model": model | {"ignore_merges": False}})).model
     if any(len(merging.tokenize(result)) != 1 for result in results):
         return None
@@ -290,7 +288,7 @@ def fast_bpe(content: str) -> "Encoding | None":
 
 
 def bytes_of_characters() -> dict[str, int]:
-    """The byte behind each character of ByteLevel's alphabet: itself where it is visible, else from U+0100 on."""
+    """{character of ByteLevel's alphabet: its byte}: itself if it is visible, else from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     byte_of = {chr(byte): byte for byte in visible}
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -300,31 +298,33 @@ def bytes_of_characters() -> dict[str, int]:
 
 
 @cache
-def _doubtful() -> re.Pattern[str]:
-    """Any character that may be a letter, a digit or white space for one of the two engines of regular expressions only."""
-    # What was the same in the tables of 2002 and is today is so in all between; later signs and marks are neither.
+def _ambiguous() -> re.Pattern[str]:
+    """Any character that only one of the two regex engines may take for a letter, a digit or white space."""
+    # A category that is equal in the Unicode tables of 2002 and today is so in all between; later punctuation, symbols and
+    # marks are none of these.
     settled = []
     for code in range(0x10000):
         old, new = (table.category(chr(code)) for table in (unicodedata.ucd_3_2_0, unicodedata))
         if new not in ("Cs", "Cn") and (old == new or (old == "Cn" and new[0] in "PSM")):
             settled.append(re.escape(chr(code)))
-    # Emoji, and Han characters beyond the basic plane.
+    # Also settled: emoji, and Han characters beyond the basic plane
     return re.compile(f"[^{''.join(settled)}\U0001f000-\U0001faff\U00020000-\U0002a6d6]")
 
 
 # --------------------------------------------------------------------------------------------- long texts in parts
 
 
-# A tokenizer holds more than 100 bytes for each byte of a text until the text is done, so a long text is encoded in parts, whose
-# ids, one after the other, are those of the whole. A part ends behind a letter and before a line end, a space, a comma or a full
-# stop. There the pre-tokenizers of KNOWN_PATTERNS end a piece whatever follows: a run of letters is over, and what comes next
-# begins a piece of its own; no merge crosses a border between two pieces. A text for another tokenizer, or without such a place,
-# is encoded whole, up to LONGEST_WHOLE characters.
+# A tokenizer holds more than 100 bytes per byte of a text until it is done, so a long text is encoded in parts, with the
+# ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop. There all
+# KNOWN_PATTERNS end a piece, whatever follows: a run of letters is over, and the next character starts a new piece; no
+# merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
+# LONGEST_WHOLE characters.
 def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
-    """Whether long texts may be cut for the tokenizer of this tokenizer.json."""
+    """True if long texts may be cut for the tokenizer of this tokenizer.json."""
     spec = json.loads(content)
     for token in spec["added_tokens"]:
-        # These are taken out of the text before it is cut into pieces. One that spans a cut, or looks beside itself, forbids it.
+        # Such tokens are split off before a text is cut into pieces. One that spans a cut, or depends on its neighbours,
+        # forbids cuts.
         if parse_special_tokens or not token["special"]:
             spans = any(pair[0].isalpha() and pair[1] in MARKS for pair in pairwise(token["content"]))
             if spans or token["rstrip"] or token["single_word"]:
@@ -336,13 +336,13 @@ def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
     if normalizer not in ("none", "NFC") or step is None or spec["model"].get("dropout"):
         return False
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
-    # One without a pattern would leave the text whole.
+    # Some step has to split the text.
     return all(map(_is_known, steps)) and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
 
 
 def _is_known(step: dict[str, Any]) -> bool:
     if step["type"] == "ByteLevel":
-        # A prefix would stand before each part.
+        # Each part would get a prefix.
         return not step["add_prefix_space"]
     if step["type"] == "Split":
         return step["behavior"] in ("Isolated", "Removed") and step["pattern"].get("Regex") in KNOWN_PATTERNS
@@ -350,15 +350,15 @@ def _is_known(step: dict[str, Any]) -> bool:
 
 
 def parts_of(text: str, most: int) -> Iterator[str]:
-    """The text in parts of at most `most` characters; a longer one only where it has no place to be cut."""
+    """Yields parts of at most `most` characters; a longer one only if it has no place to cut."""
     category = unicodedata.ucd_3_2_0.category
     begin = 0
     while len(text) - begin > most:
-        # As much as tells that a part is too long
+        # one character more than may be encoded at once
         furthest = min(len(text), begin + LONGEST_WHOLE + 1)
-        # The last place within the part, else the first one behind it
+        # the last place within the part, else the first one after it
         places = chain(range(begin + most, begin, -1), range(begin + most + 1, furthest))
-        # Behind a letter since 2002, of which all tables of Unicode say the same
+        # after a letter of the Unicode tables of 2002, on which all later ones agree
         cuts = (at for at in places if text[at] in MARKS and category(text[at - 1])[0] == "L")
         end = next(cuts, furthest)
         yield text[begin:end]

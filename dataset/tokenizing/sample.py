@@ -15,14 +15,14 @@ from dataset.reading.settings import TextSettings
 def draw_sample(
     data_path: Sequence[str], weights: Sequence[float], sample_bytes: float, options: TextSettings
 ) -> Iterator[str]:
-    """Texts of about `sample_bytes` in UTF-8, each path with its weight's share, source after source (the order does not
-    matter to BPE); prints what each gives. One document is held at a time.
+    """Yields texts of about `sample_bytes` in UTF-8, in proportion to the weights, source after source (order does not
+    matter to BPE); prints the size from each. One document is held at a time.
 
     Errors: DataError for a path without text, and as `find_files` and `read_documents`.
     """
     sources = [find_files(path, options.text_suffixes, options.cache_dir) for path in data_path]
-    # A first pass over all sources: how often a document comes depends on how much text there is, and a compressed file or
-    # one with escapes is weighed by its text.
+    # First pass: text bytes of each source, which decide how often its documents are used. Compressed or escaped files
+    # count by their text, too.
     totals = []
     for path, files in zip(data_path, sources, strict=True):
         bad_lines = BadLines() if options.skip_bad_lines else None
@@ -36,9 +36,9 @@ def draw_sample(
         wanted = sample_bytes * weight / sum(weights)
         share = wanted / total
         announce(f"{path}: {wanted / 1e6:.1f} of {total / 1e6:.1f} MB ({share:.2f} times the source)")
-        # Spread evenly over the source; above 1 documents come repeatedly. After i documents ceil(i * share) have been given,
-        # so document i comes as often as this number grows by it. Documents are counted, not bytes: taking one whenever the
-        # sample falls behind in bytes would favour long documents.
+        # Spread evenly over the source; with a share above 1 documents repeat. After i documents ceil(i * share) have been
+        # yielded. Documents are counted, not bytes: taking one whenever the sample falls behind in bytes would favour long
+        # documents.
         for i, text in enumerate(_texts(files, options.text_field, BadLines())):
             for _ in range(math.ceil((i + 1) * share) - math.ceil(i * share)):
                 yield text

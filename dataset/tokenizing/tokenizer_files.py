@@ -1,5 +1,5 @@
-"""A tokenizer's files: what it adds to a text unasked, a folder that transformers 4.48 to 5 read alike, and whether the tokenizer is
-the one that a model or a text wants. Another one would train on [UNK] without a word.
+"""Tokenizer files: what a tokenizer adds to a text by default, a folder that transformers 4.48 to 5 read alike, and checks
+that the tokenizer fits a model or a text. A wrong one would silently train on [UNK].
 """
 
 import hashlib
@@ -19,47 +19,47 @@ from dataset.store.format import Tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The tokenizer that comes with this repository: what is used where the user names none.
+# The tokenizer of this repository, used by default
 DEFAULT = ROOT / "model"
 CONFIG = "tokenizer_config.json"
-# What save_pretrained of transformers 5 notes about the machine and the call that loaded the tokenizer
-OF_THIS_MACHINE = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
-# Files that hold a whole tokenizer, of whatever class
+# Fields in which save_pretrained of transformers 5 records the machine and the loading call
+LOCAL_FIELDS = ("backend", "is_local", "local_files_only", "name_or_path", "trust_remote_code")
+# Files that hold a whole tokenizer, of any class
 WHOLE_TOKENIZER = ("tokenizer.json", "tokenizer.*.json", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-# How many tokens of a text's beginning are looked at.
+# Tokens at the start of a text that are checked
 SAMPLE = 100_000
-# Fewer tell nothing.
-FEWEST = 50
-# The share of them that may be unknown.
-MOST_UNKNOWN = 0.5
-# The share of a model's embeddings that its own tokenizer has entries for. It can be less than 1: some models round the
-# number of embeddings up, for speed.
-LEAST_FILLED = 0.9
+# Minimum number for a check
+MIN_SAMPLE = 50
+# Maximum share of unknown ones
+MAX_UNKNOWN_SHARE = 0.5
+# Minimum share of a model's embeddings that its own tokenizer has entries for: some models round the number of embeddings
+# up, for speed.
+MIN_FILLED_SHARE = 0.9
 
 
 def bos_template(bos: str, bos_id: int) -> TemplateProcessing:
-    """Put BOS before each text, as a document begins in training; EOS comes from the model."""
+    """Puts BOS before each text, as in training; EOS comes from the model."""
     return TemplateProcessing(single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, bos_id)])
 
 
-def leave_bos_to_the_caller(backend: Tokenizer, bos: str | None, bos_id: int | None) -> None:
-    """In place: take back what `bos_template` adds.
+def remove_bos_template(backend: Tokenizer, bos: str | None, bos_id: int | None) -> None:
+    """Removes the post-processor of `bos_template`, in place.
 
-    Then a tokenizer is the same one, byte for byte in `to_str`, whether its file was written with that post-processor
-    or, as in earlier releases, without any. Other post-processors stay as they are.
+    Then a tokenizer's `to_str` is the same, byte for byte, whether its file has that post-processor or, as in earlier
+    releases, none. Other post-processors stay as they are.
     """
     if bos is None or bos_id is None or backend.post_processor is None:
         return
     ours = Tokenizer(models.BPE())
     ours.post_processor = bos_template(bos, bos_id)
-    # The library shows a post-processor only as a part of the whole tokenizer.json.
+    # The library exposes a post-processor only in the whole tokenizer.json.
     if json.loads(backend.to_str())["post_processor"] == json.loads(ours.to_str())["post_processor"]:
-        # What transformers 5 gives a tokenizer.json that has no post-processor
+        # transformers 5's default for a tokenizer.json without a post-processor
         backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
 def add_bos(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """In place: a fast tokenizer that adds nothing to a text adds its BOS from now on, as our training does."""
+    """Makes a fast tokenizer that adds nothing to a text add its BOS, as in our training; in place."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.bos_token_id is None:
         return
     if tokenizer("a").input_ids == tokenizer("a", add_special_tokens=False).input_ids:
@@ -68,36 +68,36 @@ def add_bos(tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without a path of this machine."""
-    # In the config alone: transformers 4.48 knows no chat_template.jinja, and a second copy could differ one day.
+    """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without local paths."""
+    # Template in the config alone: transformers 4.48 ignores chat_template.jinja, and two copies could diverge.
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     path = Path(folder) / CONFIG
     fields = json.loads(path.read_text(encoding="utf-8"))
-    for name in OF_THIS_MACHINE:
+    for name in LOCAL_FIELDS:
         fields.pop(name, None)
     # The names of transformers 4, which transformers 5 reads too
     if fields.get("tokenizer_class") == "TokenizersBackend":
         fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    # A dict in this place names tokens (image_token, say); transformers 4.48 and later know that.
+    # A dict here names tokens (such as image_token), which transformers 4.48 and later read.
     if isinstance(fields.get("extra_special_tokens"), list):
         fields["additional_special_tokens"] = fields.pop("extra_special_tokens")
-    # Left to a default, transformers 4 gives a PreTrainedTokenizerFast token_type_ids, which generate() refuses.
+    # By default transformers 4 gives a PreTrainedTokenizerFast token_type_ids, which generate() refuses.
     fields["model_input_names"] = list(tokenizer.model_input_names)
     if fields["tokenizer_class"] == "PreTrainedTokenizerFast" and starts_with_bos(tokenizer):
-        # What tokenizer.json says already, for programs that look here (llama.cpp, vLLM).
+        # As in tokenizer.json, for programs that look here (llama.cpp, vLLM)
         fields["add_bos_token"] = True
         fields["add_eos_token"] = tokenizer("a").input_ids[-1] == tokenizer.eos_token_id
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether a text gets a BOS unasked."""
+    """True if a text gets a BOS by default."""
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
 
 
 def unnamed_vocabulary(weight: Path) -> str:
-    """What to say of a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
-    # Every weight of this repository says so; the public code has another tokenizer of the same size.
+    """The warning for a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
+    # Weights of this repository name one; the public code has another tokenizer of the same size.
     return (
         f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is taken: name its own "
         "with --tokenizer_path"
@@ -105,16 +105,16 @@ def unnamed_vocabulary(weight: Path) -> str:
 
 
 def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """transformers makes a tokenizer of a config alone, whose few entries are the special tokens.
+    """From a config alone transformers makes a tokenizer that has only the special tokens.
 
-    Errors: ValueError where the folder lacks the files that a tokenizer of this class reads its vocabulary from.
+    Errors: ValueError if the folder lacks the vocabulary files of the tokenizer's class.
     """
-    # Such as {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}.
+    # such as {"vocab_file": "vocab.json", "merges_file": "merges.txt", "tokenizer_file": "tokenizer.json"}.
     files_of_class = type(tokenizer).vocab_files_names
-    # A tokenizer of bytes or characters needs none.
+    # Byte and character tokenizers need none.
     if not files_of_class or any(is_filled(path) for pattern in WHOLE_TOKENIZER for path in folder.glob(pattern)):
         return
-    # Without a file that holds all, every one of the others has to be there.
+    # Without a file that holds all, every other one is required.
     wanted = [name for what, name in files_of_class.items() if what != "tokenizer_file"]
     missing = [name for name in wanted if not is_filled(folder / name)]
     if wanted and not missing:
@@ -127,30 +127,30 @@ def check_files(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there is a file of a tokenizer, of whatever kind. Where `folder` is none, there is not."""
+    """True if `folder` exists and has a tokenizer file of any kind."""
     return any(is_filled(path) for pattern in (CONFIG, *WHOLE_TOKENIZER) for path in folder.glob(pattern))
 
 
 def is_filled(path: Path) -> bool:
-    """Whether it is a file with something in it."""
+    """True for a file that is not empty."""
     return path.is_file() and path.stat().st_size > 0
 
 
 def check_known(tokens: Tokens, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
-    """tokens: the ids of a text; its beginning is looked at. others: ids that are no text, as those of separators.
+    """tokens: the ids of a text, checked at its start. others: ids that are no text, such as separators. what: its name.
 
-    Errors: DataError where most of them are `unk_id`, from which nothing can be learned. what: names the text.
+    Errors: DataError if most of them are `unk_id`, from which nothing can be learned.
     """
     if unk_id is None:
         return
     beginning = tokens[:SAMPLE]
     separators = [token_id for token_id in others if token_id not in (None, unk_id)]
     beginning = beginning[~np.isin(beginning, separators)]
-    if len(beginning) < FEWEST:
+    if len(beginning) < MIN_SAMPLE:
         return
     is_unknown = beginning == unk_id
     share = float(is_unknown.mean())
-    if share > MOST_UNKNOWN:
+    if share > MAX_UNKNOWN_SHARE:
         raise DataError(
             f"{what}: the tokenizer does not know {share:.0%} of the first {len(beginning):,} tokens; it is of another "
             "language or model, or its vocabulary is not whole"
@@ -158,17 +158,17 @@ def check_known(tokens: Tokens, unk_id: int | None, what: str, others: Collectio
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
-    """SHA-256 of which token has which id: it tells the tokenizer of a weight from another one of the same size."""
+    """SHA-256 of the tokens and their ids, which differs between tokenizers of the same size."""
     entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:
-    """entries: the tokenizer's highest id and 1. embeddings: how many the model has. what: names the tokenizer.
+    """entries: the tokenizer's highest id + 1. embeddings: their number in the model. what: the tokenizer's name.
 
-    Errors: ValueError where the tokenizer is another model's: an id has no embedding, or far more embeddings than ids are there.
+    Errors: ValueError for another model's tokenizer: an id has no embedding, or there are far more embeddings than ids.
     """
-    least = 0.0 if fewer_are_fine else LEAST_FILLED * embeddings
+    least = 0.0 if fewer_are_fine else MIN_FILLED_SHARE * embeddings
     if not least <= entries <= embeddings:
         raise ValueError(
             f"{what}: the tokenizer has {entries:,} entries and the model embeddings for {embeddings:,}: it is the tokenizer of "

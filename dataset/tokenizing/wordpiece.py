@@ -18,21 +18,20 @@ from dataset.tokenizing.tokenizer_files import save_tokenizer
 if TYPE_CHECKING:
     from transformers import BertTokenizer, PreTrainedTokenizerBase
 
-# The size of BERT's lower-case English vocabulary, which ELECTRA shares, and where its special tokens stand.
+# Size and special ids of BERT's lower-case English vocabulary, which ELECTRA shares
 STANDARD_SIZE = 30_522
 STANDARD_IDS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-# In BERT's spelling and order.
+# in BERT's spelling and order
 WORDPIECE_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-# The share of a text that the alphabet of a new vocabulary covers. The rare characters beyond it would take the entries
-# of common words.
-COVERED = 0.9995
+# Share of a text that the alphabet of a new vocabulary covers. Rarer characters would take the entries of common words.
+ALPHABET_COVERAGE = 0.9995
 
 
 def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedTokenizerBase":
     """The tokenizer of a vocab.txt, or of a folder that train_tokenizer.py or save_pretrained wrote.
 
-    Errors: OSError where there is none; ValueError where a special token is missing, where ids have gaps, or where the standard
-    vocabulary's stand at other ids than usual (a file that was sorted, or begins with another line).
+    Errors: OSError if there is none; ValueError if a special token is missing, ids have gaps, or those of the standard
+    vocabulary have other ids than usual (a sorted file, or one that starts with another line).
     """
     path = Path(path)
     tokenizer: PreTrainedTokenizerBase
@@ -40,7 +39,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
         tokenizer = load_tokenizer(path)
     else:
         try:
-            # Not splitlines, which ends a line at a U+2028 too, and a token may hold one.
+            # Not splitlines, which also ends a line at a U+2028, which a token may hold.
             lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
         except UnicodeDecodeError:
             raise ValueError(f"{path}: a WordPiece vocab.txt is in UTF-8, and this file is not") from None
@@ -49,7 +48,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
                 raise ValueError(f"{path}: no {token} in it; a WordPiece vocab.txt has one token a line")
         tokenizer = wordpiece(lines, lower_case)
     highest = max(tokenizer.get_vocab().values())
-    # Networks have an embedding for each id below the number of entries.
+    # Models have one embedding per entry.
     if highest >= len(tokenizer):
         raise ValueError(
             f"{path}: the ids of this tokenizer have gaps (a line that stands there twice?): the highest of {len(tokenizer):,} is "
@@ -69,7 +68,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
 
 def wordpiece(lines: list[str], lower_case: bool) -> "BertTokenizer":
     """The BertTokenizer of a vocab.txt's lines."""
-    # A slow import, which byte-level BPE can do without.
+    # A slow import, which byte-level BPE does not need.
     from transformers import BertTokenizer
 
     return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
@@ -79,21 +78,21 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = Tr
     """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
     frequency. The same texts give the same vocabulary.
     """
-    # BERT's normalizer and pre-tokenizer, taken from a BertTokenizer of nearly nothing.
+    # BERT's normalizer and pre-tokenizer, from a minimal BertTokenizer
     rules = wordpiece(WORDPIECE_TOKENS, lower_case).backend_tokenizer
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = rules.normalizer
     tokenizer.pre_tokenizer = rules.pre_tokenizer
-    # They are gone through twice.
+    # Iterated twice.
     texts = list(texts)
-    # Each may come as itself and as a continuation.
+    # Each character may have two entries: itself and its continuation.
     most = (vocab_size - len(WORDPIECE_TOKENS)) // 2
     alphabet, continuing = common_characters(map(rules.normalizer.normalize_str, texts), most)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
-        # Left to itself the trainer numbers characters in an order that changes from process to process, and decides
-        # ties between pieces by these numbers.
+        # By default the trainer numbers characters in an order that changes from process to process, and breaks ties
+        # between pieces by these numbers.
         special_tokens=WORDPIECE_TOKENS + [f"##{character}" for character in continuing],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -105,26 +104,26 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = Tr
 
 
 def common_characters(texts: Iterable[str], most: int) -> tuple[list[str], list[str]]:
-    """(the characters that make up 99.95 % of the texts, white space left out, but at most so many, the commonest first;
-    those of them that stand within words)."""
+    """(the most frequent characters without white space, which make up 99.95 % of the texts, but at most `most`; those of
+    them that occur within words)."""
     counts: Counter[str] = Counter()
     within: set[str] = set()
     for text in texts:
         counts.update(text)
-        # Each character that has another one before it.
+        # Characters that follow another one.
         within.update(re.findall(r"(?<=\S)\S", text))
     visible = {character: n for character, n in counts.items() if not character.isspace()}
     total = sum(visible.values())
     seen = 0
     found: list[str] = []
-    # The commonest first, and equally common ones in the order of their code points.
+    # By descending frequency; ties by code point.
     for character in sorted(visible, key=lambda character: (-visible[character], character))[:most]:
-        if seen >= COVERED * total:
+        if seen >= ALPHABET_COVERAGE * total:
             break
         found.append(character)
         seen += visible[character]
-    # BERT's rules make a word of each punctuation mark, so none continues one. Marks of ASCII such as "$" count, which Unicode
-    # calls symbols.
+    # BERT makes a word of each punctuation mark, so none continues one. ASCII marks such as "$", which Unicode calls
+    # symbols, count too.
     continuing = []
     for character in found:
         is_mark = unicodedata.category(character).startswith("P") or character in punctuation
@@ -140,7 +139,7 @@ def entries(tokenizer: "Tokenizer | PreTrainedTokenizerBase") -> list[str]:
 
 
 def save_wordpiece(tokenizer: "PreTrainedTokenizerBase", out_dir: Path) -> None:
-    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that wants that alone."""
+    """Write a tokenizer that AutoTokenizer loads, and its vocab.txt for code that reads only that."""
     save_tokenizer(tokenizer, out_dir)
     with atomic_file(out_dir / "vocab.txt") as file:
         for token in entries(tokenizer):

@@ -81,7 +81,7 @@ def test_examples_are_those_of_a_plain_loop_over_lines(opened, monkeypatch):
     import dataset.electra.electra_dataset as module
 
     tokenizer, encoder, store, documents = opened
-    for name in ("SINGLE", "RANDOM_TARGET", "OVERFLOW"):
+    for name in ("SINGLE_SEGMENT", "RANDOM_TARGET", "OVERFLOW"):
         monkeypatch.setattr(module, name, 0.0)
     T, expected = 24, []
     for document in documents:

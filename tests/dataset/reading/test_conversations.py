@@ -6,7 +6,7 @@ import json
 import pytest
 
 from common.errors import DataError
-from dataset.reading.conversations import CONVERSATION, MOST_LEVELS, said_in, text_of_conversation
+from dataset.reading.conversations import CONVERSATION, MAX_TOOL_DEPTH, said_in, text_of_conversation
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines
 from tests.chats import turn
@@ -106,7 +106,7 @@ def nested(levels):
         (calling({"x": [float("nan")]}), "bad tools", "NaN and Infinity are no JSON"),
         (calling("[" * 100_000), "bad tool call", "the arguments of a call of 'f' are no JSON"),
         ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "bad tools", "no list"),
-        ({"messages": [ASKED, SAID], "tools": [nested(MOST_LEVELS)]}, "bad tools", "levels"),
+        ({"messages": [ASKED, SAID], "tools": [nested(MAX_TOOL_DEPTH)]}, "bad tools", "levels"),
     ],
 )
 def test_faults_are_named(record, kind, words):

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from dataset.tokenizing.encoder import DocumentEncoder, _doubtful, load_tokenizer
+from dataset.tokenizing.encoder import DocumentEncoder, _ambiguous, load_tokenizer
 from tests.dataset.tokenizing.tokenizer_kinds import KINDS, LEARNED, tokenizer_of
 from tests.helpers import ROOT
 
@@ -24,7 +24,7 @@ def encoders():
 def test_ids_are_those_of_the_library_for_every_character_that_is_taken():
     """Each beside letters, digits, spaces, line ends and apostrophes. Most of the basic plane is taken."""
     by_library, fast = encoders()
-    taken = [chr(code) for code in [*range(0x10000), 0x1F600, 0x20010] if not _doubtful().search(chr(code))]
+    taken = [chr(code) for code in [*range(0x10000), 0x1F600, 0x20010] if not _ambiguous().search(chr(code))]
     assert len(taken) > 50_000 and "\ud800" not in taken
     texts = []
     for begin in range(0, len(taken), 500):
@@ -42,7 +42,7 @@ def test_what_is_doubtful_goes_to_the_library_and_comes_back_in_its_place():
     by_library, fast = encoders()
     # A letter of Unicode 15, a number of 2008, and half of nothing else.
     texts = ["one", "two \ua7d0 \u0da6\u0de6", "three \U0001d2c0", "four"]
-    assert [bool(_doubtful().search(text)) for text in texts] == [False, True, True, False]
+    assert [bool(_ambiguous().search(text)) for text in texts] == [False, True, True, False]
     assert fast.encode(texts) == by_library.encode(texts)
     assert pickle.loads(pickle.dumps(fast)).encode(texts) == by_library.encode(texts)
 

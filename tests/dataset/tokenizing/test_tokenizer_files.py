@@ -185,7 +185,7 @@ def test_what_counts_as_unknown():
     half = np.array([1, 7] * 50)
     check_known(half, 1, "x")
     check_known(half, 1, "x", others=(None, 1))
-    check_known(np.full(tokenizer_files.FEWEST - 1, 1), 1, "x")
+    check_known(np.full(tokenizer_files.MIN_SAMPLE - 1, 1), 1, "x")
     check_known(np.full(1000, 1), None, "x")
     late = np.concatenate([np.full(tokenizer_files.SAMPLE, 7), np.full(tokenizer_files.SAMPLE, 1)])
     check_known(late, 1, "x")
