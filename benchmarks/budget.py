@@ -1,15 +1,15 @@
-"""A plan of --budget against configurations that a person would try around it, all for the same time on a CPU. Linux alone.
+"""A plan of --budget against the configurations that one would try around it, all for the same time on a CPU. Linux only.
 
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, twice and
-half the layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a
-half times the rates.
-A short run of each shape tells how many of its updates fit the time in which the plan makes its own: so far nothing else should
-run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
-shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
-and finished runs are kept in `--work`: the same command goes on where it was stopped.
+The trainer plans the budget, which takes half a minute. The others are a narrower and a wider model, twice and half the
+layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a half
+times the rates.
+A short run of each shape measures how many updates fit the plan's time: until then nothing else should run on the machine.
+Then each is trained to its number of updates; the machine's speed no longer matters. The table shows the bits per byte of
+the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the speeds and finished runs are
+kept in `--work`: the same command resumes where it was stopped.
 """
 
 import sys
@@ -42,7 +42,7 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     """{name: the flags that differ from the plan's} of the configurations around a plan."""
 
     def of_width(width: int) -> dict[str, object]:
-        """With the heads that a plan gives it"""
+        """Flags with the heads that a plan would choose."""
         heads = laws.heads_for(width)
         kv_heads = laws.kv_heads_for(heads)
         return {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
@@ -71,7 +71,7 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
 
 
 def planned(args: argparse.Namespace) -> list[str]:
-    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: UserError where it does not plan."""
+    """The flags of the plan, or of that of an earlier start. Errors: UserError if planning fails."""
     # Updates are timed on the CPU.
     asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *text_words(args)]
     folder = folder_of(Path(args.work), PLAN, asked)
@@ -105,7 +105,7 @@ def main() -> None:
     tried = [name for name in changes_of if not args.only or name in (PLAN, *args.only)]
     timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
     seconds: dict[str, float] = {}
-    # One after the other before anything long runs: the machine is the same for all of them.
+    # All timings come first, so that the machine is the same for all of them.
     for name in tried:
         flags = [*plan_flags, *flag_words({**changes_of[name], **timing})]
         seconds[name] = trained(Path(args.work), "timing", flags).update_seconds

@@ -1,6 +1,6 @@
-"""Whether ELECTRA and GLUE are right on a device: the last section of benchmarks/gpu.py, and `pytest -m gpu`.
+"""Checks of ELECTRA and GLUE on a device: the last section of benchmarks/gpu.py, and `pytest -m gpu`.
 
-The text is the documentation inside Python. The checks are of the form that gpu_checks.py tells.
+The text is the documentation inside Python. gpu_checks.py describes the form of a check.
 """
 
 import importlib.util
@@ -17,32 +17,32 @@ import torch
 from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
 from dataset.embedded_corpus import build_embedded_corpus
 
-# The run that is killed, see gpu_checks.py. It lasts for some seconds after its first save.
+# The run that is killed, see gpu_checks.py. It lasts some seconds beyond its first save.
 RESUMED = """--hidden_size 128 --intermediate_size 256 --num_hidden_layers 2 --embedding_size 64 --max_seq_len 64 --batch_size 8
     --max_steps 600 --save_interval 3 --log_interval 10 --deterministic 1 --use_compile 1"""
 # As `make electra`
 LEARNS = """--hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 64 --init_std 0.1 --dropout 0
     --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear
     --max_seq_len 32 --max_steps 2000 --val_fraction 0.02 --log_interval 10"""
-# Is a text of NumPy's documentation, or of the standard library's? 62 % are the latter.
+# Separates NumPy's documentation from the standard library's (62 % of the texts)
 TASK = "numpy"
 TUNED = f"--task {TASK} --kind classification --max_seq_len 64 --learning_rate 5e-4 --epochs 5"
-# Behind these flags on a CPU, which is to show in a minute that the checks work
+# {flags: appended on a CPU, to try the checks in a minute}
 ON_CPU = {
     RESUMED: "--max_steps 30 --use_compile 0 --cpu_processes 1",
     LEARNS: """--hidden_size 64 --intermediate_size 128 --num_hidden_layers 2 --max_steps 40 --warmup_steps 10 --batch_size 32
         --use_compile 0 --cpu_processes 1""",
     TUNED: "--learning_rate 2e-3 --max_steps 60 --batch_size 16",
 }
-# The discriminator's on held-out text that is asked for. A CPU reaches 0.76 in its 40 updates, and 0.83 in 2,000.
+# Required of the discriminator on held-out text. A CPU reaches 0.76 in its 40 updates, and 0.83 in 2,000.
 LEAST_AUC = {"cuda": 0.75, "cpu": 0.6}
-# On a CPU 60 updates of the small network have 85 to 90 % right.
+# The small network reaches 85 to 90 % in 60 updates on a CPU.
 LEAST_ACCURACY = 0.75
 DEV_TEXTS = 300
 
 
 def learns_and_is_fine_tuned(device: torch.device) -> str:
-    """A pretraining finds replaced tokens of held-out text, and its discriminator tells NumPy's documentation."""
+    """Pretraining finds replaced tokens in held-out text, and fine-tuning recognises NumPy's documentation."""
     documents = embedded_documents()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -71,7 +71,7 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
 
 
 def embedded_documents() -> list[str]:
-    """In an order that mixes their sources."""
+    """Shuffled, to mix their sources."""
     with open(build_embedded_corpus(), encoding="utf-8") as lines:
         documents = [json.loads(line)["text"] for line in lines]
     random.Random(0).shuffle(documents)
@@ -79,20 +79,20 @@ def embedded_documents() -> list[str]:
 
 
 def write_lines(path: Path, records: Sequence[dict[str, str]]) -> Path:
-    """A file of one JSON object in a line."""
+    """Write one JSON object a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
 
 
 def labelled(document: str) -> dict[str, str]:
-    """{"text", "label"} without the first line, which names what is documented."""
+    """{"text", "label"} without the first line, which names the documented object."""
     name, _, text = document.partition("\n\n")
     is_numpy = re.match(r"(module |class )?numpy\b", name)
     return {"text": text or name, "label": "numpy" if is_numpy else "other"}
 
 
 ELECTRA: dict[str, Check] = {
-    # Without --deterministic 1 that is promised on a CPU alone.
+    # Without --deterministic 1 this is promised on a CPU only.
     "resume, ELECTRA, --deterministic 1": partial(resumes_bitwise, "train_electra.py", RESUMED, ON_CPU[RESUMED]),
     "ELECTRA learns, and is fine-tuned": learns_and_is_fine_tuned,
 }

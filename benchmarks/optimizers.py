@@ -1,12 +1,12 @@
-"""Tokens that the recipe of plans needs for the validation loss that tuned AdamW reaches.
+"""Tokens that the recipe of plans needs for the validation loss of tuned AdamW.
 
     python benchmarks/optimizers.py --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # an hour and a half on two cores
     python benchmarks/optimizers.py --hidden_size 512 --shares 0.5 --data_path en.jsonl --val_path valid.jsonl    # 26 M: 4 hours
 
-AdamW trains `--tokens` tokens of --data_path with each of `--rates`, and with every seed at the best of them; its rate falls
-linearly, and its blocks begin as the identity. The recipe is that of `--budget`: Muon with its rates and schedule, and first weights
-that copy. It trains `--shares` of the tokens with every seed. Both sides are trained by the trainer itself, in the same model and
-batch. Finished runs are kept in `--work`: the same command goes on where it was stopped.
+AdamW trains on `--tokens` tokens of --data_path at each of `--rates`, and with every seed at the best of them, with linear decay and
+blocks that start as the identity. The recipe is that of `--budget`: Muon with its rates and schedule, and initial weights that copy.
+It trains on `--shares` of the tokens with every seed. Both use the trainer itself, the same model and batch. Finished runs are kept
+in `--work`: the same command resumes where it was stopped.
 """
 
 import sys

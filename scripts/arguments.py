@@ -6,7 +6,7 @@ from common.start import ROOT
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
-# What logits can be divided by in float32 without becoming infinite; 0: the likeliest token
+# Divisors that keep float32 logits finite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
 
@@ -31,7 +31,7 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
 def generate_parser() -> Parser:
     """The flags of generate.py."""
     p = Parser(prog="generate.py", description="Continue a text, or talk to a model.")
-    # The model begins by itself.
+    # An empty prompt: the model starts by itself.
     p.may_be_empty = ("prompts",)
     p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
     model_flags(p)
@@ -47,7 +47,7 @@ def generate_parser() -> Parser:
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
     g.add_argument("--seed", type=seed, default=42, help="the same seed, the same text (default 42)")
-    # No switch of true or false: that would take the prompt after it for its value.
+    # Takes no value: it would take the prompt after it for one.
     g.add_argument(
         "--chat",
         action="store_true",
@@ -63,7 +63,7 @@ def play_parser() -> Parser:
         description="A page in your browser: continue texts and chat with a model, and watch runs as they train.",
     )
     model_flags(p)
-    # None: the default weight if it is there; if not, only runs are shown.
+    # None: the default weight if it exists; otherwise only runs are shown.
     p.set_defaults(weight=None)
     g = p.add_argument_group("page")
     g.add_argument("--out_dir", default=str(ROOT / "out"), help="folder whose runs are shown (default: out)")
@@ -113,7 +113,7 @@ def evaluate_parser() -> Parser:
 
 
 def export_flags(p: Parser) -> None:
-    """What both exports take."""
+    """The flags of both exports."""
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
     numbers = "of the weights, in a GGUF of the matrices; auto: the smallest that is exact"
     p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
