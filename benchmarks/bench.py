@@ -290,17 +290,17 @@ def main() -> None:
         prog="bench.py", description="Training speed against the plain MiniMind loop and the Hugging Face Trainer."
     )
     p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)} (default 26m)")
-    p.add_argument("--threads", type=counts, help="such as 1,2: one run for each (default: one a core)")
+    p.add_argument("--threads", type=counts, help="such as 1,2: one run each (default: one per core)")
     p.add_argument("--sides", default=",".join(SIDES), help="those to compare (default: all)")
     p.add_argument("--seconds", type=positive(float), default=240, help="for a size and thread count (default 240)")
     p.add_argument(
-        "--slice", type=positive(float), default=3.0, help="seconds of a turn of an update at least (default 3)"
+        "--slice", type=positive(float), default=3.0, help="seconds of a turn, at least one update (default 3)"
     )
     p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
     p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row (default 512)")
     p.add_argument("--documents", type=positive(int), default=4000, help="how many (default 4000)")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
-    p.add_argument("--device", help="cuda:0, mps or cpu (default: the first of them that is there)")
+    p.add_argument("--device", help="cuda:0, mps or cpu (default: the first available)")
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures (default: out/bench.json)")
     args = p.parse_args()
     args.device = str(pick_device(args.device))

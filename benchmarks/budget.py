@@ -92,7 +92,7 @@ def main() -> None:
     p = runs_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
     p.add_argument("--budget", type=duration, default="3m", help="of each run (default 3m)")
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
-    p.add_argument("--timed_updates", type=positive(int), default=40, help="of a run that tells the speed (default 40)")
+    p.add_argument("--timed_updates", type=positive(int), default=40, help="updates of a timing run (default 40)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args()
     plan_flags = planned(args)

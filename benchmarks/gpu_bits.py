@@ -162,7 +162,7 @@ def compare(case: str, device: str) -> tuple[bool, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code. Errors: UserError."""
     p = Parser(prog="gpu_bits.py", description="Which tensor differs first between two equal runs on this GPU.")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the command itself")
     p.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="some of them (default: all)")
     # Set in the process of a side
     p.add_argument("--side", choices=CASES, help=argparse.SUPPRESS)

@@ -101,20 +101,20 @@ def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcom
 
 def main(argv: Sequence[str] | None = None) -> None:
     p = runs_parser(
-        "time_to_loss.py", "Whether a run of --budget reaches the loss that another trainer has after so many minutes."
+        "time_to_loss.py", "Does a run of --budget reach the loss of another trainer after a given number of minutes?"
     )
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
-    p.add_argument("--minutes", type=positive(float), required=True, help="that it trains")
+    p.add_argument("--minutes", type=positive(float), required=True, help="its training time")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
     p.add_argument(
-        "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
+        "--rates", type=positive(float), nargs="+", help="its learning rates (default: plain its own, hf three)"
     )
     p.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="of the matrix products of its updates, as they are made here (default: as it makes them itself)",
+        help="of the matrix products of its updates, as made here (default: its own)",
     )
-    p.add_argument("--seconds", type=positive(float), default=240, help="to measure the rival's speed in (default 240)")
+    p.add_argument("--seconds", type=positive(float), default=240, help="to measure its speed (default 240)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args(argv)
     rival = RIVALS[args.rival]

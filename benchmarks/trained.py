@@ -20,8 +20,8 @@ METRICS = "pretrain_*.metrics.jsonl"
 def runs_parser(name: str, description: str) -> Parser:
     """The flags of a benchmark that compares runs of the trainer."""
     p = Parser(prog=name, description=description)
-    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--data_path", nargs="+", required=True, help="as for the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as for the trainer")
     work = ROOT / "out" / name.removesuffix(".py")
     p.add_argument("--work", default=str(work), help=f"folder of the runs (default: out/{work.name})")
     return p

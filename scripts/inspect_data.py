@@ -4,8 +4,8 @@
     python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
-Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
-the token store that is made here is the one that it opens.
+Sources, tokenizer and rows are those of train_pretrain.py (for conversations train_sft.py) with the same flags, which
+opens the token store that is built here.
 """
 
 import sys
@@ -38,7 +38,7 @@ class LookSettings(Settings):
         [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
     )
     texts: bool = switch(True, help="look at all texts: near copies, odd documents; 0: only count")
-    examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
+    examples: int = setting(3, check=not_negative(int), help="per kind of finding")
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     seed: int = setting(42, check=seed, help="of the run whose rows are shown")
 
