@@ -27,7 +27,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 
-from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, runs_parser, text_words, trained
+from benchmarks.trained import TRAINER, Outcome, data_args, flag_args, folder_of, runs_parser, trained
 from common.errors import UserError
 from common.flags import positive, seed
 from trainer.budget import laws
@@ -73,17 +73,17 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
 def planned(args: argparse.Namespace) -> list[str]:
     """The flags of the plan, or of that of an earlier start. Errors: UserError if planning fails."""
     # Updates are timed on the CPU.
-    asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *text_words(args)]
+    asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *data_args(args)]
     folder = folder_of(Path(args.work), PLAN, asked)
-    kept = folder / "plan.txt"
-    if not kept.exists():
+    plan_file = folder / "plan.txt"
+    if not plan_file.exists():
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
         if done.returncode:
             raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(done.stdout, encoding="utf-8")
-    lines = kept.read_text(encoding="utf-8").splitlines()
+        plan_file.write_text(done.stdout, encoding="utf-8")
+    lines = plan_file.read_text(encoding="utf-8").splitlines()
     _python, _trainer, *flags = shlex.split(lines[lines.index("the same by flags:") + 1])
     return flags
 
@@ -107,19 +107,19 @@ def main() -> None:
     seconds: dict[str, float] = {}
     # All timings come first, so that the machine is the same for all of them.
     for name in tried:
-        flags = [*plan_flags, *flag_words({**changes_of[name], **timing})]
+        flags = [*plan_flags, *flag_args({**changes_of[name], **timing})]
         seconds[name] = trained(Path(args.work), "timing", flags).update_seconds
     ends: dict[str, Outcome] = {}
     for name in tried:
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
         changes_of[name] = {**changes_of[name], "max_updates": updates}
-        ends[name] = trained(Path(args.work), name.replace(" ", "_"), [*plan_flags, *flag_words(changes_of[name])])
+        ends[name] = trained(Path(args.work), name.replace(" ", "_"), [*plan_flags, *flag_args(changes_of[name])])
         print(f"{name}: {ends[name].bits_per_byte:.4f} bits per byte", flush=True)
     print("\n| run | flags | updates | tokens | loss | bits per byte | of the plan's |\n|---|---|---|---|---|---|---|")
     for name, end in sorted(ends.items(), key=lambda item: item[1].bits_per_byte):
         ratio = end.bits_per_byte / ends[PLAN].bits_per_byte
         print(
-            f"| {name} | {' '.join(flag_words(changes_of[name]))} | {end.updates:,} | {end.tokens:,} | {end.val_loss:.3f} "
+            f"| {name} | {' '.join(flag_args(changes_of[name]))} | {end.updates:,} | {end.tokens:,} | {end.val_loss:.3f} "
             f"| {end.bits_per_byte:.4f} | {ratio:.4f} |"
         )
 

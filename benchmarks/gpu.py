@@ -21,7 +21,7 @@ are enough, in any version. Sections:
 
 Section 7 runs only on request: all eight do not fit nine minutes.
 Each section is a process with its own time limit, so that a failure or a hang does not affect the others. All sections end
-at END_S, and none starts with less than LEAST_S left. A CPU, where only the command itself is tried, may take longer.
+at END_S, and none starts with less than MIN_LEFT_S left. A CPU, where only the command itself is tried, may take longer.
 Compiled code is kept in --cache. Results go to --out at once, a table of them comes last. `pytest -m gpu` runs the checks
 of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a section did not end or was left out.
 """
@@ -66,7 +66,7 @@ from trainer.pretrain.memory import flops_per_token
 
 # seconds at which all sections end, and seconds that must be left to start one
 END_S = 535
-LEAST_S = 35
+MIN_LEFT_S = 35
 # time limit of a section in seconds, and other limits by section
 LIMIT_S = 90
 LIMITS_S = {1: 200, 2: 120, 3: 120, 6: 120, 7: 240}
@@ -142,14 +142,14 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
             # The next step records the graphs.
             training.engine.graphs.is_on = graphs
         training.step()
-        of_step, of_host = per_step(training.step, device, turn_s)
+        step_s, host_s = per_step(training.step, device, turn_s)
         how = "with graphs" if graphs else "without graphs"
-        share = 100 * training.tokens / of_step * flops / rate
+        share = 100 * training.tokens / step_s * flops / rate
         figures += [
-            figure(f"tokens, {how}", round(training.tokens / of_step), "1/s"),
+            figure(f"tokens, {how}", round(training.tokens / step_s), "1/s"),
             figure(f"share of the product rate, {how}", round(share, 1), "%"),
-            figure(f"a step, {how}", round(of_step * 1e3, 2), "ms"),
-            figure(f"the host's part of it, {how}", round(of_host * 1e3, 2), "ms"),
+            figure(f"a step, {how}", round(step_s * 1e3, 2), "ms"),
+            figure(f"the host's part of it, {how}", round(host_s * 1e3, 2), "ms"),
         ]
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
@@ -237,10 +237,10 @@ def limit_of(number: int, seconds_so_far: float, device: str) -> float:
     if device == "cpu":
         return CPU_LIMIT_S
     limit = min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
-    return limit if limit >= LEAST_S else 0
+    return limit if limit >= MIN_LEFT_S else 0
 
 
-def end_with_its_own(process: "subprocess.Popen[str]") -> None:
+def kill_group(process: "subprocess.Popen[str]") -> None:
     """Kill the process of a section, and the trainers that it may have started."""
     if not hasattr(os, "killpg"):
         process.kill()
@@ -270,7 +270,7 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
     process = subprocess.Popen(
         section_command(number, args), stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
-    alarm = threading.Timer(limit, end_with_its_own, [process])
+    alarm = threading.Timer(limit, kill_group, [process])
     try:
         alarm.start()
         assert process.stdout is not None
@@ -282,7 +282,7 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
     finally:
         alarm.cancel()
         # Ctrl-C and SIGTERM reach only this process.
-        end_with_its_own(process)
+        kill_group(process)
     seconds_taken = time.monotonic() - start
     if code:
         reason = f"exit code {code}; its error stands above"

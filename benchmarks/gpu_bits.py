@@ -146,17 +146,17 @@ def compare(case: str, device: str) -> tuple[bool, str]:
     """(True if two processes of a case agree in every bit, a line about it)."""
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: side(case, device), range(2))
-    said = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
+    findings = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
     if len(one) != len(other):
-        said.append(f"{len(one)} and {len(other)} notes")
+        findings.append(f"{len(one)} and {len(other)} notes")
     first = dict(one)
     unstable = [name for name, digest in one if name.startswith(AGAIN) and digest != first[name.removeprefix(AGAIN)]]
     if unstable:
-        said.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
+        findings.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
     differing = [mine[0] for mine, yours in zip(one, other, strict=False) if mine != yours]
     if differing:
-        said.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
-    return not said, " | ".join(said) or f"{len(one)} tensors, the same to the last bit"
+        findings.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
+    return not findings, " | ".join(findings) or f"{len(one)} tensors, the same to the last bit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,8 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Bits need no quiet machine, and most of the time is compilation.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         found = pool.map(lambda case: compare(case, args.device), args.cases)
-        for case, (same, said) in zip(args.cases, found, strict=True):
-            print(f"{'same  ' if same else 'FAILED'} {case}: {said}", flush=True)
+        for case, (same, findings) in zip(args.cases, found, strict=True):
+            print(f"{'same  ' if same else 'FAILED'} {case}: {findings}", flush=True)
             n_failed += not same
     return 1 if n_failed else 0
 

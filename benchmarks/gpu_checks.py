@@ -157,7 +157,7 @@ def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_d
     return command if device.type == "cuda" else [*command, "--device", "cpu", *on_cpu.split()]
 
 
-def end_of(process: "subprocess.Popen[str]") -> str:
+def output_of(process: "subprocess.Popen[str]") -> str:
     """Wait for a trainer; returns its output. Errors: AssertionError if it failed."""
     printed, _ = process.communicate()
     assert process.returncode == 0, f"exit code {process.returncode}: {printed[-2000:]}"
@@ -175,7 +175,7 @@ def weights_in(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
-def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
+def kill_after_first_save(command: list[str], out_dir: Path) -> str:
     """Start a trainer and kill it; returns the name of its last checkpoint."""
     process = start(command)
     while process.poll() is None and not any(out_dir.rglob("*_resume/*.pt")):
@@ -197,12 +197,12 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
     whole = start(command_for(folder / "whole"))
     try:
         command = command_for(folder / "again")
-        last_save = killed_after_its_first_save(command, folder / "again")
-        printed = end_of(whole)
+        last_save = kill_after_first_save(command, folder / "again")
+        printed = output_of(whole)
     finally:
         whole.kill()
     assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
-    resumed = end_of(start([*command, "--from_resume", "1"]))
+    resumed = output_of(start([*command, "--from_resume", "1"]))
     assert "resumed from" in resumed, resumed[:1000]
     how = f"on {device.type}, killed behind {last_save}"
     assert weights_in(folder / "whole") == weights_in(folder / "again"), f"{how}: the weights differ"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
+from benchmarks.gpu_checks import Check, command_of, output_of, resumes_bitwise, start
 from dataset.embedded_corpus import build_embedded_corpus
 
 # The run that is killed, see gpu_checks.py. It lasts some seconds beyond its first save.
@@ -35,9 +35,9 @@ ON_CPU = {
     TUNED: "--learning_rate 2e-3 --max_steps 60 --batch_size 16",
 }
 # Required of the discriminator on held-out text. A CPU reaches 0.76 in its 40 updates, and 0.83 in 2,000.
-LEAST_AUC = {"cuda": 0.75, "cpu": 0.6}
+MIN_AUC = {"cuda": 0.75, "cpu": 0.6}
 # The small network reaches 85 to 90 % in 60 updates on a CPU.
-LEAST_ACCURACY = 0.75
+MIN_ACCURACY = 0.75
 DEV_TEXTS = 300
 
 
@@ -47,12 +47,12 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_lines(folder / "text.jsonl", [{"text": text} for text in documents])
-        end_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
+        output_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
         run = folder / "electra_small"
         lines = (run / "electra_small.metrics.jsonl").read_text(encoding="utf-8").splitlines()
         auc = [record["val_disc_auc"] for record in map(json.loads, lines) if "val_disc_auc" in record][-1]
         learned = f"a held-out AUC of {auc:.3f}"
-        assert auc >= LEAST_AUC[device.type], f"{learned}: {LEAST_AUC[device.type]} is wanted"
+        assert auc >= MIN_AUC[device.type], f"{learned}: {MIN_AUC[device.type]} is wanted"
         if importlib.util.find_spec("sklearn") is None:
             return f"{learned}; not fine-tuned, for want of a package: pip install scikit-learn"
 
@@ -62,11 +62,11 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
             "train_file": write_lines(folder / "train.jsonl", examples[DEV_TEXTS:]),
             "dev_file": write_lines(folder / "dev.jsonl", examples[:DEV_TEXTS]),
         }
-        end_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
+        output_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
         results = json.loads((folder / "glue" / TASK / "seed_42" / "eval_results.json").read_text(encoding="utf-8"))
         accuracy = results["results"]["accuracy"]
         found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
-        assert accuracy >= LEAST_ACCURACY, f"{found}: {LEAST_ACCURACY} is wanted"
+        assert accuracy >= MIN_ACCURACY, f"{found}: {MIN_ACCURACY} is wanted"
         return found
 
 

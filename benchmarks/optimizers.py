@@ -23,7 +23,7 @@ import argparse
 from collections.abc import Mapping
 from statistics import mean
 
-from benchmarks.trained import flag_words, runs_parser, text_words, trained
+from benchmarks.trained import data_args, flag_args, runs_parser, trained
 from common.flags import positive
 from trainer.budget import laws
 from trainer.machine.command_line import run_cli
@@ -48,7 +48,7 @@ def val_loss(args: argparse.Namespace, share: float, recipe: Mapping[str, object
     }  # fmt: skip
     optimizer = recipe["optimizer"]
     name = f"{optimizer}_{rate:g}_{updates}_updates_seed{seed}"
-    loss = trained(Path(args.work), name, [*text_words(args), *flag_words(settings)]).val_loss
+    loss = trained(Path(args.work), name, [*data_args(args), *flag_args(settings)]).val_loss
     print(f"{optimizer:6} learning rate {rate:g}, {updates:,} updates, seed {seed}: loss {loss:.4f}", flush=True)
     return loss
 

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.trained import Outcome, flag_words, runs_parser, text_words, trained
+from benchmarks.trained import Outcome, data_args, flag_args, runs_parser, trained
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
 from common.flags import positive, seed
@@ -68,17 +68,17 @@ RIVALS = {
 def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
     """(updates a second of the rival's fastest variant, their device), measured now or by an earlier start.
     Errors: UserError if no variant could start."""
-    kept = Path(args.work) / f"{args.rival}_bench.json"
-    if not kept.exists():
-        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": kept}
-        words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_words(flags)]
+    record_file = Path(args.work) / f"{args.rival}_bench.json"
+    if not record_file.exists():
+        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": record_file}
+        words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_args(flags)]
         code = subprocess.run(words, check=False).returncode
         if code:
             raise UserError(f"bench.py ended with exit code {code} and has not measured {args.rival}")
-    (record,) = json.loads(kept.read_text(encoding="utf-8"))
+    (record,) = json.loads(record_file.read_text(encoding="utf-8"))
     for name in rival.sides:
         if name not in record["sides"]:
-            print(f"{name} could not start and is left out; to measure again remove {kept}", flush=True)
+            print(f"{name} could not start and is left out; to measure again remove {record_file}", flush=True)
     rates = []
     for side in record["sides"].values():
         rates.append(median(part["updates"] / part["seconds"] for part in side["slices"]))
@@ -94,7 +94,7 @@ def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
     """Train, unless an earlier start did."""
     own = {"eval_interval": 0, "seed": args.seed, "report": 0}
-    end = trained(Path(args.work), name, [*text_words(args), *flag_words({**own, **flags})])
+    end = trained(Path(args.work), name, [*data_args(args), *flag_args({**own, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 

@@ -77,12 +77,12 @@ def outcome(folder: Path) -> Outcome:
     return Outcome(parameters, last["bits_per_byte"], last["val_loss"], updates, tokens, tokens / updates / rate)
 
 
-def text_words(args: argparse.Namespace) -> list[str]:
+def data_args(args: argparse.Namespace) -> list[str]:
     """The trainer's data flags, from a benchmark's command line. The token cache is in --work, for all runs."""
     cache = Path(args.work) / "cache"
     return ["--data_path", *args.data_path, "--val_path", *args.val_path, "--cache_dir", str(cache)]
 
 
-def flag_words(changes: Mapping[str, object]) -> list[str]:
+def flag_args(changes: Mapping[str, object]) -> list[str]:
     """{flag: value} as the words of a command line."""
     return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]

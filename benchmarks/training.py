@@ -114,6 +114,6 @@ def per_step(step: Callable[[], object], device: torch.device, turn_s: float) ->
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    begun = time.perf_counter() - start
+    launched = time.perf_counter() - start
     synchronize(device)
-    return (time.perf_counter() - start) / steps, begun / steps
+    return (time.perf_counter() - start) / steps, launched / steps

@@ -55,8 +55,8 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
         raise UserError(f"{what} has not ended after {SECONDS} seconds; name another with --tokenizer_path") from None
     if ended.returncode:
         # A process killed by the system, out of memory or time, prints nothing.
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
-        raise UserError(f"{what} fails, or takes too much memory or time: {said[-1][:200]}")
+        stderr_lines = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise UserError(f"{what} fails, or takes too much memory or time: {stderr_lines[-1][:200]}")
     return str(json.loads(ended.stdout))
 
 

@@ -113,7 +113,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
-    said = read_object(settings) if settings.exists() else {}
+    generation_fields = read_object(settings) if settings.exists() else {}
     config = load_config(str(path), path)
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
@@ -128,8 +128,8 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         keys = sorted(faults[what])
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
-    ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=ends if isinstance(ends, list) else [ends])
+    eos: Any = generation_fields.get("eos_token_id", getattr(config, "eos_token_id", None))
+    model.generation_config = GenerationConfig(eos_token_id=eos if isinstance(eos, list) else [eos])
     return model.eval()
 
 
@@ -145,7 +145,7 @@ def vocabulary_size(config: PretrainedConfig) -> int:
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
-def most_positions(config: PretrainedConfig) -> int:
+def max_positions(config: PretrainedConfig) -> int:
     """Maximum length in tokens; LARGEST for a model without a bound on positions, such as Bloom or Mamba."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     # Some configs write -1 for no bound.
@@ -155,9 +155,9 @@ def most_positions(config: PretrainedConfig) -> int:
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
     """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
     settings = model.generation_config
-    said = None if settings is None else settings.eos_token_id
+    configured = None if settings is None else settings.eos_token_id
     ids = [] if eos_id is None else [eos_id]
-    for token_id in said if isinstance(said, list) else [said]:
+    for token_id in configured if isinstance(configured, list) else [configured]:
         # GPT-2s with another vocabulary keep the original's 50256.
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):
             ids.append(token_id)

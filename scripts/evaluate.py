@@ -49,7 +49,7 @@ from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
-from scripts.common import dtype_of_flag, load, most_positions, vocabulary_size
+from scripts.common import dtype_of_flag, load, max_positions, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 from trainer.reporting.reporter import finite
@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
     model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
-    if args.max_length > most_positions(model.config):
-        raise UserError(f"--max_length {args.max_length}: the model has {most_positions(model.config)} positions")
+    if args.max_length > max_positions(model.config):
+        raise UserError(f"--max_length {args.max_length}: the model has {max_positions(model.config)} positions")
     dtype = dtype_of_flag(args.dtype, model.device)
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
@@ -155,8 +155,8 @@ def perplexity(
 ) -> Results:
     """Loss over each document, BOS and EOS as in training; intervals over documents."""
     documents: list[list[Row]] = []
-    bytes_of: list[int] = []
-    words_of: list[int] = []
+    byte_counts: list[int] = []
+    word_counts: list[int] = []
     for file, line, text in texts(args):
         # The ids of all documents stay in memory: a Python int takes nine times as much as one in an array.
         ids = array("i")
@@ -169,8 +169,8 @@ def perplexity(
         # A single token has nothing to predict.
         if len(ids) > 1:
             documents.append(windows(ids, args.max_length, args.stride))
-            bytes_of.append(len(encoder.body(text).encode()))
-            words_of.append(len(text.split()))
+            byte_counts.append(len(encoder.body(text).encode()))
+            word_counts.append(len(text.split()))
     scores = iter(scorer.score([row for rows in documents for row in rows]))
     losses = []
     tokens = []
@@ -181,11 +181,11 @@ def perplexity(
     # exp is increasing: it maps the ends of the interval to the ends of the new one.
     figures = {"loss": per_token, "perplexity": Metric(*map(exp, per_token))}
     # Empty texts have no bytes, blank ones no words.
-    if sum(bytes_of):
-        figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, bytes_of)))
-    if sum(words_of):
-        figures["word_perplexity"] = Metric(*map(exp, ratio(losses, words_of)))
-    counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
+    if sum(byte_counts):
+        figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, byte_counts)))
+    if sum(word_counts):
+        figures["word_perplexity"] = Metric(*map(exp, ratio(losses, word_counts)))
+    counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(byte_counts), "words": sum(word_counts)}
     return figures, counts
 
 
@@ -257,16 +257,16 @@ def answers(
         ids = chat.turns_ids(turns, conversation.get("tools", []))
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
         most = len(whole) - len(ids) + MORE_TOKENS
-        if last["role"] != "assistant" or len(ids) + most > most_positions(model.config):
+        if last["role"] != "assistant" or len(ids) + most > max_positions(model.config):
             continue
         sampling = Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0)
         found = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
         # Thoughts before the answer are skipped.
-        said = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
-        right.append(first_sentence(said) == first_sentence(last["content"]))
+        answer = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
+        right.append(first_sentence(answer) == first_sentence(last["content"]))
         # Print ten of them, and all wrong ones.
         if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
-            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {said.strip()}"]
+            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {answer.strip()}"]
             print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
     if not right:
         raise UserError(

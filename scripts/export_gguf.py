@@ -71,7 +71,7 @@ def export(
     if dtype == "auto":
         dtype = str(smallest_exact({name: tensors[name] for name in matrices})).removeprefix("torch.")
     number_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
-    of_matrices = gguf.GGMLQuantizationType[number_type]
+    matrix_type = gguf.GGMLQuantizationType[number_type]
 
     out.parent.mkdir(parents=True, exist_ok=True)
     change = 0.0
@@ -87,7 +87,7 @@ def export(
         begins_with_bos = starts_with_bos(tokenizer) if Path(weight).is_dir() else True
         rule = gguf_format.write_tokenizer(writer, tokenizer, config.vocab_size, folder, begins_with_bos)
         for name, tensor in tensors.items():
-            stored_type = of_matrices if name in matrices else gguf.GGMLQuantizationType.F32
+            stored_type = matrix_type if name in matrices else gguf.GGMLQuantizationType.F32
             values = cast(tensor, getattr(torch, dtype) if name in matrices else torch.float32, name).float()
             change = max(change, float((values - tensor).abs().max()))
             writer.add_tensor(name, gguf.quantize(values.numpy(), stored_type), raw_dtype=stored_type)

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out_dir:
             export(args.weight, utf8_folder("--out_dir", args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
         else:
-            bring_back(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+            convert_to_pth(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
 
 
@@ -91,7 +91,7 @@ def export(
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
     if record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD):
-        # Our own field, read by evaluate.py, generate.py and `bring_back`
+        # Our own field, read by evaluate.py, generate.py and `convert_to_pth`
         setattr(config, SPECIAL_TOKENS_FIELD, True)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
@@ -116,18 +116,18 @@ def export(
         rounding = largest_change(model.state_dict(), rounded)
         model.load_state_dict(rounded)
         difference, positions = compare(model, reloaded, DocumentEncoder(tokenizer))
-        said = verdict(
+        comparison = verdict(
             difference, positions, f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
         )
         dtype_name = str(out_dtype).removeprefix("torch.")
         if rounding:
-            said += f"; {dtype_name} has changed weights by {rounding:.1e} at most"
-        write_model_card(unfinished, model, weight, config, said, out_dir.name)
+            comparison += f"; {dtype_name} has changed weights by {rounding:.1e} at most"
+        write_model_card(unfinished, model, weight, config, comparison, out_dir.name)
         # In float32 the reloaded weights are mapped from the file, and Windows renames no folder with a mapped file. Cycles keep them alive.
         del reloaded
         gc.collect()
     assert config.architectures
-    announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
+    announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{comparison}")
     return difference
 
 
@@ -144,7 +144,7 @@ def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
         raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
 
 
-def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:
+def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:
     """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
     if path.suffix != ".pth":
         raise UserError(f"--to_pth {path}: the name must end in .pth")
@@ -162,14 +162,14 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     record = record_of(folder)
     vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else record.get(VOCABULARY_FIELD)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
-    said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
+    comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
     save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
     # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
-    announce(f"{path}: {model.config.generation}\n{said}\n{rounded if rounding else 'no weight was rounded'}")
+    announce(f"{path}: {model.config.generation}\n{comparison}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
 
 
@@ -287,9 +287,9 @@ Sizes: {sizes}.
 
 
 def write_model_card(
-    folder: Path, model: MiniMindForCausalLM, weight: str | Path, theirs: PretrainedConfig, said: str, name: str
+    folder: Path, model: MiniMindForCausalLM, weight: str | Path, theirs: PretrainedConfig, comparison: str, name: str
 ) -> None:
-    """Write README.md, and loss.png if the run logged losses. said: the line about the comparison of logits."""
+    """Write README.md, and loss.png if the run logged losses. comparison: the line about the comparison of logits."""
     config = model.config
     records = None
     # No metrics, or a run that ended before its first line
@@ -319,7 +319,7 @@ def write_model_card(
         else "It continues text and does not follow instructions.",
         sizes=", ".join(f"{size} {getattr(config, size):,}" for size in SIZES),
         training=training,
-        verdict=said[0].upper() + said[1:],
+        verdict=comparison[0].upper() + comparison[1:],
     )
     (folder / "README.md").write_bytes(card.encode(errors="backslashreplace"))
 

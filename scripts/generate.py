@@ -41,7 +41,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import end_ids, load, most_positions
+from scripts.common import end_ids, load, max_positions
 from trainer.machine.command_line import run_cli
 
 
@@ -65,20 +65,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The conversation so far, in the format of chat templates
     messages: list[dict[str, str]] = []
     # After an error an interactive session continues with the next prompt; otherwise the program ends.
-    is_typed = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
-    for prompt in args.prompts or typed_prompts():
+    is_interactive = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
+    for prompt in args.prompts or stdin_prompts():
         try:
             if chat is None:
                 if prompt.endswith(" "):
                     note = "note: the prompt ends in a space, which most tokens bring along: without it the text goes on better"
                     announce(note, to_stderr=True)
-                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_typed, echo=prompt)
+                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_interactive, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
-            ids = chat_ids(chat, [*messages, turn], room(model, sampling))
-            answer = reply(model, tokenizer, ids, sampling, is_typed)
+            ids = chat_ids(chat, [*messages, turn], prompt_limit(model, sampling))
+            answer = reply(model, tokenizer, ids, sampling, is_interactive)
         except (UserError, KeyboardInterrupt) as error:
-            if not is_typed:
+            if not is_interactive:
                 raise
             # Ctrl-C before the first token or after the last one; `reply` handles it in between.
             announce(f"error: {one_line(error)}" if isinstance(error, UserError) else "\n(stopped)", to_stderr=True)
@@ -98,7 +98,7 @@ def utf8(prompt: str) -> str:
     return prompt
 
 
-def typed_prompts() -> Iterator[str]:
+def stdin_prompts() -> Iterator[str]:
     """Lines of stdin; in a terminal with a prompt sign and line editing."""
     if sys.stdin is None:
         raise UserError("there is no standard input to read prompts from: name them on the command line")
@@ -132,14 +132,14 @@ def typed_prompts() -> Iterator[str]:
             yield line
 
 
-def room(model: PreTrainedModel, sampling: Sampling) -> int:
+def prompt_limit(model: PreTrainedModel, sampling: Sampling) -> int:
     """Maximum tokens of a prompt."""
-    return max(most_positions(model.config) - sampling.max_new_tokens, 0)
+    return max(max_positions(model.config) - sampling.max_new_tokens, 0)
 
 
 def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
     """Errors: UserError for a prompt that the model cannot continue."""
-    most = room(model, sampling)
+    most = prompt_limit(model, sampling)
     if len(ids) > most:
         raise UserError(
             f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit beside "
@@ -201,12 +201,12 @@ def reply(
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     sampling: Sampling,
-    is_typed: bool,
+    is_interactive: bool,
     echo: str = "",
 ) -> str:
     """Print a continuation of `ids` as it is sampled, then its speed; returns the text.
 
-    is_typed: an interactive prompt; Ctrl-C then cuts the text short, once it has started.
+    is_interactive: an interactive prompt; Ctrl-C then cuts the text short, once it has started.
     """
     check_prompt(model, ids, sampling)
     stream = TextStream(tokenizer)
@@ -216,7 +216,7 @@ def reply(
         generate(model, tokenizer, ids, sampling, stream)
     except KeyboardInterrupt:
         # No token, no answer: `main` drops the prompt.
-        if not is_typed or not stream.count:
+        if not is_interactive or not stream.count:
             raise
         stream.end()
     seconds = time.perf_counter() - start
@@ -280,14 +280,14 @@ class TextStream(BaseStreamer):
         self.write = write
         self.text = ""
         self.count = 0
-        self.prompt_came = False
+        self.prompt_seen = False
         self.shown: list[int] = []
         self.held_back: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
-        if not self.prompt_came:
-            self.prompt_came = True
+        if not self.prompt_seen:
+            self.prompt_seen = True
             return
         new = value.tolist()
         self.count += len(new)

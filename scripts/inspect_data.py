@@ -224,8 +224,8 @@ class DataLook:
                         if len(examples) < 2 * self.settings.examples:
                             # With some context before it
                             excerpt = body[max(at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
-                            said = f"{kind}; {int(self.lengths[number]):,} tokens"
-                            examples += example(self.place(number), said, excerpt)
+                            remark = f"{kind}; {int(self.lengths[number]):,} tokens"
+                            examples += example(self.place(number), remark, excerpt)
                     yield number, text
                     bar.update()
 
@@ -287,13 +287,13 @@ class DataLook:
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
-                said = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
+                remark = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
                 if kind == "nearly":
-                    said += f" (similarity {copies.similarity[copy]:.2f})"
+                    remark += f" (similarity {copies.similarity[copy]:.2f})"
                 begin, end = self.store.offsets[original : original + 2]
                 tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-                below += example(self.place(original), said, text)
+                below += example(self.place(original), remark, text)
         return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, below=below)
 
     def place(self, number: int) -> str:
@@ -347,11 +347,11 @@ def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
     return "".join(parts)
 
 
-def example(place: str, said: str, text: str) -> list[str]:
+def example(place: str, remark: str, text: str) -> list[str]:
     """Two lines on a finding: its place, a remark, and the start of the text."""
     # Control characters become visible: an example may be about them.
     line = one_line(text)
-    return [f"- {place}: {said}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
+    return [f"- {place}: {remark}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
 
 
 def first_to_last(first: int, last: int) -> str:

@@ -47,7 +47,7 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load
-from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, room, turns_encoder, utf8
+from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, smooth, thin
@@ -96,7 +96,7 @@ def for_page(text: str) -> str:
 
 
 # Receives the pieces of a text as they come; an exception from it ends the text.
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
 class PlayedModel:
@@ -113,7 +113,7 @@ class PlayedModel:
         # torch has one global random generator: one text at a time.
         self.computing = threading.Lock()
 
-    def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    def write(self, request: dict[str, Any], send: Send) -> dict[str, Any]:
         """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
         with self.computing:
             sampling: Sampling = request["sampling"]
@@ -122,9 +122,9 @@ class PlayedModel:
             else:
                 # The page offers no chat for other models.
                 assert self.chat is not None, "a model without a chat template"
-                ids = chat_ids(self.chat, request["messages"], room(self.model, sampling))
+                ids = chat_ids(self.chat, request["messages"], prompt_limit(self.model, sampling))
             check_prompt(self.model, ids, sampling)
-            stream = PieceStream(self.tokenizer, tell)
+            stream = PieceStream(self.tokenizer, send)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
             found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
@@ -141,9 +141,9 @@ class PieceStream(TextStream, LogitsProcessor):
     text with control characters.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Tell) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, send: Send) -> None:
         super().__init__(tokenizer, self._keep)
-        self.tell = tell
+        self.send = send
         self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
         # Probabilities of tokens not yet received. On a Mac's GPU transformers passes on a token only when the next one is
         # computed, so there may be two.
@@ -158,7 +158,7 @@ class PieceStream(TextStream, LogitsProcessor):
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
-        if not self.prompt_came:
+        if not self.prompt_seen:
             super().put(value)
             return
         (token,) = value.tolist()
@@ -191,7 +191,7 @@ class PieceStream(TextStream, LogitsProcessor):
             if printable(text) != text:
                 piece["shown"] = printable(text)
             self._tokens = []
-            self.tell(piece)
+            self.send(piece)
 
 
 def rounded(probability: float) -> float | None:
@@ -395,7 +395,7 @@ class Handler(BaseHTTPRequestHandler):
         # One line of JSON for each piece of text
         self._begin("application/x-ndjson")
         try:
-            last = model.write(request, self._tell)
+            last = model.write(request, self._send_line)
         except UserError as error:
             last = {"error": one_line(error)}
         except ConnectionError:
@@ -403,7 +403,7 @@ class Handler(BaseHTTPRequestHandler):
         except Exception:
             traceback.print_exc()
             last = {"error": "the model has failed; the terminal of play.py tells more"}
-        self._tell(last)
+        self._send_line(last)
 
     def _is_own(self) -> bool:
         """True for a request to this machine from its own page: a browser names the asking page as the Origin.
@@ -420,7 +420,7 @@ class Handler(BaseHTTPRequestHandler):
         # Browsers may omit it in a GET, whose answer other pages cannot read. With a POST they send it.
         return self.command == "GET"
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _send_line(self, record: dict[str, Any]) -> None:
         """Send a line of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
         if self.server.is_ending.is_set():
             raise ConnectionError
