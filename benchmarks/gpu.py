@@ -155,7 +155,7 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
 
 
 def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
-    """benchmarks/bench.py with the 26 M model on the documents inside Python: sides take turns in one run."""
+    """benchmarks/bench.py with the 26 M model, on the text of corpora.py: sides take turns in one run."""
     flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
     if small:
         flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
