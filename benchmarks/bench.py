@@ -2,18 +2,19 @@
 
     python benchmarks/bench.py                                             # 26 M, all cores, about 4 minutes
     python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
-    python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # whether it works
+    python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # smoke test
 
     plain        each document padded to a full row, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
-    hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, documents end to end in
-                 full rows, in which each token sees the documents before its own
+    hf           Trainer with Llama (or Qwen3, Qwen2-MoE) of the same shape: bf16, fused AdamW, full rows of
+                 concatenated documents, with attention across their borders
     hf-compiled  the same with torch_compile; ours is compared with the faster of the two
     ours         Corpus, loader, engine and compiled blocks as train_pretrain.py puts them together
 
-Every side is a process of its own, so that its peak memory is its own, and trains only while it is its turn: rounds of
-short slices, in which matrix products are measured too, in bf16 where the machine has it. A ratio is the median over the rounds, with its range.
-All sides train on the same documents: English and Chinese Wikipedia (docs/corpora.md), or the embedded corpus where
-MINIMIND_REFERENCE leads to none, cut to 325 tokens on average. "text" counts trained targets and leaves padding out.
+Each side is a separate process, so that its peak memory is measured alone. Sides train in turns: rounds of short
+slices, in which matrix products are timed too, in bf16 where supported. A ratio is the median over the rounds, with its
+range.
+All sides train on the same documents: English and Chinese Wikipedia (docs/corpora.md), or the embedded corpus if
+MINIMIND_REFERENCE has none, cut to 325 tokens on average. "text" counts trained targets, without padding.
 """
 
 import sys
@@ -65,9 +66,9 @@ LONGEST = 512
 # Each side imports torch anew, with its own number of threads.
 SPAWN = multiprocessing.get_context("spawn")
 
-# {figure of a turn, such as updates, text, positions, seconds: its value}
+# Figures of a turn, such as updates, text, positions, seconds
 Slice = dict[str, float]
-# {figure of a run: its value}
+# Figures of a run
 Record = dict[str, Any]
 
 
@@ -75,14 +76,14 @@ Record = dict[str, Any]
 
 
 def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int, seed: int = 0) -> list[str]:
-    """The beginnings of `n` texts, 325 tokens on average, LONGEST at most; a text that is too short is passed over."""
+    """The starts of `n` texts, 325 tokens on average, LONGEST at most; texts that are too short are skipped."""
     draw = random.Random(seed)
     length = min(draw.randint(*LENGTHS), LONGEST)
     found: list[str] = []
     for text in texts:
         text = text[: 8 * LONGEST]
         ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        # BOS and EOS come with the encoder.
+        # The encoder adds BOS and EOS.
         if len(ends) >= length - 2:
             found.append(text[: ends[length - 3][1]])
             length = min(draw.randint(*LENGTHS), LONGEST)
@@ -102,7 +103,7 @@ def write_documents(path: Path, n: int) -> list[int]:
 
 
 def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
-    """The share of positions that train something, in rows of one document each, cut to max_seq_len tokens."""
+    """The share of positions that are targets, in rows of one document each, cut to max_seq_len tokens."""
     trained = sum(min(n, max_seq_len - 1) for n in pairs)
     return trained / (len(pairs) * (max_seq_len - 1))
 
@@ -111,10 +112,10 @@ def plain_share(pairs: Sequence[int], max_seq_len: int) -> float:
 
 
 class Side:
-    """The process of one side, as the run sees it. An answer is None once the process has ended."""
+    """The process of one side, seen from the run. An answer is None once the process has ended."""
 
     def __init__(self, name: str, size: str, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
-        """variables: of its environment. args: of the command, for one number of threads."""
+        """variables: of its environment. args: the command's, for one thread count."""
         self.name = name
         self.slices: list[Slice] = []
         self.turns, its_end = SPAWN.Pipe()
@@ -124,7 +125,7 @@ class Side:
             for variable, value in variables.items():
                 stack.enter_context(environment(variable, value))
             self.process.start()
-        # Only the process itself holds it now, so that its end is noticed here.
+        # Only the process holds it now, so that its end is noticed here.
         its_end.close()
         self.first = self.answer()
 
@@ -136,19 +137,19 @@ class Side:
         return answer
 
     def ask(self, seconds: float | None) -> Slice | None:
-        """seconds: of a turn; None: there is no further one."""
+        """seconds: of a turn; None: no further one."""
         with contextlib.suppress(ConnectionError):
             self.turns.send(seconds)
         return self.answer()
 
     def end(self) -> None:
-        """Wait until it has left: it does so at the end of its turn, or when the pipe ends."""
+        """Wait for its end, which comes after its turn, or when the pipe closes."""
         self.turns.close()
         self.process.join()
 
 
 def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, pairs: Sequence[int]) -> Record:
-    """All sides on one size: alternate until `args.seconds` have passed since the start. Returns the record.
+    """All sides on one size, in turns for `args.seconds`, setup included. Returns the record.
 
     pairs: the number of (input, target) pairs of each document.
     """
@@ -165,12 +166,12 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
             rates.append(product_rate(device, dtype))
-            # To and fro, so that no side always has its turn behind the same other one.
+            # Back and forth, so that no side always follows the same other one
             for side in sides if len(rates) % 2 else sides[::-1]:
                 answer = side.ask(args.slice)
                 if answer is None:
                     raise UserError(f"{side.name} on {size} has ended within the run (its error stands above)")
-                # A turn has too few rows to tell the padding by them.
+                # A turn has too few rows to estimate the padding.
                 if side.name == "plain":
                     answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
                 side.slices.append(answer)
@@ -196,10 +197,10 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
 def start_sides(
     size: str, threads: int, args: argparse.Namespace, documents: Path, stack: contextlib.ExitStack
 ) -> list[Side]:
-    """The sides of a size that could start; `stack` ends them. One after the other, so that none disturbs another."""
+    """Start sides one after the other, so that none disturbs another; returns those that could. `stack` ends them."""
     device = torch.device(args.device)
     variables = {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-    # The Trainer would take all GPUs, so the sides see one alone, which is their first.
+    # The Trainer would take all GPUs, so the sides see only one, as their first.
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         variables["CUDA_VISIBLE_DEVICES"] = visible[device.index or 0] if visible[0] else str(device.index or 0)
@@ -218,8 +219,7 @@ def start_sides(
 
 def flops_of(side: str, size: str, max_seq_len: int, pairs: Sequence[int]) -> float:
     """FLOPs of a text token in a training step of this side."""
-    # What a token sees, see flops_per_token: the Trainer's documents stand end to end, ours see themselves alone. No document is
-    # seen beyond the length of a row.
+    # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
     seen = [min(n, max_seq_len) for n in pairs]
     context = max_seq_len if side.startswith("hf") else sum(n * n for n in seen) / sum(seen)
     return flops_per_token(MiniMindConfig(**SIZES[size]), context)
@@ -281,7 +281,7 @@ def show(record: Record) -> None:
 
 
 def counts(text: str) -> list[int]:
-    """Positive numbers between commas. Errors: ArgumentTypeError."""
+    """Positive numbers, separated by commas. Errors: ArgumentTypeError."""
     return [positive(int)(part) for part in text.split(",")]
 
 
@@ -290,17 +290,17 @@ def main() -> None:
         prog="bench.py", description="Training speed against the plain MiniMind loop and the Hugging Face Trainer."
     )
     p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)} (default 26m)")
-    p.add_argument("--threads", type=counts, help="such as 1,2: one run for each (default: one a core)")
+    p.add_argument("--threads", type=counts, help="such as 1,2: one run each (default: one per core)")
     p.add_argument("--sides", default=",".join(SIDES), help="those to compare (default: all)")
     p.add_argument("--seconds", type=positive(float), default=240, help="for a size and thread count (default 240)")
     p.add_argument(
-        "--slice", type=positive(float), default=3.0, help="seconds of a turn of an update at least (default 3)"
+        "--slice", type=positive(float), default=3.0, help="seconds of a turn, at least one update (default 3)"
     )
     p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
     p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row (default 512)")
     p.add_argument("--documents", type=positive(int), default=4000, help="how many (default 4000)")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
-    p.add_argument("--device", help="cuda:0, mps or cpu (default: the first of them that is there)")
+    p.add_argument("--device", help="cuda:0, mps or cpu (default: the first available)")
     p.add_argument("--out", default=str(ROOT / "out" / "bench.json"), help="all figures (default: out/bench.json)")
     args = p.parse_args()
     args.device = str(pick_device(args.device))
@@ -314,7 +314,7 @@ def main() -> None:
                 p.error(f"{name!r} is none of {', '.join(known)}")
     out = Path(args.out)
     with user_errors():
-        # Before the minutes of work that fill it
+        # Before minutes of work: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         out.touch()
     records = []

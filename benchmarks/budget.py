@@ -1,15 +1,15 @@
-"""A plan of --budget against configurations that a person would try around it, all for the same time on a CPU. Linux alone.
+"""A plan of --budget against the configurations that one would try around it, all for the same time on a CPU. Linux only.
 
     python benchmarks/budget.py --budget 3m --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # half an hour
     python benchmarks/budget.py --budget 10m --only deeper wider --data_path en.jsonl --val_path valid.jsonl
 
-The trainer plans the budget, which takes half a minute. Around the plan there are a narrower and a wider model, twice and
-half the layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a
-half times the rates.
-A short run of each shape tells how many of its updates fit the time in which the plan makes its own: so far nothing else should
-run on the machine. Then each is trained to its number of updates; how fast the machine is by then changes nothing. The table
-shows the bits per byte of the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the rates
-and finished runs are kept in `--work`: the same command goes on where it was stopped.
+The trainer plans the budget, which takes half a minute. The others are a narrower and a wider model, twice and half the
+layers, a narrower model with half as many layers again, twice the heads, half and twice the batch, half and one and a half
+times the rates.
+A short run of each shape measures how many updates fit the plan's time: until then nothing else should run on the machine.
+Then each is trained to its number of updates; the machine's speed no longer matters. The table shows the bits per byte of
+the validation text and their ratio to the plan's; below 1 the plan was beaten. The plan, the speeds and finished runs are
+kept in `--work`: the same command resumes where it was stopped.
 """
 
 import sys
@@ -27,7 +27,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping
 
-from benchmarks.trained import TRAINER, Outcome, flag_words, folder_of, runs_parser, text_words, trained
+from benchmarks.trained import TRAINER, Outcome, data_args, flag_args, folder_of, runs_parser, trained
 from common.errors import UserError
 from common.flags import positive, seed
 from trainer.budget import laws
@@ -42,7 +42,7 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
     """{name: the flags that differ from the plan's} of the configurations around a plan."""
 
     def of_width(width: int) -> dict[str, object]:
-        """With the heads that a plan gives it"""
+        """Flags with the heads that a plan would choose."""
         heads = laws.heads_for(width)
         kv_heads = laws.kv_heads_for(heads)
         return {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
@@ -71,19 +71,19 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
 
 
 def planned(args: argparse.Namespace) -> list[str]:
-    """The flags of the plan. Where an earlier start has asked for it, that one holds. Errors: UserError where it does not plan."""
+    """The flags of the plan, or of that of an earlier start. Errors: UserError if planning fails."""
     # Updates are timed on the CPU.
-    asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *text_words(args)]
+    asked = ["--budget", args.budget, "--seed", str(args.seed), "--device", "cpu", *data_args(args)]
     folder = folder_of(Path(args.work), PLAN, asked)
-    kept = folder / "plan.txt"
-    if not kept.exists():
+    plan_file = folder / "plan.txt"
+    if not plan_file.exists():
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
         if done.returncode:
             raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(done.stdout, encoding="utf-8")
-    lines = kept.read_text(encoding="utf-8").splitlines()
+        plan_file.write_text(done.stdout, encoding="utf-8")
+    lines = plan_file.read_text(encoding="utf-8").splitlines()
     _python, _trainer, *flags = shlex.split(lines[lines.index("the same by flags:") + 1])
     return flags
 
@@ -92,7 +92,7 @@ def main() -> None:
     p = runs_parser("budget.py", "A plan of --budget against configurations that a person would try around it.")
     p.add_argument("--budget", type=duration, default="3m", help="of each run (default 3m)")
     p.add_argument("--only", nargs="+", help="names of the configurations to try (default: all)")
-    p.add_argument("--timed_updates", type=positive(int), default=40, help="of a run that tells the speed (default 40)")
+    p.add_argument("--timed_updates", type=positive(int), default=40, help="updates of a timing run (default 40)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args()
     plan_flags = planned(args)
@@ -105,21 +105,21 @@ def main() -> None:
     tried = [name for name in changes_of if not args.only or name in (PLAN, *args.only)]
     timing = {"max_updates": args.timed_updates, "log_interval": args.timed_updates // 2, "eval_interval": 0}
     seconds: dict[str, float] = {}
-    # One after the other before anything long runs: the machine is the same for all of them.
+    # All timings come first, so that the machine is the same for all of them.
     for name in tried:
-        flags = [*plan_flags, *flag_words({**changes_of[name], **timing})]
+        flags = [*plan_flags, *flag_args({**changes_of[name], **timing})]
         seconds[name] = trained(Path(args.work), "timing", flags).update_seconds
     ends: dict[str, Outcome] = {}
     for name in tried:
         updates = round(plan.max_updates * seconds[PLAN] / seconds[name])
         changes_of[name] = {**changes_of[name], "max_updates": updates}
-        ends[name] = trained(Path(args.work), name.replace(" ", "_"), [*plan_flags, *flag_words(changes_of[name])])
+        ends[name] = trained(Path(args.work), name.replace(" ", "_"), [*plan_flags, *flag_args(changes_of[name])])
         print(f"{name}: {ends[name].bits_per_byte:.4f} bits per byte", flush=True)
     print("\n| run | flags | updates | tokens | loss | bits per byte | of the plan's |\n|---|---|---|---|---|---|---|")
     for name, end in sorted(ends.items(), key=lambda item: item[1].bits_per_byte):
         ratio = end.bits_per_byte / ends[PLAN].bits_per_byte
         print(
-            f"| {name} | {' '.join(flag_words(changes_of[name]))} | {end.updates:,} | {end.tokens:,} | {end.val_loss:.3f} "
+            f"| {name} | {' '.join(flag_args(changes_of[name]))} | {end.updates:,} | {end.tokens:,} | {end.val_loss:.3f} "
             f"| {end.bits_per_byte:.4f} | {ratio:.4f} |"
         )
 

@@ -1,4 +1,4 @@
-"""The text of the benchmarks: measuring corpora where they are, the embedded one elsewhere."""
+"""The text of the benchmarks: the measuring corpora if present, else the embedded one."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 from common.start import ROOT
 from dataset.embedded_corpus import build_embedded_corpus
 
-# Measuring corpora, public tokenizers, GLUE files and golden outputs, which the repository does not hold: docs/corpora.md tells
-# how to make them. Tests that need them are skipped where they are absent, and benchmarks take the embedded corpus.
+# Measuring corpora, public tokenizers, GLUE files and golden outputs, not in the repository: docs/corpora.md says how to make
+# them. Without them some tests are skipped, and benchmarks use the embedded corpus.
 REFERENCE = Path(os.environ.get("MINIMIND_REFERENCE") or ROOT.parent / "shared")
 
 
 def corpus_files() -> list[Path]:
-    """English and Chinese, or the embedded corpus where there is no reference material."""
+    """English and Chinese, or the embedded corpus if these are missing."""
     files = [REFERENCE / "corpora" / f"{name}.train.jsonl" for name in ("en_wiki", "zh_wiki")]
     if not all(file.is_file() for file in files):
         files = [build_embedded_corpus()]

@@ -3,9 +3,9 @@
     python benchmarks/data.py                             # about 4 minutes on two cores
     python benchmarks/data.py --only packing,loader       # of: tokenise, packing, planning, loader
 
-The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python where
-MINIMIND_REFERENCE leads to none. Prints a markdown table. Rates come from alternating runs and are medians, so that
-other processes disturb them less.
+The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python if
+MINIMIND_REFERENCE has none. Prints a markdown table. Rates are medians of alternating runs, so that other processes
+disturb them less.
 """
 
 import sys
@@ -46,10 +46,10 @@ CPU = torch.device("cpu")
 T = 512
 # rounds of each comparison
 ROUNDS = 5
-# texts that the tokenizers library encodes at once: its own threads have work
+# texts per call of the tokenizers library, enough for its own threads
 BARE_BATCH = 2000
 
-# what, what is wanted, what was measured
+# (what, wanted, measured)
 Row = tuple[str, str, str]
 
 
@@ -59,7 +59,7 @@ def encode_all(tokenizer: Tokenizer, texts: list[str]) -> None:
 
 
 def tokenise(work: Path, args: argparse.Namespace) -> Iterator[Row]:
-    """A store of the corpora against the tokenizers library alone, in turns."""
+    """Building a store against the bare tokenizers library, in turns."""
     files = corpus_files()
     megabytes = sum(file.stat().st_size for file in files) / 1e6
     texts = [text for file in files for text in texts_of(file)]
@@ -89,7 +89,7 @@ def packing(work: Path, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def planning(work: Path, args: argparse.Namespace) -> Iterator[Row]:
-    """An epoch of synthetic documents, whose lengths are those of an encyclopaedia."""
+    """An epoch of synthetic documents with the lengths of an encyclopaedia."""
     lengths = np.random.default_rng(0).lognormal(5.2, 1, args.documents).astype(np.int64) + 2
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     del lengths

@@ -1,14 +1,14 @@
-"""Whether training is right and fast on the GPU of this machine, in nine minutes. What decides most comes first.
+"""Is training right and fast on the GPU of this machine? In nine minutes, the most decisive parts first.
 
     make gpu                                                    # sections 0 to 6
     make gpu-speed                                              # 0, 1 and 6, in five minutes
     make gpu-bits                                               # benchmarks/gpu_bits.py: equal runs, in three minutes
     make gpu-electra                                            # sections 0 and 7, in two minutes
     python benchmarks/gpu.py --sections 2 3                     # some of them
-    python benchmarks/gpu.py --device cpu --seconds small       # whether this command itself works, on a CPU
+    python benchmarks/gpu.py --device cpu --seconds small       # try the command itself, on a CPU
 
-It needs no network, no data, and no virtual environment of this repository: PyTorch and transformers are
-enough, in whatever versions an image has. Sections:
+It needs no network, no data, and no virtual environment of this repository: the PyTorch and transformers of an image
+are enough, in any version. Sections:
 
     0 machine                  versions, the best bf16 product, copies
     1 throughput               seconds until the first update; tokens/s with CUDA graphs and without, for each size
@@ -19,11 +19,11 @@ enough, in whatever versions an image has. Sections:
     6 against the plain loop   benchmarks/bench.py
     7 ELECTRA and GLUE         pretrained, killed, resumed, fine-tuned: the same bits, and what was learned?
 
-The last one runs where it is asked for: all eight do not fit nine minutes.
-Each section is a process with a time limit of its own, so that one that fails or hangs leaves the others alone. After END_S none
-goes on, and none starts for less than LEAST_S. A CPU, which tells nothing but whether this command works, may take longer.
-Compiled code is kept in --cache. What is found goes to --out at once, a table of it comes last. `pytest -m gpu` runs the checks of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a
-section did not end or was left out.
+Section 7 runs only on request: all eight do not fit nine minutes.
+Each section is a process with its own time limit, so that a failure or a hang does not affect the others. All sections end
+at END_S, and none starts with less than MIN_LEFT_S left. A CPU, where only the command itself is tried, may take longer.
+Compiled code is kept in --cache. Results go to --out at once, a table of them comes last. `pytest -m gpu` runs the checks
+of 2 to 5 and 7 as tests. Exit code 1: a check failed, or a section did not end or was left out.
 """
 
 import sys
@@ -64,22 +64,22 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
 from trainer.pretrain.memory import flops_per_token
 
-# seconds after which no section goes on, and those for which none is started
+# seconds at which all sections end, and seconds that must be left to start one
 END_S = 535
-LEAST_S = 35
-# seconds of a section, where they are not LIMIT_S
+MIN_LEFT_S = 35
+# time limit of a section in seconds, and other limits by section
 LIMIT_S = 90
 LIMITS_S = {1: 200, 2: 120, 3: 120, 6: 120, 7: 240}
-# On a CPU: nobody waits for its figures, and other programs may use it too.
+# A CPU may be shared, and its figures do not matter.
 CPU_LIMIT_S = 1200
 T = 512
-# (size, rows) that section 1 times, what decides most first; the second are for --seconds small
+# (size, rows) of section 1, the most decisive first; SMALL_*: for --seconds small
 SHAPES = (("26m", 32), ("26m", 256), ("moe", 32), ("64m", 32), ("104m", 32), ("104m", 256))
 SMALL_SHAPES = (("tiny", 2), ("tiny", 4))
 # seconds of a turn
 TURN_S = 2.0
 SMALL_TURN_S = 0.5
-# sizes of matrix products; None: those of the trainer's own measurement
+# sizes of matrix products; otherwise the trainer's own
 SMALL_PRODUCTS = (512, 1024)
 
 # A result as a line of --out: {"what", "value", "unit"} of a figure, or {"what", "value", "ok", "seconds"} of a check.
@@ -87,7 +87,7 @@ Result = dict[str, Any]
 
 
 def figure(what: str, value: str | float, unit: str = "") -> Result:
-    """What was measured."""
+    """The result of a measurement."""
     return {"what": what, "value": value, "unit": unit}
 
 
@@ -115,7 +115,7 @@ def throughput(device: torch.device, small: bool) -> Iterator[Result]:
     dtype, _ = pick_dtype("bfloat16", device)
     rate = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
     for size, rows in SMALL_SHAPES if small else SHAPES:
-        # What was compiled for other shapes counts towards a limit, beyond which nothing more is compiled.
+        # Code compiled for other shapes counts towards torch's limit of compilations.
         torch.compiler.reset()
         gc.collect()
         if device.type == "cuda":
@@ -124,14 +124,14 @@ def throughput(device: torch.device, small: bool) -> Iterator[Result]:
         try:
             figures = throughput_of(size, rows, device, SMALL_TURN_S if small else TURN_S, rate)
         except torch.OutOfMemoryError:
-            # Not within this block: the error holds the tensors that filled the memory.
+            # Nothing is yielded in this block: the error holds the tensors that filled the memory.
             figures = [figure("peak memory", "does not fit")]
         for found in figures:
             yield {**found, "what": f"{size}, {rows} rows: {found['what']}"}
 
 
 def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rate: float) -> list[Result]:
-    """The figures of one size with so many rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
+    """The figures of one size and number of rows. rate: FLOP/s of large products. Errors: torch.OutOfMemoryError."""
     start = time.perf_counter()
     training = Training(SIZES[size], device, rows, T, cuda_graphs=False)
     seconds(training.step, device)
@@ -139,30 +139,30 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     flops = flops_per_token(training.model.config, training.length)
     for graphs in (False, True) if training.engine.graphs is not None else (False,):
         if training.engine.graphs is not None:
-            # With them the next step records them.
+            # The next step records the graphs.
             training.engine.graphs.is_on = graphs
         training.step()
-        of_step, of_host = per_step(training.step, device, turn_s)
+        step_s, host_s = per_step(training.step, device, turn_s)
         how = "with graphs" if graphs else "without graphs"
-        share = 100 * training.tokens / of_step * flops / rate
+        share = 100 * training.tokens / step_s * flops / rate
         figures += [
-            figure(f"tokens, {how}", round(training.tokens / of_step), "1/s"),
+            figure(f"tokens, {how}", round(training.tokens / step_s), "1/s"),
             figure(f"share of the product rate, {how}", round(share, 1), "%"),
-            figure(f"a step, {how}", round(of_step * 1e3, 2), "ms"),
-            figure(f"the host's part of it, {how}", round(of_host * 1e3, 2), "ms"),
+            figure(f"a step, {how}", round(step_s * 1e3, 2), "ms"),
+            figure(f"the host's part of it, {how}", round(host_s * 1e3, 2), "ms"),
         ]
     return [*figures, figure("peak memory", round(peak_memory(device) / 1e9, 2), "GB")]
 
 
 def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
-    """benchmarks/bench.py with the 26 M model on the documents inside Python: sides take turns in one run."""
+    """benchmarks/bench.py with the 26 M model, on the text of corpora.py: sides take turns in one run."""
     flags = ["--sizes", "26m", "--seconds", "20", "--slice", "2", "--documents", "2000"]
     if small:
         flags = ["--sizes", "tiny", "--seconds", "15", "--slice", "2", "--documents", "300"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "bench.json")
         command = [sys.executable, str(ROOT / "benchmarks" / "bench.py"), "--sides", "plain,ours", "--out", str(out)]
-        # Its progress is not for this table.
+        # Without its progress output
         subprocess.run([*command, "--device", device.type, *flags], check=True, stdout=subprocess.DEVNULL)
         (record,) = json.loads(out.read_text())
     for name, side in record["sides"].items():
@@ -175,7 +175,7 @@ def against_plain_loop(device: torch.device, small: bool) -> Iterator[Result]:
 
 
 Measurement = Callable[[torch.device, bool], Iterator[Result]]
-# (name, what gives its figures, or its checks)
+# (name, measurement or checks)
 SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("machine", machine),
     ("throughput", throughput),
@@ -186,14 +186,14 @@ SECTIONS: list[tuple[str, Measurement | Mapping[str, Check]]] = [
     ("against the plain loop", against_plain_loop),
     ("ELECTRA and GLUE", gpu_electra.ELECTRA),
 ]
-# those that run where nothing else is asked for: they fit nine minutes
+# those that run by default: they fit nine minutes
 USUAL_SECTIONS = range(7)
-# Checks that only start trainers and look at what they leave: their time is no figure, so they run side by side.
+# Checks that only start trainers and look at their files: nothing is timed, so they run in parallel.
 SIDE_BY_SIDE = (2, 7)
 
 
 def results_of(number: int, device: torch.device, small: bool) -> Iterator[Result]:
-    """What a section finds, as it finds it."""
+    """The results of a section, as they come."""
     _, checks = SECTIONS[number]
     if not isinstance(checks, Mapping):
         yield from checks(device, small)
@@ -203,26 +203,26 @@ def results_of(number: int, device: torch.device, small: bool) -> Iterator[Resul
             yield result_of(name, check, device)
         return
     with ThreadPoolExecutor(len(checks)) as pool:
-        # A section that is stopped keeps what has ended.
+        # A section that is stopped keeps finished results.
         for ended in as_completed(pool.submit(result_of, name, check, device) for name, check in checks.items()):
             yield ended.result()
 
 
 def result_of(name: str, check: Check, device: torch.device) -> Result:
-    """What one check finds."""
+    """The result of one check."""
     start = time.perf_counter()
     ok = True
     try:
         found = check(device)
     except Exception as error:
-        # The other checks of the section may still tell something.
+        # The other checks of the section still run.
         found = f"{type(error).__name__}: {error}"
         ok = False
     return {"what": name, "value": found, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
 
 
 def run_section(args: argparse.Namespace) -> None:
-    """Print a line of JSON for each result, and nothing else: what libraries print goes to standard error."""
+    """Print a line of JSON for each result, and nothing else: prints of libraries go to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for result in results_of(args.section, torch.device(args.device), args.seconds == "small"):
@@ -233,33 +233,33 @@ def run_section(args: argparse.Namespace) -> None:
 
 
 def limit_of(number: int, seconds_so_far: float, device: str) -> float:
-    """Seconds that a section may take; 0: it is not to start."""
+    """Time limit of a section in seconds; 0: do not start it."""
     if device == "cpu":
         return CPU_LIMIT_S
     limit = min(LIMITS_S.get(number, LIMIT_S), END_S - seconds_so_far)
-    return limit if limit >= LEAST_S else 0
+    return limit if limit >= MIN_LEFT_S else 0
 
 
-def end_with_its_own(process: "subprocess.Popen[str]") -> None:
+def kill_group(process: "subprocess.Popen[str]") -> None:
     """Kill the process of a section, and the trainers that it may have started."""
     if not hasattr(os, "killpg"):
         process.kill()
         return
-    # Its group has its number, and is gone where all of them have ended.
+    # Its process group has its pid, and is gone once all of them have ended.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def section_command(number: int, args: argparse.Namespace) -> list[str]:
-    """What runs a section."""
+    """The command that runs a section."""
     command = [sys.executable, str(Path(__file__).resolve()), "--section", str(number)]
     return [*command, "--device", args.device, "--seconds", args.seconds]
 
 
 def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result, None, None]:
-    """What a section finds in a process of its own, as it finds it; also the first results of one that fails.
+    """Run a section in a separate process; yields its results as they come, also those before a failure.
 
-    limit: of its seconds.
+    limit: in seconds.
     """
     if not limit:
         why = f"no time is left for it; --sections {number} runs it alone"
@@ -270,19 +270,19 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
     process = subprocess.Popen(
         section_command(number, args), stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
-    alarm = threading.Timer(limit, end_with_its_own, [process])
+    alarm = threading.Timer(limit, kill_group, [process])
     try:
         alarm.start()
         assert process.stdout is not None
         for line in process.stdout:
-            # Without its end it is one within which the section was stopped.
+            # A line without end: the section was stopped while writing it.
             if line.endswith("\n"):
                 yield json.loads(line)
         code = process.wait()
     finally:
         alarm.cancel()
-        # Ctrl-C and SIGTERM reach this process alone.
-        end_with_its_own(process)
+        # Ctrl-C and SIGTERM reach only this process.
+        kill_group(process)
     seconds_taken = time.monotonic() - start
     if code:
         reason = f"exit code {code}; its error stands above"
@@ -293,7 +293,7 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
 
 
 def found_text(result: Result) -> str:
-    """As `1,200,000 1/s`, or `ok: ...` of a check."""
+    """As `1,200,000 1/s`, or `ok: ...` for a check."""
     value = result["value"]
     text = f"{value:,}" if isinstance(value, (int, float)) else str(value)
     if "ok" in result:
@@ -302,7 +302,7 @@ def found_text(result: Result) -> str:
 
 
 def table_of(results: Sequence[Result]) -> list[str]:
-    """The summary, as a table of Markdown."""
+    """The results as a Markdown table."""
     lines = ["| section | what | found |", "|---|---|---|"]
     for result in results:
         name = str(result["what"]).replace("|", "/")
@@ -316,12 +316,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = Parser(prog="gpu.py", description="Whether training is right and fast on this GPU.")
     numbers = range(len(SECTIONS))
     p.add_argument("--sections", type=int, nargs="+", choices=numbers, help="their numbers (default: 0 to 6)")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
-    p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: little models, short turns")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the command itself")
+    p.add_argument("--seconds", choices=("full", "small"), default="full", help="small: small models, short turns")
     p.add_argument("--out", default=str(ROOT / "out" / "gpu.jsonl"), help="all results (default: out/gpu.jsonl)")
     cache = str(ROOT / "out" / "gpu_cache")
     p.add_argument("--cache", default=cache, help="folder of compiled code, kept for the next time (out/gpu_cache)")
-    # This process is that section.
+    # Set in the process of a section
     p.add_argument("--section", type=int, choices=numbers, help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.section is not None:

@@ -1,14 +1,14 @@
-"""Which tensor differs first between two equal runs on a GPU: what makes a run that cannot be repeated.
+"""Which tensor differs first between two equal runs on a GPU: the cause of an irreproducible run.
 
     make gpu-bits                                             # in three minutes
-    python benchmarks/gpu_bits.py --device cpu --cases plain  # whether this command itself works
+    python benchmarks/gpu_bits.py --device cpu --cases plain  # try the command itself
 
-Each case is trained in two processes that know nothing of each other and run at the same time. Both note a digest of every
-tensor in the order in which it comes to be: weights, batch, outputs of the modules (plain code alone has them), sums, gradient
-of each parameter, then moments and weights after updates. The first that differs is named. `again` is the gradient of the same
-micro-batch computed anew in one process: a difference there is an operation that adds up in any order; one between processes
-alone is a kernel that was chosen otherwise. Whole runs of the trainer are compared by section 2 of `make gpu`.
-Exit code 1: a case FAILED, because something differs or a process did not end well.
+Each case is trained in two independent processes at the same time. Both note a digest of every tensor in order of
+computation: weights, batch, outputs of the modules (plain code only), sums, gradient of each parameter, then moments and
+weights after updates. The first difference is reported. `again` is the gradient of the same micro-batch computed again in
+one process: a difference there comes from a sum in varying order; a difference only between processes, from another choice
+of kernel. Whole runs of the trainer are compared by section 2 of `make gpu`.
+Exit code 1: a case FAILED, because something differs or a process failed.
 """
 
 import sys
@@ -41,7 +41,7 @@ from model.backend import CompiledBackend
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import deterministic
 
-# How a model is computed, what trains it, and which one
+# How a model is computed, its optimizer, its kind
 CASES = (
     "plain",
     "plain float32",
@@ -50,25 +50,25 @@ CASES = (
     "Flex Muon",
     "Flex minimind3",
     "Flex minimind2 MoE",
-    # Two equal micro-batches had other gradients in front of the norm behind attention.
+    # Two equal micro-batches had different gradients before the norm that follows attention.
     "Flex minimind2 MoE 2 x 511",
     "Flex 26m",
 )
 # updates after which moments and weights are compared
 COMPARED_UPDATES = (1, 2, 10)
-# rows and positions. The embedding's backward pass has another kernel from 3,072 tokens on.
+# rows and positions. The embedding's backward pass uses another kernel from 3,072 tokens on.
 SHAPE = (8, 512)
-# what names of gradients begin with that were computed anew in one process
+# prefix of gradients that were computed again in one process
 AGAIN = "again: "
 Named = tuple[str, torch.Tensor]
-# (what it is, what stands for its bits)
+# (name of a tensor, digest of its bits)
 Note = tuple[str, str]
-# what a process that failed notes as its last
+# name of the last note of a failed process
 FAILURE = "error"
 
 
 def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
-    """Each tensor of the training of a case, in the order in which it comes to be."""
+    """Each tensor of a case's training, in order of computation."""
     fields = SIZES["26m"] if "26m" in case else SMALL
     for kind, differences in KINDS.items():
         if kind in case:
@@ -89,7 +89,7 @@ def tensors_of(case: str, device: torch.device) -> Iterator[Named]:
 
     yield from ((f"initial {name}", parameter) for name, parameter in model.named_parameters())
     yield from ((name, value) for name, value in training.batch._asdict().items() if isinstance(value, torch.Tensor))
-    # Compiled code has no modules inside.
+    # Compiled code calls no modules.
     modules = [] if model.compiled_backend else model.named_modules()
     hooks = [module.register_forward_hook(partial(keep, name)) for name, module in modules]
     for prefix in ("", AGAIN, AGAIN):
@@ -120,7 +120,7 @@ def digest_of(tensor: torch.Tensor) -> str:
 
 
 def run_side(case: str, device: torch.device) -> None:
-    """Print the notes of this process as lines of JSON, and nothing else: what libraries print goes to standard error."""
+    """Print the notes of this process as lines of JSON, and nothing else: prints of libraries go to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with deterministic(device.type == "cuda"):
@@ -129,10 +129,10 @@ def run_side(case: str, device: torch.device) -> None:
 
 
 def side(case: str, device: str) -> list[Note]:
-    """The notes of a process of its own, as far as it came."""
+    """The notes of a separate process, also those before a failure."""
     command = [sys.executable, str(Path(__file__).resolve()), "--side", case, "--device", device]
     with tempfile.TemporaryDirectory() as cache:
-        # Each process compiles for itself: what it chooses must not depend on what another has left.
+        # Each process compiles for itself: its choices must not depend on another's cache.
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": cache}
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -143,28 +143,28 @@ def side(case: str, device: str) -> list[Note]:
 
 
 def compare(case: str, device: str) -> tuple[bool, str]:
-    """(whether two processes of a case have everything in common, what is to be said of it)."""
+    """(True if two processes of a case agree in every bit, a line about it)."""
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: side(case, device), range(2))
-    said = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
+    findings = [f"{name}: {text}" for name, text in one + other if name == FAILURE]
     if len(one) != len(other):
-        said.append(f"{len(one)} and {len(other)} notes")
+        findings.append(f"{len(one)} and {len(other)} notes")
     first = dict(one)
     unstable = [name for name, digest in one if name.startswith(AGAIN) and digest != first[name.removeprefix(AGAIN)]]
     if unstable:
-        said.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
+        findings.append(f"{len(unstable)} gradients differ within one process, first {unstable[0]}")
     differing = [mine[0] for mine, yours in zip(one, other, strict=False) if mine != yours]
     if differing:
-        said.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
-    return not said, " | ".join(said) or f"{len(one)} tensors, the same to the last bit"
+        findings.append(f"{len(differing)} of {len(one)} differ between processes, first {'; '.join(differing[:6])}")
+    return not findings, " | ".join(findings) or f"{len(one)} tensors, the same to the last bit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code. Errors: UserError."""
+    """Returns the exit code. Errors: UserError."""
     p = Parser(prog="gpu_bits.py", description="Which tensor differs first between two equal runs on this GPU.")
-    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: whether this command itself works")
+    p.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: try the command itself")
     p.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="some of them (default: all)")
-    # This process is a side of that case.
+    # Set in the process of a side
     p.add_argument("--side", choices=CASES, help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -173,11 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_side(args.side, torch.device(args.device))
         return 0
     n_failed = 0
-    # Bits need no quiet machine, and most of the time goes into compiling.
+    # Bits need no quiet machine, and most of the time is compilation.
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         found = pool.map(lambda case: compare(case, args.device), args.cases)
-        for case, (same, said) in zip(args.cases, found, strict=True):
-            print(f"{'same  ' if same else 'FAILED'} {case}: {said}", flush=True)
+        for case, (same, findings) in zip(args.cases, found, strict=True):
+            print(f"{'same  ' if same else 'FAILED'} {case}: {findings}", flush=True)
             n_failed += not same
     return 1 if n_failed else 0
 

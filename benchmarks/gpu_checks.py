@@ -1,7 +1,7 @@
-"""Whether training is right on a device: what `make gpu` and `pytest -m gpu` hold against references.
+"""Checks of training on a device against references, for `make gpu` and `pytest -m gpu`.
 
-A check is a function of a device. It raises AssertionError where something is wrong, and returns a line on what it saw.
-All of them run on a CPU too, which tells whether the checks themselves work.
+A check is a function of a device. It raises AssertionError if something is wrong, and returns a line on its findings.
+All of them run on a CPU too, to try the checks themselves.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from trainer.machine.measure import synchronize
 Check = Callable[[torch.device], str]
 
 
-# Two layers are enough to meet every kernel. The vocabulary is that of the shipped tokenizer.
+# Two layers are enough to run every kernel. The vocabulary is that of the shipped tokenizer.
 SMALL: dict[str, Any] = {
     "hidden_size": 192,
     "num_hidden_layers": 2,
@@ -42,19 +42,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "minimind3 MoE": {"generation": "minimind3", "use_moe": True},
 }
 ROWS = 2
-# Not a multiple of any block of a kernel
+# Not a multiple of any kernel's block size
 T = 511
-# Relative errors of the loss and of the whole gradient, against float64. TF32 keeps as many bits of a product as bf16
-# does of its range: 10. A router may choose another expert where two scores are close.
+# Relative errors of the loss and of the whole gradient, against float64. TF32 rounds the factors of a product to 10
+# bits, bf16 to 7. A router may choose another expert where two scores are close.
 LOSS_ERROR = {"float32": 1e-3, "bfloat16": 1e-2}
 GRADIENT_ERROR = {"float32": 1e-2, "bfloat16": 5e-2}
 GRADIENT_ERROR_OF_MOE = {"float32": 5e-2, "bfloat16": 3e-1}
-# The pretraining that is killed. It lasts for some seconds after its first save, and saves seldom, since a save may take as long as a
-# hundred updates. An epoch is no whole number of micro-batches.
+# The run that is killed. It lasts some seconds beyond its first save, and saves seldom, since a save may take as long as a hundred
+# updates. An epoch is no whole number of micro-batches.
 PRETRAINED = """--hidden_size 128 --num_hidden_layers 2 --max_seq_len 512 --batch_size 8 --accumulation_steps 1 --max_updates 600
     --save_interval 150 --log_interval 10"""
 PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_processes 1"
-# With it some gradient is beyond 65,504, the largest float16.
+# Makes some gradient exceed 65,504, the largest float16
 TOO_LARGE_SCALE = 2.0**26
 
 
@@ -73,14 +73,14 @@ def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
 
 @functools.cache
 def reference_of(kind: str) -> tuple[float, torch.Tensor]:
-    """The same on the CPU by the plain code, with float64 products. Norms and the loss are in float32, as everywhere."""
+    """The same by plain code on the CPU, with float64 products. Norms and the loss are in float32, as everywhere."""
     training = Training({**SMALL, **KINDS[kind]}, torch.device("cpu"), ROWS, T, compiled=False, dtype="float32")
     training.model.double()
     return gradient_of(training)
 
 
 def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.device) -> str:
-    """Loss and gradient of one batch of a model with heads of 96."""
+    """Loss and gradient of one batch, with a head dimension of 96."""
     loss, gradient = reference_of(kind)
     training = Training({**SMALL, **KINDS[kind]}, device, ROWS, T, compiled=compiled, dtype=dtype)
     # The weights are the same: drawn on the CPU with the same seed, and moved.
@@ -97,13 +97,13 @@ def agrees_with_float64(kind: str, dtype: str, compiled: bool, device: torch.dev
 
 
 def backend_name(training: Training) -> str:
-    """The class that computes the blocks."""
+    """Name of the class that computes the blocks."""
     backend = training.model.compiled_backend
     return "plain code" if backend is None else type(backend).__name__
 
 
 def agreements() -> dict[str, Check]:
-    """{name: check} for every kind of model, precision and way to compute."""
+    """{name: check} for every kind of model and precision, eager and compiled."""
     found: dict[str, Check] = {}
     for kind in KINDS:
         for dtype, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
@@ -113,13 +113,13 @@ def agreements() -> dict[str, Check]:
 
 
 def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
-    """And nothing else suffers from it."""
+    """The gradients of the others are finite."""
     fields = {**SMALL, "use_moe": True, "num_experts_per_tok": 1}
     training = Training(fields, device, ROWS, T, compiled=False)
     layer: Any = training.model.model.layers[0]
     router = layer.mlp.gate.weight
     with torch.no_grad():
-        # One of two opposite scores is above 0, and the other experts have 0.
+        # Opposite scores of the first two experts: one is above 0, and the others have 0.
         router.zero_()
         router[0] = 1
         router[1] = -1
@@ -147,9 +147,9 @@ def documents_in(folder: Path) -> Path:
 
 
 def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_dir: Path, **files: Path) -> list[str]:
-    """What starts a trainer with a cache of its own, since two begin at once; on a GPU without --device, as nearly everybody does.
+    """The command of a trainer with its own cache, since two start at once; on a GPU without --device, as most users do.
 
-    on_cpu: flags behind the others on a CPU.
+    on_cpu: further flags on a CPU.
     """
     command = [sys.executable, str(ROOT / "trainer" / script), *flags.split()]
     for name, path in {"out_dir": out_dir, "cache_dir": out_dir / "cache", **files}.items():
@@ -157,8 +157,8 @@ def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_d
     return command if device.type == "cuda" else [*command, "--device", "cpu", *on_cpu.split()]
 
 
-def end_of(process: "subprocess.Popen[str]") -> str:
-    """What a trainer has printed, once it has ended well."""
+def output_of(process: "subprocess.Popen[str]") -> str:
+    """Wait for a trainer; returns its output. Errors: AssertionError if it failed."""
     printed, _ = process.communicate()
     assert process.returncode == 0, f"exit code {process.returncode}: {printed[-2000:]}"
     return printed
@@ -169,14 +169,14 @@ def start(command: list[str]) -> "subprocess.Popen[str]":
 
 
 def weights_in(folder: Path) -> dict[Path, bytes]:
-    """{path within the folder of a run: what is in it} of its networks."""
+    """{path in the folder: content} of the networks of a run."""
     paths = [*folder.rglob("*.pth"), *folder.rglob("*.safetensors")]
     assert paths, f"no network is in {folder}"
     return {path.relative_to(folder): path.read_bytes() for path in paths}
 
 
-def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
-    """Start a trainer and end it without a word; the name of the last checkpoint that it leaves."""
+def kill_after_first_save(command: list[str], out_dir: Path) -> str:
+    """Start a trainer and kill it; returns the name of its last checkpoint."""
     process = start(command)
     while process.poll() is None and not any(out_dir.rglob("*_resume/*.pt")):
         time.sleep(0.01)
@@ -189,20 +189,20 @@ def killed_after_its_first_save(command: list[str], out_dir: Path) -> str:
 
 
 def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, device: torch.device) -> str:
-    """A run that is killed and resumed ends with the bytes of one that went through; returns what was seen.
+    """A killed and resumed run ends with the bytes of an uninterrupted one; returns a line on it.
 
-    command_for: what starts a run, from its --out_dir, which is in `folder`.
-    The resume takes the compiled code that the other two have left in the cache: the bits must not depend on that.
+    command_for: --out_dir of a run, in `folder` -> its command. The resumed run finds the other two's compiled code in
+    the cache: the bits must not depend on that.
     """
     whole = start(command_for(folder / "whole"))
     try:
         command = command_for(folder / "again")
-        last_save = killed_after_its_first_save(command, folder / "again")
-        printed = end_of(whole)
+        last_save = kill_after_first_save(command, folder / "again")
+        printed = output_of(whole)
     finally:
         whole.kill()
     assert device.type in printed, f"the trainer did not take the device: {printed[:1000]}"
-    resumed = end_of(start([*command, "--from_resume", "1"]))
+    resumed = output_of(start([*command, "--from_resume", "1"]))
     assert "resumed from" in resumed, resumed[:1000]
     how = f"on {device.type}, killed behind {last_save}"
     assert weights_in(folder / "whole") == weights_in(folder / "again"), f"{how}: the weights differ"
@@ -210,7 +210,7 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
 
 
 def resumes_bitwise(script: str, flags: str, on_cpu: str, device: torch.device) -> str:
-    """By the flags of a small run, see `command_of`."""
+    """`killed_and_resumed` for a small run, see `command_of`."""
     with tempfile.TemporaryDirectory() as name:
         data = documents_in(Path(name))
         command_for = functools.partial(command_of, script, flags, on_cpu, device, data_path=data)
@@ -233,7 +233,7 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
 
 @contextlib.contextmanager
 def waits_are_errors(device: torch.device) -> Iterator[None]:
-    """Within the block, whatever would make the host wait for a GPU raises."""
+    """Within the block, anything that makes the host wait for a GPU raises."""
     if device.type != "cuda":
         yield
         return
@@ -246,12 +246,12 @@ def waits_are_errors(device: torch.device) -> Iterator[None]:
 
 
 def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, dtype: str = "bfloat16") -> str:
-    """Five updates after two that set everything up, on batches that come from main memory as the loader's do."""
+    """Five updates after two warm-up ones, on batches from main memory like the loader's."""
     on_gpu = device.type == "cuda"
     training = Training({**SMALL, **fields}, device, ROWS, T, compiled=on_gpu, optimizer=optimizer, dtype=dtype)
     poll = training.engine.poll if on_gpu else list
     batch = with_tensors(training.host_batch, torch.Tensor.pin_memory) if on_gpu else training.host_batch
-    # A copy from other memory may wait all the same, and torch does not call that an error.
+    # A copy from unpinned memory may wait too, and torch does not report that.
     assert not on_gpu or batch.input_ids.is_pinned()
 
     def update() -> None:

@@ -1,6 +1,6 @@
-"""Whether ELECTRA and GLUE are right on a device: the last section of benchmarks/gpu.py, and `pytest -m gpu`.
+"""Checks of ELECTRA and GLUE on a device: the last section of benchmarks/gpu.py, and `pytest -m gpu`.
 
-The text is the documentation inside Python. The checks are of the form that gpu_checks.py tells.
+The text is the documentation inside Python. gpu_checks.py describes the form of a check.
 """
 
 import importlib.util
@@ -14,45 +14,45 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_checks import Check, command_of, end_of, resumes_bitwise, start
+from benchmarks.gpu_checks import Check, command_of, output_of, resumes_bitwise, start
 from dataset.embedded_corpus import build_embedded_corpus
 
-# The run that is killed, see gpu_checks.py. It lasts for some seconds after its first save.
+# The run that is killed, see gpu_checks.py. It lasts some seconds beyond its first save.
 RESUMED = """--hidden_size 128 --intermediate_size 256 --num_hidden_layers 2 --embedding_size 64 --max_seq_len 64 --batch_size 8
     --max_steps 600 --save_interval 3 --log_interval 10 --deterministic 1 --use_compile 1"""
 # As `make electra`
 LEARNS = """--hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 64 --init_std 0.1 --dropout 0
     --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear
     --max_seq_len 32 --max_steps 2000 --val_fraction 0.02 --log_interval 10"""
-# Is a text of NumPy's documentation, or of the standard library's? 62 % are the latter.
+# Separates NumPy's documentation from the standard library's (62 % of the texts)
 TASK = "numpy"
 TUNED = f"--task {TASK} --kind classification --max_seq_len 64 --learning_rate 5e-4 --epochs 5"
-# Behind these flags on a CPU, which is to show in a minute that the checks work
+# {flags: appended on a CPU, to try the checks in a minute}
 ON_CPU = {
     RESUMED: "--max_steps 30 --use_compile 0 --cpu_processes 1",
     LEARNS: """--hidden_size 64 --intermediate_size 128 --num_hidden_layers 2 --max_steps 40 --warmup_steps 10 --batch_size 32
         --use_compile 0 --cpu_processes 1""",
     TUNED: "--learning_rate 2e-3 --max_steps 60 --batch_size 16",
 }
-# The discriminator's on held-out text that is asked for. A CPU reaches 0.76 in its 40 updates, and 0.83 in 2,000.
-LEAST_AUC = {"cuda": 0.75, "cpu": 0.6}
-# On a CPU 60 updates of the small network have 85 to 90 % right.
-LEAST_ACCURACY = 0.75
+# Required of the discriminator on held-out text. A CPU reaches 0.76 in its 40 updates, and 0.83 in 2,000.
+MIN_AUC = {"cuda": 0.75, "cpu": 0.6}
+# The small network reaches 85 to 90 % in 60 updates on a CPU.
+MIN_ACCURACY = 0.75
 DEV_TEXTS = 300
 
 
 def learns_and_is_fine_tuned(device: torch.device) -> str:
-    """A pretraining finds replaced tokens of held-out text, and its discriminator tells NumPy's documentation."""
+    """Pretraining finds replaced tokens in held-out text, and fine-tuning recognises NumPy's documentation."""
     documents = embedded_documents()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_lines(folder / "text.jsonl", [{"text": text} for text in documents])
-        end_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
+        output_of(start(command_of("train_electra.py", LEARNS, ON_CPU[LEARNS], device, folder, data_path=data)))
         run = folder / "electra_small"
         lines = (run / "electra_small.metrics.jsonl").read_text(encoding="utf-8").splitlines()
         auc = [record["val_disc_auc"] for record in map(json.loads, lines) if "val_disc_auc" in record][-1]
         learned = f"a held-out AUC of {auc:.3f}"
-        assert auc >= LEAST_AUC[device.type], f"{learned}: {LEAST_AUC[device.type]} is wanted"
+        assert auc >= MIN_AUC[device.type], f"{learned}: {MIN_AUC[device.type]} is wanted"
         if importlib.util.find_spec("sklearn") is None:
             return f"{learned}; not fine-tuned, for want of a package: pip install scikit-learn"
 
@@ -62,16 +62,16 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
             "train_file": write_lines(folder / "train.jsonl", examples[DEV_TEXTS:]),
             "dev_file": write_lines(folder / "dev.jsonl", examples[:DEV_TEXTS]),
         }
-        end_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
+        output_of(start(command_of("train_glue.py", TUNED, ON_CPU[TUNED], device, folder / "glue", **files)))
         results = json.loads((folder / "glue" / TASK / "seed_42" / "eval_results.json").read_text(encoding="utf-8"))
         accuracy = results["results"]["accuracy"]
         found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
-        assert accuracy >= LEAST_ACCURACY, f"{found}: {LEAST_ACCURACY} is wanted"
+        assert accuracy >= MIN_ACCURACY, f"{found}: {MIN_ACCURACY} is wanted"
         return found
 
 
 def embedded_documents() -> list[str]:
-    """In an order that mixes their sources."""
+    """Shuffled, to mix their sources."""
     with open(build_embedded_corpus(), encoding="utf-8") as lines:
         documents = [json.loads(line)["text"] for line in lines]
     random.Random(0).shuffle(documents)
@@ -79,20 +79,20 @@ def embedded_documents() -> list[str]:
 
 
 def write_lines(path: Path, records: Sequence[dict[str, str]]) -> Path:
-    """A file of one JSON object in a line."""
+    """Write one JSON object a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
 
 
 def labelled(document: str) -> dict[str, str]:
-    """{"text", "label"} without the first line, which names what is documented."""
+    """{"text", "label"} without the first line, which names the documented object."""
     name, _, text = document.partition("\n\n")
     is_numpy = re.match(r"(module |class )?numpy\b", name)
     return {"text": text or name, "label": "numpy" if is_numpy else "other"}
 
 
 ELECTRA: dict[str, Check] = {
-    # Without --deterministic 1 that is promised on a CPU alone.
+    # Without --deterministic 1 this is promised on a CPU only.
     "resume, ELECTRA, --deterministic 1": partial(resumes_bitwise, "train_electra.py", RESUMED, ON_CPU[RESUMED]),
     "ELECTRA learns, and is fine-tuned": learns_and_is_fine_tuned,
 }

@@ -1,12 +1,12 @@
-"""Tokens that the recipe of plans needs for the validation loss that tuned AdamW reaches.
+"""Tokens that the recipe of plans needs for the validation loss of tuned AdamW.
 
     python benchmarks/optimizers.py --data_path en.jsonl zh.jsonl --val_path valid.jsonl    # an hour and a half on two cores
     python benchmarks/optimizers.py --hidden_size 512 --shares 0.5 --data_path en.jsonl --val_path valid.jsonl    # 26 M: 4 hours
 
-AdamW trains `--tokens` tokens of --data_path with each of `--rates`, and with every seed at the best of them; its rate falls
-linearly, and its blocks begin as the identity. The recipe is that of `--budget`: Muon with its rates and schedule, and first weights
-that copy. It trains `--shares` of the tokens with every seed. Both sides are trained by the trainer itself, in the same model and
-batch. Finished runs are kept in `--work`: the same command goes on where it was stopped.
+AdamW trains on `--tokens` tokens of --data_path at each of `--rates`, and with every seed at the best of them, with linear decay and
+blocks that start as the identity. The recipe is that of `--budget`: Muon with its rates and schedule, and initial weights that copy.
+It trains on `--shares` of the tokens with every seed. Both use the trainer itself, the same model and batch. Finished runs are kept
+in `--work`: the same command resumes where it was stopped.
 """
 
 import sys
@@ -23,7 +23,7 @@ import argparse
 from collections.abc import Mapping
 from statistics import mean
 
-from benchmarks.trained import flag_words, runs_parser, text_words, trained
+from benchmarks.trained import data_args, flag_args, runs_parser, trained
 from common.flags import positive
 from trainer.budget import laws
 from trainer.machine.command_line import run_cli
@@ -48,7 +48,7 @@ def val_loss(args: argparse.Namespace, share: float, recipe: Mapping[str, object
     }  # fmt: skip
     optimizer = recipe["optimizer"]
     name = f"{optimizer}_{rate:g}_{updates}_updates_seed{seed}"
-    loss = trained(Path(args.work), name, [*text_words(args), *flag_words(settings)]).val_loss
+    loss = trained(Path(args.work), name, [*data_args(args), *flag_args(settings)]).val_loss
     print(f"{optimizer:6} learning rate {rate:g}, {updates:,} updates, seed {seed}: loss {loss:.4f}", flush=True)
     return loss
 
@@ -56,7 +56,7 @@ def val_loss(args: argparse.Namespace, share: float, recipe: Mapping[str, object
 def main() -> None:
     p = runs_parser("optimizers.py", "Tokens that the recipe of plans needs for the loss of tuned AdamW.")
     p.add_argument("--hidden_size", type=positive(int), default=256, help="width of the model (default 256)")
-    p.add_argument("--tokens", type=positive(int), default=4_000_000, help="that AdamW trains (default 4 M)")
+    p.add_argument("--tokens", type=positive(int), default=4_000_000, help="for AdamW (default 4 M)")
     p.add_argument("--num_seeds", type=positive(int), default=3, help="runs of each (default 3)")
     p.add_argument(
         "--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW (2.5e-4 to 2e-3)"

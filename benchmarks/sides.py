@@ -1,6 +1,6 @@
-"""The sides that benchmarks/bench.py compares: each trains in a process of its own, when it is asked to.
+"""The sides that benchmarks/bench.py compares: each trains in a separate process, in turns.
 
-A side hands every update it has made to `Turns.done`, which measures the turn and holds the side until the next one.
+After each update a side calls `Turns.done`, which measures the turn and blocks until the next one.
 """
 
 import argparse
@@ -32,17 +32,17 @@ from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
 from trainer.optim.schedules import get_lr
 
-# What bench.py calls them
+# Their names in bench.py
 SIDES = ("plain", "hf", "hf-compiled", "ours")
 TOKENIZER = Path(__file__).resolve().parents[1] / "model"
-# Updates: more than any run makes.
+# Updates, more than any run makes
 ENDLESS = 10**6
 
 
 class Turns:
-    """Lets a side train only when it is asked to: gets the seconds of a turn by a pipe, and answers with its figures.
+    """Lets a side train in turns: a pipe brings the seconds of each, and takes its figures.
 
-    started: wall-clock time at which the process was started.
+    started: wall-clock time of the process's start.
     """
 
     def __init__(self, pipe: "Connection[Any, Any]", device: torch.device, started: float) -> None:
@@ -52,12 +52,12 @@ class Turns:
         self.updates = 0
 
     def begin(self, model: nn.Module) -> None:
-        """Everything is set up and the first update of `model` comes next."""
+        """All is set up, the first update of `model` comes next."""
         self.first: dict[str, float] = {"parameters": sum(p.numel() for p in model.parameters())}
         self.start = time.perf_counter()
 
     def done(self, text: int, positions: int) -> None:
-        """An update has trained `text` targets in `positions` positions. Ends the process when no turn comes any more."""
+        """Count an update of `text` targets in `positions` positions. Ends the process after the last turn."""
         self.updates += 1
         if self.updates == 1:
             synchronize(self.device)
@@ -78,11 +78,11 @@ class Turns:
             self.wait()
 
     def wait(self) -> None:
-        """Hold the side until its next turn; end the process when there is none."""
+        """Block until the next turn; end the process if there is none."""
         try:
             limit = self.pipe.recv()
         except (EOFError, ConnectionError):
-            # Whoever asked has gone.
+            # bench.py has ended.
             sys.exit(1)
         if limit is None:
             self.pipe.send({"peak_memory_bytes": peak_memory(self.device)})
@@ -96,7 +96,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
     """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
     on a GPU, fp32 elsewhere.
 
-    Errors: UserError where the documents are less than a batch.
+    Errors: UserError for fewer documents than a batch.
     """
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
     dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
@@ -106,13 +106,13 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(42)
     loader = DataLoader(dataset, args.rows, shuffle=True, drop_last=True, generator=generator)
-    # As many epochs as it takes.
+    # Endless epochs
     for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
         inputs, targets, mask = (part.to(device) for part in batch)
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step, ENDLESS, LEARNING_RATE)
-        # One context around the whole loop would keep the half-precision copies of the weights that the first step made, and
-        # every later step would compute with the weights of the start.
+        # One context around the whole loop would cache the first step's half-precision weights, and every later step would
+        # use them.
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             output = model(inputs)
             losses = F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -127,7 +127,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
 def train_hf(
     args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns, compiled: bool = False
 ) -> None:
-    """Labels are the inputs, which the model shifts: T - 1 targets a row."""
+    """Labels are the inputs, shifted by the model: T - 1 targets a row."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
     from model.hf_format import hf_config
@@ -135,7 +135,7 @@ def train_hf(
     their_config = hf_config(config)
     T = args.max_seq_len
     if hasattr(their_config, "output_router_logits"):
-        # The auxiliary loss, as on the other sides.
+        # With auxiliary loss, as on the other sides
         their_config.output_router_logits = True
     with open(args.documents_file, encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]
@@ -176,8 +176,8 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
             progress=False,
         )
         turns.begin(training.model)
-        # Its processes live on from epoch to epoch, as in the trainer: a GPU is through these documents in a moment. On a CPU each
-        # process would take time from the training.
+        # Its processes persist over epochs, as in the trainer: a GPU finishes these documents in a moment. On a CPU each process
+        # would take time from the training.
         on_gpu = device.type == "cuda"
         loader = Loader(Assembler(corpus.store), num_workers=int(on_gpu), pin_memory=on_gpu)
         with contextlib.closing(loader):
@@ -194,8 +194,8 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
 def train_side(
     name: str, fields: dict[str, Any], args: argparse.Namespace, pipe: "Connection[Any, Any]", started: float
 ) -> None:
-    """Train as the side of that name until the other end of the pipe has seen enough. fields: of the MiniMindConfig."""
-    # What libraries print must not get into the table.
+    """Train as side `name` until the last turn. fields: of the MiniMindConfig."""
+    # Keep prints of libraries out of the table.
     os.dup2(2, 1)
     device = torch.device(args.device)
     turns = Turns(pipe, device, started)

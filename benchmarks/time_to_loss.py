@@ -1,4 +1,4 @@
-"""Whether a run of --budget reaches the loss that another trainer has after so many minutes.
+"""Does a run of --budget reach the loss of another trainer after a given number of minutes?
 
     python benchmarks/time_to_loss.py --rival plain --minutes 150 --budget 6m --data_path en.jsonl zh.jsonl --val_path valid.jsonl
     python benchmarks/time_to_loss.py --rival hf --minutes 60 --budget 15m --rates 5e-4 1e-3 2e-3 \\
@@ -6,16 +6,16 @@
 
     plain   the public loop with its defaults: 26 M parameters, updates of 8 x 512, one padded document a row, AdamW; float32 on
             a CPU, bfloat16 on a GPU
-    hf      the Hugging Face Trainer with Llama of the same shape: bfloat16, full rows, fused AdamW, a rate that falls to 0
+    hf      the Hugging Face Trainer with Llama of the same shape: bfloat16, full rows, fused AdamW, linear decay to 0
 
-benchmarks/bench.py measures how many updates the other trainer makes in its minutes. This trainer then makes them in its place,
-on faster code, with the same model, rows, precision, optimiser and schedule, at each of `--rates`; the best one counts. Its
-schedule ends with its minutes. On a CPU `--dtype bfloat16` makes the plain loop's updates in less than half the time. Last comes
-a run of `--budget`, from fresh weights. Nothing else should run beside the first part and the last one. What is finished is kept
-in `--work`: the same command goes on where it was stopped.
+benchmarks/bench.py measures how many updates the other trainer makes in its minutes. This faster trainer then makes them in its
+place, with the same model, rows, precision, optimizer and schedule, at each of `--rates`; the best one counts. The schedule ends
+with the minutes. On a CPU `--dtype bfloat16` makes the plain loop's updates in less than half the time. Last comes a run of
+`--budget`, from fresh weights. Nothing else should run during the first and the last part. Finished parts are kept in `--work`:
+the same command resumes where it was stopped.
 
-Not copied: the plain loop's weight decay takes the norms too; in the Hugging Face Trainer a token sees the documents before its
-own in a row, and its Llama begins with transformers' own random weights.
+Not copied: the plain loop's weight decay includes the norms; in the Hugging Face Trainer a token attends to earlier documents
+of its row, and its Llama starts with transformers' own random weights.
 """
 
 import sys
@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.trained import Outcome, flag_words, runs_parser, text_words, trained
+from benchmarks.trained import Outcome, data_args, flag_args, runs_parser, trained
 from benchmarks.training import LEARNING_RATE
 from common.errors import UserError
 from common.flags import positive, seed
@@ -50,8 +50,8 @@ T = 512
 
 @dataclass(frozen=True)
 class Rival:
-    """Another trainer. sides: what bench.py calls its forms, the fastest of which counts. rates: those to try. cpu_dtype: of its
-    matrix products on a CPU; on a GPU all of them are in bfloat16. flags: what makes this trainer train as the other one."""
+    """Another trainer. sides: its variants in bench.py; the fastest counts. rates: those to try. cpu_dtype: of its matrix
+    products on a CPU; on a GPU all are in bfloat16. flags: make this trainer train like it."""
 
     sides: tuple[str, ...]
     rates: tuple[float, ...]
@@ -66,19 +66,19 @@ RIVALS = {
 
 
 def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
-    """(updates a second of the rival's fastest form, the device on which they were measured), unless an earlier start has
-    measured it. Errors: UserError where none of its forms could start."""
-    kept = Path(args.work) / f"{args.rival}_bench.json"
-    if not kept.exists():
-        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": kept}
-        words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_words(flags)]
+    """(updates a second of the rival's fastest variant, their device), measured now or by an earlier start.
+    Errors: UserError if no variant could start."""
+    record_file = Path(args.work) / f"{args.rival}_bench.json"
+    if not record_file.exists():
+        flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": record_file}
+        words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_args(flags)]
         code = subprocess.run(words, check=False).returncode
         if code:
             raise UserError(f"bench.py ended with exit code {code} and has not measured {args.rival}")
-    (record,) = json.loads(kept.read_text(encoding="utf-8"))
+    (record,) = json.loads(record_file.read_text(encoding="utf-8"))
     for name in rival.sides:
         if name not in record["sides"]:
-            print(f"{name} could not start and is left out; to measure again remove {kept}", flush=True)
+            print(f"{name} could not start and is left out; to measure again remove {record_file}", flush=True)
     rates = []
     for side in record["sides"].values():
         rates.append(median(part["updates"] / part["seconds"] for part in side["slices"]))
@@ -86,35 +86,35 @@ def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
 
 
 def rival_flags(rival: Rival, dtype: str, rate: float, updates: int) -> dict[str, object]:
-    """The flags of this trainer for the updates that the other one makes, with matrix products in `dtype`."""
+    """The flags of this trainer for the rival's updates, with matrix products in `dtype`."""
     shape = {"max_seq_len": T, "batch_size": ROWS, "accumulation_steps": 1, "dtype": dtype}
     return {**rival.flags, **shape, "optimizer": "adamw", "learning_rate": rate, "max_updates": updates}
 
 
 def run(args: argparse.Namespace, name: str, flags: dict[str, object]) -> Outcome:
-    """Train, unless an earlier start has done it."""
+    """Train, unless an earlier start did."""
     own = {"eval_interval": 0, "seed": args.seed, "report": 0}
-    end = trained(Path(args.work), name, [*text_words(args), *flag_words({**own, **flags})])
+    end = trained(Path(args.work), name, [*data_args(args), *flag_args({**own, **flags})])
     print(f"{name}: {end.bits_per_byte:.4f} bits per byte", flush=True)
     return end
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     p = runs_parser(
-        "time_to_loss.py", "Whether a run of --budget reaches the loss that another trainer has after so many minutes."
+        "time_to_loss.py", "Does a run of --budget reach the loss of another trainer after a given number of minutes?"
     )
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
-    p.add_argument("--minutes", type=positive(float), required=True, help="that it trains")
+    p.add_argument("--minutes", type=positive(float), required=True, help="its training time")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
     p.add_argument(
-        "--rates", type=positive(float), nargs="+", help="of the other trainer (default: plain its own, hf three)"
+        "--rates", type=positive(float), nargs="+", help="its learning rates (default: plain its own, hf three)"
     )
     p.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
-        help="of the matrix products of its updates, as they are made here (default: as it makes them itself)",
+        help="of the matrix products of its updates, as made here (default: its own)",
     )
-    p.add_argument("--seconds", type=positive(float), default=240, help="to measure the rival's speed in (default 240)")
+    p.add_argument("--seconds", type=positive(float), default=240, help="to measure its speed (default 240)")
     p.add_argument("--seed", type=seed, default=42, help="of all runs (default 42)")
     args = p.parse_args(argv)
     rival = RIVALS[args.rival]

@@ -1,4 +1,4 @@
-"""Runs of the trainer that a benchmark compares: each is trained once, and its metrics tell how it ended."""
+"""Runs of the trainer that a benchmark compares: each is trained once, with the result in its metrics."""
 
 import argparse
 import hashlib
@@ -20,8 +20,8 @@ METRICS = "pretrain_*.metrics.jsonl"
 def runs_parser(name: str, description: str) -> Parser:
     """The flags of a benchmark that compares runs of the trainer."""
     p = Parser(prog=name, description=description)
-    p.add_argument("--data_path", nargs="+", required=True, help="as of the trainer")
-    p.add_argument("--val_path", nargs="+", required=True, help="as of the trainer")
+    p.add_argument("--data_path", nargs="+", required=True, help="as for the trainer")
+    p.add_argument("--val_path", nargs="+", required=True, help="as for the trainer")
     work = ROOT / "out" / name.removesuffix(".py")
     p.add_argument("--work", default=str(work), help=f"folder of the runs (default: out/{work.name})")
     return p
@@ -29,8 +29,8 @@ def runs_parser(name: str, description: str) -> Parser:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run. parameters: of its model. bits_per_byte, val_loss (nats per token): of its last evaluation.
-    updates, tokens: that it trained. update_seconds: of the updates before its last log line."""
+    """The result of a run. parameters: of its model. bits_per_byte, val_loss (nats per token): of its last evaluation.
+    updates, tokens: totals. update_seconds: mean over the updates before its last log line."""
 
     parameters: int
     bits_per_byte: float
@@ -41,15 +41,15 @@ class Outcome:
 
 
 def folder_of(work: Path, name: str, flags: Sequence[str]) -> Path:
-    """The folder of a run: other flags have another one, so that none is taken for a run that it is not."""
+    """The folder of a run, with a digest of its flags, so that none is taken for another."""
     return work / f"{name}_{hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:8]}"
 
 
 def trained(work: Path, name: str, flags: Sequence[str]) -> Outcome:
-    """What a run of train_pretrain.py leads to.
+    """The result of a run of train_pretrain.py.
 
-    A run that an earlier start of a benchmark has finished is not trained again, and one that was stopped goes on.
-    Errors: UserError that names the log of a run that ended with an error.
+    A run that an earlier start has finished is not trained again, and one that was stopped is resumed.
+    Errors: UserError that names the log of a failed run.
     """
     folder = folder_of(work, name, flags)
     done = folder / "done"
@@ -66,7 +66,7 @@ def trained(work: Path, name: str, flags: Sequence[str]) -> Outcome:
 
 
 def outcome(folder: Path) -> Outcome:
-    """What the metrics of a run say of its end."""
+    """Read the result of a run from its metrics."""
     (metrics,) = folder.glob(METRICS)
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     parameters = lines[0]["model"]["parameters"]
@@ -77,12 +77,12 @@ def outcome(folder: Path) -> Outcome:
     return Outcome(parameters, last["bits_per_byte"], last["val_loss"], updates, tokens, tokens / updates / rate)
 
 
-def text_words(args: argparse.Namespace) -> list[str]:
-    """The text of a benchmark's command line, as the trainer takes it. Its tokens are kept in --work, for all runs."""
+def data_args(args: argparse.Namespace) -> list[str]:
+    """The trainer's data flags, from a benchmark's command line. The token cache is in --work, for all runs."""
     cache = Path(args.work) / "cache"
     return ["--data_path", *args.data_path, "--val_path", *args.val_path, "--cache_dir", str(cache)]
 
 
-def flag_words(changes: Mapping[str, object]) -> list[str]:
-    """{name: value} of flags as a command line has them."""
+def flag_args(changes: Mapping[str, object]) -> list[str]:
+    """{flag: value} as the words of a command line."""
     return [word for flag, value in changes.items() for word in (f"--{flag}", str(value))]

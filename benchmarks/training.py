@@ -1,4 +1,4 @@
-"""A model that trains on random tokens, as the benchmarks that need no data time it."""
+"""Training on random tokens, for the benchmarks that need no data."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trainer.optim.build import build_optimizers
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.settings import OptimizerSettings
 
-# Shapes of the model by name: what differs from MiniMindConfig's defaults
+# Model shapes, as differences from MiniMindConfig's defaults
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2},
     "26m": {},
@@ -28,16 +28,16 @@ SIZES: dict[str, dict[str, Any]] = {
     "moe": {"use_moe": True},
 }
 LEARNING_RATE = 5e-4
-# Updates before what is timed: compiling, and what the second still has to set up.
+# Untimed first updates: the first compiles, the second still sets things up.
 WARM_UP = 2
 # tokens of a document
 MEAN_LENGTH = 320
 
 
 class Training:
-    """A model of some shape with its engine and one batch, which every step trains again.
+    """A model with its engine and one batch, on which every step trains.
 
-    fields: of the MiniMindConfig. length: sum(n^2) / sum(n) over the documents' lengths n, as flops_per_token takes it.
+    fields: of the MiniMindConfig. length: sum(n^2) / sum(n) over the documents' lengths n, for flops_per_token.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Training:
         self.model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
         generator = torch.Generator().manual_seed(1)
         batch, self.length = packed_batch(rows, T, MEAN_LENGTH, config.vocab_size, generator)
-        # As a loader gives it, and where it is computed.
+        # As a loader yields it, and on the device
         self.host_batch = batch
         self.batch = to_device(batch, device)
         self.totals = Totals(batch.n_targets, batch.n_documents)
@@ -82,7 +82,7 @@ class Training:
             print(notice)
 
     def step(self) -> None:
-        """An update of one micro-batch. On a GPU it is only begun when this returns."""
+        """An update of one micro-batch; asynchronous on a GPU."""
         self.engine.micro_batch(self.batch, self.totals)
         self.engine.update(LEARNING_RATE)
 
@@ -90,7 +90,7 @@ class Training:
 def packed_batch(
     rows: int, T: int, mean_length: int, vocab_size: int, generator: torch.Generator
 ) -> tuple[Batch, float]:
-    """Full rows of random tokens, each of which begins a document with a chance of 1 / mean_length; (Batch, sum(n^2) / sum(n))."""
+    """Full rows of random tokens, each starting a document with probability 1 / mean_length; (Batch, sum(n^2) / sum(n))."""
     begins = torch.rand(rows, T, generator=generator) < 1 / mean_length
     begins[:, 0] = True
     document_ids = begins.long().cumsum(dim=1) - 1
@@ -104,9 +104,9 @@ def packed_batch(
 
 
 def per_step(step: Callable[[], object], device: torch.device, turn_s: float) -> tuple[float, float]:
-    """(seconds of a step on the device, seconds that the host takes to begin one), over a turn of so many seconds.
+    """(seconds of a step on the device, seconds of the host to launch it), over a turn of `turn_s`.
 
-    To wait for a GPU in each step would time the host's work too: in training the host prepares the next step meanwhile.
+    Waiting for a GPU in each step would add the host's work, which overlaps with the device in training.
     """
     one = seconds(step, device)
     steps = max(3, int(turn_s / max(one, 1e-6)))
@@ -114,6 +114,6 @@ def per_step(step: Callable[[], object], device: torch.device, turn_s: float) ->
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    begun = time.perf_counter() - start
+    launched = time.perf_counter() - start
     synchronize(device)
-    return (time.perf_counter() - start) / steps, begun / steps
+    return (time.perf_counter() - start) / steps, launched / steps

@@ -6,7 +6,7 @@ from common.start import ROOT
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
-# What logits can be divided by in float32 without becoming infinite; 0: the likeliest token
+# Divisors that keep float32 logits finite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
 
@@ -24,22 +24,22 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
         "--dtype",
         choices=("auto", *DTYPE_NAMES),
         default=dtype,
-        help=f"of the computation; auto: bfloat16 where the machine has it (default {dtype})",
+        help=f"precision; auto: bfloat16 where supported (default {dtype})",
     )
 
 
 def generate_parser() -> Parser:
     """The flags of generate.py."""
     p = Parser(prog="generate.py", description="Continue a text, or talk to a model.")
-    # The model begins by itself.
+    # An empty prompt: the model starts by itself.
     p.may_be_empty = ("prompts",)
-    p.add_argument("prompts", nargs="*", help="texts to continue; none: asked for, or read from a pipe, one a line")
+    p.add_argument("prompts", nargs="*", help="texts to continue; none: typed in, or read from a pipe, one a line")
     model_flags(p)
     g = p.add_argument_group("sampling")
-    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="at most so many (default 256)")
+    g.add_argument("--max_new_tokens", type=positive(int), default=256, help="upper bound (default 256)")
     g.add_argument("--temperature", type=temperature, default=0.8, help="0: the likeliest token (default 0.8)")
-    g.add_argument("--top_p", type=share, default=0.9, help="from the likeliest that sum to this; 1: all (0.9)")
-    g.add_argument("--top_k", type=not_negative(int), default=0, help="from so many of the likeliest; 0: all (default)")
+    g.add_argument("--top_p", type=share, default=0.9, help="sample from the likeliest that sum to this; 1: all (0.9)")
+    g.add_argument("--top_k", type=not_negative(int), default=0, help="sample from the k likeliest; 0: all (default)")
     g.add_argument(
         "--repetition_penalty",
         type=number(float, lambda value: 0.01 <= value <= 100, "from 0.01 to 100"),
@@ -47,7 +47,7 @@ def generate_parser() -> Parser:
         help="divide the positive logits of tokens already there by this, multiply the negative ones (default 1: off)",
     )
     g.add_argument("--seed", type=seed, default=42, help="the same seed, the same text (default 42)")
-    # No switch of true or false: that would take the prompt after it for its value.
+    # Takes no value: it would take the prompt after it for one.
     g.add_argument(
         "--chat",
         action="store_true",
@@ -63,7 +63,7 @@ def play_parser() -> Parser:
         description="A page in your browser: continue texts and chat with a model, and watch runs as they train.",
     )
     model_flags(p)
-    # None: the default weight if it is there; if not, only runs are shown.
+    # None: the default weight if it exists; otherwise only runs are shown.
     p.set_defaults(weight=None)
     g = p.add_argument_group("page")
     g.add_argument("--out_dir", default=str(ROOT / "out"), help="folder whose runs are shown (default: out)")
@@ -71,7 +71,7 @@ def play_parser() -> Parser:
         "--port",
         type=number(int, lambda value: 0 <= value <= 65535, "from 0 to 65535"),
         default=8765,
-        help="of 127.0.0.1; 0: any that is free (default 8765)",
+        help="on 127.0.0.1; 0: any free one (default 8765)",
     )
     return p
 
@@ -80,7 +80,7 @@ def evaluate_parser() -> Parser:
     """The flags of evaluate.py."""
     p = Parser(
         prog="evaluate.py",
-        description="Judge a model: perplexity of any text, minimal pairs, questions whose answers are known.",
+        description="Evaluate a model: perplexity of any text, minimal pairs, questions with known answers.",
     )
     p.add_argument("task", choices=TASK_NAMES, help="what to measure")
     p.add_argument(
@@ -98,10 +98,10 @@ def evaluate_parser() -> Parser:
     g.add_argument(
         "--batch_tokens",
         type=positive(int),
-        help="positions per forward (default 1024 on a CPU, whose caches hold that; or 16384)",
+        help="positions per forward pass (default: 1024 on a CPU, to fit its caches; else 16384)",
     )
     g.add_argument(
-        "--max_length", type=positive(int), default=512, help="positions of a window: as the model was trained (512)"
+        "--max_length", type=positive(int), default=512, help="positions of a window, as in training (default 512)"
     )
     g.add_argument(
         "--stride",
@@ -113,16 +113,16 @@ def evaluate_parser() -> Parser:
 
 
 def export_flags(p: Parser) -> None:
-    """What both exports take."""
+    """The flags of both exports."""
     p.add_argument("--tokenizer_path", help="folder of the tokenizer (default: the weight's own, or else model/)")
-    numbers = "of the weights, in a GGUF of the matrices; auto: the smallest that is exact"
+    numbers = "of the weights, in a GGUF of the matrices; auto: the smallest exact one"
     p.add_argument("--dtype", choices=("auto", *DTYPE_NAMES), default="auto", help=numbers)
     p.add_argument("--overwrite", default=False, help="replace what is there", **SWITCH)
 
 
 def export_parser() -> Parser:
     """The flags of export_hf.py."""
-    p = Parser(prog="export_hf.py", description="Hand a model on to other programs, and bring it back.")
+    p = Parser(prog="export_hf.py", description="Export a model to other programs, and convert it back.")
     p.add_argument("--weight", required=True, help="a .pth of the trainer or a folder; for --to_pth a folder")
     written = p.add_mutually_exclusive_group(required=True)
     written.add_argument("--out_dir", help="folder to write the export to")
@@ -135,7 +135,7 @@ def export_gguf_parser() -> Parser:
     """The flags of export_gguf.py."""
     p = Parser(
         prog="export_gguf.py",
-        description="Hand a model on to llama.cpp and what is built on it, such as Ollama.",
+        description="Export a model to llama.cpp and tools built on it, such as Ollama.",
     )
     p.add_argument("--weight", required=True, help="a .pth of the trainer, or a folder of export_hf.py")
     p.add_argument("--out", required=True, help="the .gguf to write")

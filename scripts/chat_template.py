@@ -1,9 +1,9 @@
-"""A conversation as the text that the chat template of a foreign tokenizer makes of it.
+"""Render a conversation with the chat template of a foreign tokenizer.
 
-A template is a program of whoever wrote the tokenizer folder: `{{ 'a' * 2**33 }}` takes 8 GB and two nested loops take
-days. The sandbox of transformers keeps it from files and from Python, but bounds neither time nor memory. So it runs in
-a process of its own, this file's, which has little memory and is ended after some seconds. (Our own template is
-rendered by dataset/chat/encoder.py.)
+A template is a program by the author of the tokenizer folder: `{{ 'a' * 2**33 }}` takes 8 GB and two nested loops take
+days. The sandbox of transformers keeps it from files and from Python, but bounds neither time nor memory. So this file
+runs it in a separate process with little memory and a time limit. (Our own template is rendered by
+dataset/chat/encoder.py.)
 """
 
 import sys
@@ -23,16 +23,16 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# For a template, the process's start included.
+# Time limit of a template, process start included
 SECONDS = 20
-# Bytes of address space; Windows and macOS have no such bound, the seconds end it there.
+# Bytes of address space. Windows and macOS have no such bound: there the time limit ends it.
 MEMORY = 1 << 30
-# Characters of a conversation.
+# Characters of a rendered conversation
 LONGEST = 4_000_000
 
 
 def default_template(tokenizer: "PreTrainedTokenizerBase") -> str | None:
-    """The template by which a conversation is written: of several the one called default. None: there is none."""
+    """The chat template: of several the one called default. None: there is none."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -40,7 +40,7 @@ def default_template(tokenizer: "PreTrainedTokenizerBase") -> str | None:
 
 
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str]]) -> str:
-    """The conversation up to the model's turn.
+    """The rendered conversation up to the model's turn.
 
     Errors: UserError for a template that fails, takes too long or too much memory, or writes too much.
     """
@@ -54,30 +54,30 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: list[dict[str, str
     except subprocess.TimeoutExpired:
         raise UserError(f"{what} has not ended after {SECONDS} seconds; name another with --tokenizer_path") from None
     if ended.returncode:
-        # Nothing is said where the system ended it, out of memory or of time.
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
-        raise UserError(f"{what} fails, or takes too much memory or time: {said[-1][:200]}")
+        # A process killed by the system, out of memory or time, prints nothing.
+        stderr_lines = ended.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise UserError(f"{what} fails, or takes too much memory or time: {stderr_lines[-1][:200]}")
     return str(json.loads(ended.stdout))
 
 
-# ------------------------------------------------------------------------------- the process of its own
+# ------------------------------------------------------------------------------- the separate process
 
 
 def main() -> None:
-    """Read a request from the standard input, and write the conversation as a text of JSON to the standard output."""
+    """Read a request from stdin, and write the conversation as a JSON string to stdout."""
     # Windows has no such module.
     with contextlib.suppress(ImportError):
         import resource
 
-        # A core's seconds end it even if whoever started this process is killed. One bound after the other: where the system
-        # refuses the one (macOS knows no bound of memory), the other still holds.
+        # The limit of CPU time ends this process even if its parent is killed. Set one by one: where the system refuses one
+        # (macOS has no bound on memory), the other still holds.
         for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(kind, (most, most))
     from transformers.utils.chat_template_utils import render_jinja_template
 
     request = json.load(sys.stdin.buffer)
-    # (texts, which characters the assistant wrote)
+    # (texts, character ranges written by the assistant)
     rendered: Any = render_jinja_template(
         [request["messages"]], chat_template=request["template"], add_generation_prompt=True, **request["words"]
     )

@@ -1,4 +1,4 @@
-"""What the scripts share: finding weights and their tokenizer, and ids of a prompt as the model was trained on them."""
+"""Shared by the scripts: loading a model, its tokenizer, and an encoder for prompts as in training."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from trainer.pretrain.first_model import weights_instead
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
-    """torch.dtype for the --dtype of that name; auto: as the trainer does by default."""
+    """The torch.dtype of a --dtype; auto: the trainer's default."""
     dtype: torch.dtype = pick_dtype("bfloat16", device)[0] if name == "auto" else getattr(torch, name)
     return dtype
 
@@ -43,9 +43,9 @@ def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
 def load(
     weight: str, tokenizer_path: str | None = None, device: str | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, DocumentEncoder]:
-    """(model in eval mode, tokenizer, encoder); the flags of these names, see `model_flags`.
+    """(model in eval mode, tokenizer, encoder); parameters: see `model_flags`.
 
-    Errors: UserError for a weight or tokenizer that is not there or does not fit.
+    Errors: UserError for a weight or tokenizer that is missing or does not fit.
     """
     with user_errors():
         place = pick_device(device)
@@ -60,11 +60,10 @@ def load(
 
 
 def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to a weight. Our chat template opens and closes thoughts only where its .json says that some were
-    trained.
+    """The tokenizer of a weight. Our chat template opens and closes thoughts only if the .json says that some were trained.
 
-    Errors: UserError where the user named none and the .json beside the weight speaks of another. One that the user named
-    may have been extended: a line says so, as it does where the .json speaks of none.
+    Errors: UserError if the user named none and the .json beside the weight records another. A mismatch with one that the
+    user named, which may be an extended one, is only a warning, as is a .json without a record.
     """
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
@@ -85,28 +84,28 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
         )
     elif recorded is None and path.suffix == ".pth":
         announce(unnamed_vocabulary(path), to_stderr=True)
-    # The template of a folder is as whoever wrote it wants it.
+    # A folder keeps its own template.
     if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not record.get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS
     return tokenizer
 
 
 def load_model(weight: str | Path) -> PreTrainedModel:
-    """A .pth (MiniMindForCausalLM) or a folder of any causal language model that transformers knows; fp32, eval mode.
+    """Load a .pth (MiniMindForCausalLM) or a folder of any causal language model of transformers; fp32, eval mode.
 
-    Errors: UserError, ValueError; where the weight is not there they name those that are.
+    Errors: UserError, ValueError; for a missing weight they list the existing ones.
     """
     path = Path(weight)
     if not path.exists():
         raise UserError(f"{path}: no such file; {weights_instead(path.parent, ROOT / 'out')}")
     if not path.is_dir():
         own = MiniMindForCausalLM.from_pth(path)
-        # A single id may be the default of the config, which nobody chose: that one the tokenizer tells.
+        # A single id may be just the config's default: then the tokenizer's counts, see `end_ids`.
         eos_ids = own.config.eos_token_id
         own.generation_config = GenerationConfig(eos_token_id=eos_ids if isinstance(eos_ids, list) else None)
         return own
     if not (path / "config.json").exists():
-        # It may be the --out_dir of a run, or the folder of its checkpoints, which lies beside the weights.
+        # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
         raise UserError(
             f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
             f"{weights_instead(path, path.parent)}"
@@ -114,59 +113,59 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
-    said = read_object(settings) if settings.exists() else {}
+    generation_fields = read_object(settings) if settings.exists() else {}
     config = load_config(str(path), path)
     kinds = config.architectures or []
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
-        # Such as an ELECTRA, which transformers would load all the same.
+        # Such as an ELECTRA, which transformers would load anyway
         raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-    # In the place of the folder's file: how a text is sampled, our flags say.
+    # Replaces the folder's file: our flags set the sampling.
     options = {"generation_config": GenerationConfig()}
     model: PreTrainedModel
     model, faults = load_network(str(path), path, AutoModelForCausalLM, config, **options)
-    # transformers fills what is missing with random numbers, says so in a log line, and goes on.
+    # transformers fills missing weights with random numbers, and only logs it.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         keys = sorted(faults[what])
         if keys:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
-    ends: Any = said.get("eos_token_id", getattr(config, "eos_token_id", None))
-    model.generation_config = GenerationConfig(eos_token_id=ends if isinstance(ends, list) else [ends])
+    eos: Any = generation_fields.get("eos_token_id", getattr(config, "eos_token_id", None))
+    model.generation_config = GenerationConfig(eos_token_id=eos if isinstance(eos, list) else [eos])
     return model.eval()
 
 
 def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
-    """The MiniMind that computes what `model` does, which was loaded from the folder. Errors: ValueError where none does."""
+    """The MiniMind equivalent to `model`, which was loaded from `folder`. Errors: ValueError if there is none."""
     if isinstance(model, MiniMindForCausalLM):
         return model
     return load_folder(MiniMindForCausalLM, folder, read_config(folder))
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
-    """How many tokens a model has embeddings for. The sizes of one that also sees or hears stand in its text part."""
+    """Number of token embeddings. The config of a multimodal model has it in its text part."""
     return int(config.get_text_config(decoder=True).vocab_size)
 
 
-def most_positions(config: PretrainedConfig) -> int:
-    """How many tokens a text may have. A model without numbered positions, such as a Bloom or a Mamba, has no such bound."""
+def max_positions(config: PretrainedConfig) -> int:
+    """Maximum length in tokens; LARGEST for a model without a bound on positions, such as Bloom or Mamba."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    # Some have -1 for no bound.
+    # Some configs write -1 for no bound.
     return LARGEST if positions in (None, -1) else int(positions)
 
 
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
-    """The ids of the tokens that end a text of this model. eos_id: the one of its tokenizer, None if it has none."""
+    """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
     settings = model.generation_config
-    said = None if settings is None else settings.eos_token_id
+    configured = None if settings is None else settings.eos_token_id
     ids = [] if eos_id is None else [eos_id]
-    for token_id in said if isinstance(said, list) else [said]:
-        # GPT-2s of another vocabulary keep the 50256 of the first one.
+    for token_id in configured if isinstance(configured, list) else [configured]:
+        # GPT-2s with another vocabulary keep the original's 50256.
         if isinstance(token_id, int) and token_id not in ids and 0 <= token_id < vocabulary_size(model.config):
             ids.append(token_id)
     return ids
 
 
 def tokenizer_folder(weight: str | Path, tokenizer_path: str | None) -> Path:
-    """The tokenizer's folder: as the user says, or the weight's own, or the repository's."""
+    """The user's tokenizer folder, else the weight's own, else the repository's."""
     if tokenizer_path:
         return Path(tokenizer_path)
     if has_tokenizer(Path(weight)):

@@ -1,4 +1,4 @@
-"""Judge a model: perplexity of any text, minimal pairs, questions whose answers are known.
+"""Evaluate a model: perplexity of any text, minimal pairs, questions with known answers.
 
     python scripts/evaluate.py perplexity --weight out/pretrain_512.pth --data_path valid.jsonl
     python scripts/evaluate.py perplexity --data_path wiki.test.raw.txt --max_length 1024 --stride 512
@@ -49,7 +49,7 @@ from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 from scripts.arguments import evaluate_parser
-from scripts.common import dtype_of_flag, load, most_positions, vocabulary_size
+from scripts.common import dtype_of_flag, load, max_positions, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
 from trainer.reporting.reporter import finite
@@ -58,14 +58,14 @@ from trainer.reporting.reporter import finite
 Z = 1.959963984540054
 # Bytes of the logits of a batch in fp32
 LOGITS_BYTES = 1 << 30
-# Seconds between two looks at the progress in a log
+# Seconds between progress lines in a log
 LOG_SECONDS = 30
-# Tokens that an answer may have beyond the right one
+# Tokens by which an answer may exceed the right one
 MORE_TOKENS = 8
 
 
 class Metric(NamedTuple):
-    """A figure with its interval of 95 %; NaN: there is none."""
+    """A figure with its 95 % interval; NaN: none."""
 
     value: float
     low: float
@@ -73,13 +73,13 @@ class Metric(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Ids of which those from `start` on are scored, each given all before it in the row."""
+    """Token ids; those from `start` on are scored, each given all before it."""
 
     ids: Sequence[int]
     start: int
 
 
-# {name of a figure: its value}, and {unit: how many there were}
+# ({name of a figure: its value}, {unit: count})
 Results = tuple[dict[str, Metric], dict[str, int]]
 Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Namespace], Results]
 
@@ -87,32 +87,31 @@ Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Na
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
     for flag, task in (("stride", "perplexity"), ("questions", "answers")):
-        # The figures would not be those that were asked for.
         if getattr(args, flag) is not None and args.task != task:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")
         args.data_path = [str(build_embedded_questions())]
-    # Half a window: each token has at least that much context, at twice the work.
+    # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:
         raise UserError(f"--stride {args.stride} exceeds --max_length {args.max_length}: tokens would be left out")
     model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device)
-    if args.max_length > most_positions(model.config):
-        raise UserError(f"--max_length {args.max_length}: the model has {most_positions(model.config)} positions")
+    if args.max_length > max_positions(model.config):
+        raise UserError(f"--max_length {args.max_length}: the model has {max_positions(model.config)} positions")
     dtype = dtype_of_flag(args.dtype, model.device)
     scorer = Scorer(model, dtype, args.batch_tokens)
     weight = Path(args.weight).resolve()
     paths = [os.path.abspath(path) for path in args.data_path]
     names = re.sub(r"[^\w.+-]", "_", "+".join(os.path.basename(path) for path in paths))[:60]
-    # Tells data of the same name apart. The name of a file need not be UTF-8.
+    # Distinguishes data of the same name. File names need not be UTF-8.
     digest = hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()[:6]
     out = Path(args.out or weight.with_name(f"{weight.name.removesuffix('.pth')}.{args.task}.{names}-{digest}"))
-    # What --skip_bad_lines passes over: readers and tasks count there.
+    # Lines that --skip_bad_lines skips, counted by readers and tasks
     args.bad_lines = BadLines() if args.skip_bad_lines else None
     with user_errors():
-        # Before hours of scoring: a place that cannot be written to is found out at once.
+        # Before hours of scoring: an unwritable path fails at once.
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(f"{out}.json") as file:
             figures, counts = TASKS[args.task](scorer, tokenizer, encoder, args)
@@ -142,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
-    """Yields (file, line, text) of each document of --data_path, and tells the bad lines. Errors: DataError."""
+    """Yields (file, line, text) of each document of --data_path, then reports bad lines. Errors: DataError."""
     for path in args.data_path:
         for file in find_files(path):
             for line, text in read_documents(file, text_field, args.bad_lines):
@@ -156,10 +155,10 @@ def perplexity(
 ) -> Results:
     """Loss over each document, BOS and EOS as in training; intervals over documents."""
     documents: list[list[Row]] = []
-    bytes_of: list[int] = []
-    words_of: list[int] = []
+    byte_counts: list[int] = []
+    word_counts: list[int] = []
     for file, line, text in texts(args):
-        # The ids of all documents are kept: an int of Python takes nine times the memory of one in an array.
+        # The ids of all documents stay in memory: a Python int takes nine times as much as one in an array.
         ids = array("i")
         try:
             for part in encoder.encode_in_parts(text):
@@ -170,8 +169,8 @@ def perplexity(
         # A single token has nothing to predict.
         if len(ids) > 1:
             documents.append(windows(ids, args.max_length, args.stride))
-            bytes_of.append(len(encoder.body(text).encode()))
-            words_of.append(len(text.split()))
+            byte_counts.append(len(encoder.body(text).encode()))
+            word_counts.append(len(text.split()))
     scores = iter(scorer.score([row for rows in documents for row in rows]))
     losses = []
     tokens = []
@@ -179,14 +178,14 @@ def perplexity(
         losses.append(-math.fsum(next(scores) for _ in rows))
         tokens.append(sum(len(row.ids) - row.start for row in rows))
     per_token = ratio(losses, tokens)
-    # The interval of an increasing function of a figure is the function of its ends.
+    # exp is increasing: it maps the ends of the interval to the ends of the new one.
     figures = {"loss": per_token, "perplexity": Metric(*map(exp, per_token))}
-    # An empty text has no byte, and one of spaces alone no word.
-    if sum(bytes_of):
-        figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, bytes_of)))
-    if sum(words_of):
-        figures["word_perplexity"] = Metric(*map(exp, ratio(losses, words_of)))
-    counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(bytes_of), "words": sum(words_of)}
+    # Empty texts have no bytes, blank ones no words.
+    if sum(byte_counts):
+        figures["bits_per_byte"] = Metric(*(nats / math.log(2) for nats in ratio(losses, byte_counts)))
+    if sum(word_counts):
+        figures["word_perplexity"] = Metric(*map(exp, ratio(losses, word_counts)))
+    counts = {"documents": len(documents), "tokens": sum(tokens), "bytes": sum(byte_counts), "words": sum(word_counts)}
     return figures, counts
 
 
@@ -206,15 +205,15 @@ def windows(ids: Sequence[int], max_length: int, stride: int) -> list[Row]:
 def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
-    """`sentence_good` and `sentence_bad`: right if the model finds the good one likelier (sums of log-probabilities)."""
-    # A tokenizer without BOS gives EOS in its place: the first token needs something before.
+    """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
+    # Without BOS, EOS takes its place: the first token needs context.
     before: list[int] = []
     if encoder.bos_id is None:
         if encoder.eos_id is None:
             raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
         before = [encoder.eos_id]
     rows: list[Row] = []
-    # of each pair
+    # file of each pair
     files: list[str] = []
     for file, line, text in texts(args, ANY_TEXT):
         try:
@@ -233,7 +232,7 @@ def pairs(
     scores = scorer.score(rows)
     right: dict[str, list[bool]] = {}
     for i, file in enumerate(files):
-        # A tie is no success: two sentences of the same tokens, or a model that gives everything the same.
+        # A tie is wrong: equal tokens, or a model that scores everything the same.
         is_right = rows[2 * i].ids != rows[2 * i + 1].ids and scores[2 * i] > scores[2 * i + 1]
         right.setdefault(file, []).append(is_right)
     figures = {"accuracy": share([is_right for of_file in right.values() for is_right in of_file])}
@@ -247,7 +246,7 @@ def pairs(
 def answers(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
-    """Conversations, evenly spread over the data: right if the likeliest answer has the first sentence of the last turn there."""
+    """Conversations, evenly spread over the data: right if the greedy answer has the first sentence of the last turn."""
     model = scorer.model.to(scorer.dtype)  # type: ignore[arg-type]  # transformers wraps it without its types
     chat = ChatEncoder(tokenizer)
     conversations = [json.loads(text) for _, _, text in texts(args, CONVERSATION)]
@@ -258,16 +257,16 @@ def answers(
         ids = chat.turns_ids(turns, conversation.get("tools", []))
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
         most = len(whole) - len(ids) + MORE_TOKENS
-        if last["role"] != "assistant" or len(ids) + most > most_positions(model.config):
+        if last["role"] != "assistant" or len(ids) + most > max_positions(model.config):
             continue
         sampling = Sampling(max_new_tokens=most, temperature=0.0, top_p=1.0)
         found = generate(model, tokenizer, ids, sampling)[0, len(ids) :]
-        # What it thinks before it answers is passed over.
-        said = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
-        right.append(first_sentence(said) == first_sentence(last["content"]))
-        # Ten of them, and those that are wrong.
+        # Thoughts before the answer are skipped.
+        answer = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
+        right.append(first_sentence(answer) == first_sentence(last["content"]))
+        # Print ten of them, and all wrong ones.
         if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
-            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {said.strip()}"]
+            lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {answer.strip()}"]
             print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
     if not right:
         raise UserError(
@@ -284,27 +283,27 @@ TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": a
 
 
 class Scorer:
-    """Scores rows, and shows on stderr how far it is: each second in a terminal, each half minute in a log."""
+    """Scores rows, with progress on stderr: each second in a terminal, each half minute in a log."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
         self.model = model
         self.dtype = dtype
-        # Measured: more positions than the caches of a CPU hold make it slower.
+        # Measured: more positions than fit a CPU's caches are slower.
         most = batch_tokens or (1024 if model.device.type == "cpu" else 16384)
         self.batch_tokens = max(min(most, LOGITS_BYTES // (4 * vocabulary_size(model.config))), 1)
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[float]:
-        """For each row the sum of the log-probabilities of its scored tokens, in nats. Errors: UserError where there is none."""
+        """For each row the sum of the log-probabilities of its scored tokens, in nats. Errors: UserError for no rows."""
         if not rows:
             raise UserError("--data_path: nothing to evaluate there")
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
         precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if self.dtype != torch.float32:
-            # As in training.
+            # As in training
             precision = torch.autocast(self.model.device.type, dtype=self.dtype)
-        # The longest first: rows of like length share a forward, and memory that is too small shows at once.
+        # Longest first: rows of similar length share a forward pass, and running out of memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
         seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
         with (
@@ -320,9 +319,9 @@ class Scorer:
         return scores
 
     def _logprobs(self, rows: Sequence[Row]) -> list[float]:
-        """The same of one forward."""
+        """`score` of one forward pass."""
         B, T = len(rows), max(len(row.ids) for row in rows) - 1
-        # Padding at the end is seen by no earlier position.
+        # Attention is causal: no position sees the padding at the end.
         inputs = torch.zeros(B, T, dtype=torch.long)
         targets = torch.zeros(B, T, dtype=torch.long)
         is_scored = torch.zeros(B, T, dtype=torch.bool)
@@ -335,7 +334,7 @@ class Scorer:
         logits = self.model(input_ids=inputs.to(self.model.device), use_cache=False).logits.float()  # [B, T, V]
         chosen = logits.gather(2, targets.to(logits.device).unsqueeze(2)).squeeze(2)  # [B, T]
         logprobs = (chosen - logits.logsumexp(-1)).cpu()
-        # In fp64: a sum over thousands of tokens keeps its digits.
+        # fp64: a sum over thousands of tokens keeps its digits.
         sums: list[float] = (logprobs.double() * is_scored).sum(1).tolist()
         return sums
 
@@ -345,7 +344,7 @@ class Scorer:
 
 def share(right: Sequence[bool]) -> Metric:
     """Share of true values with Wilson's interval (Wilson 1927; https://doi.org/10.1080/01621459.1927.10502953)."""
-    # It takes half a second to import.
+    # Takes half a second to import
     from scipy.stats import binomtest
 
     # The plain interval p ± z sqrt(p (1 - p) / n) is empty at p = 0 and p = 1; Wilson's is not.
@@ -359,14 +358,14 @@ def ratio(tops: Sequence[float], bottoms: Sequence[int]) -> Metric:
     value = math.fsum(tops) / sum(bottoms)
     if n < 2:
         return Metric(value, math.nan, math.nan)
-    # The residuals of the documents from the common ratio.
+    # Residuals of the documents from the common ratio
     squares = math.fsum((top - value * bottom) ** 2 for top, bottom in zip(tops, bottoms, strict=True))
     half = Z * math.sqrt(n / (n - 1) * squares) / sum(bottoms)
     return Metric(value, value - half, value + half)
 
 
 def exp(x: float) -> float:
-    """e^x; beyond 700 that of 700, since a float ends soon after it."""
+    """e^x, with x capped at 700: a float overflows soon after."""
     return math.exp(min(x, 700))
 
 

@@ -1,4 +1,4 @@
-"""Hand a model on to llama.cpp and what is built on it, such as Ollama: one file with weights, tokenizer and settings.
+"""Export a model to llama.cpp and tools built on it, such as Ollama: one file with weights, tokenizer and settings.
 
 python scripts/export_gguf.py --weight out/pretrain_512.pth --out out/pretrain_512.gguf
 """
@@ -47,14 +47,13 @@ def export(
     dtype: str = "auto",
     overwrite: bool = False,
 ) -> float:
-    """Write the file `out`; returns the largest change of a weight by its type (0.0: none was changed).
+    """Write the file `out`; returns the largest change of a weight by rounding (0.0: none).
 
-    Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not follow exactly, and for weights that
-    the type cannot hold.
+    Errors: UserError and ValueError for a model or tokenizer that llama.cpp would not reproduce exactly, and for weights
+    that overflow the type.
     """
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already: choose another --out, or pass --overwrite")
-    # Many do without the package.
     gguf = optional_package("gguf", "to write a GGUF file")
     from scripts import gguf_format
 
@@ -67,12 +66,12 @@ def export(
 
     architecture = gguf.MODEL_ARCH_NAMES[gguf_format.architecture_of(config)]
     tensors = gguf_format.to_gguf(model.state_dict(), config)
-    # llama.cpp wants vectors in float32, and the router, whose close scores decide on the expert.
+    # llama.cpp wants vectors in float32, and the router too: close scores decide on the expert.
     matrices = {name for name, tensor in tensors.items() if tensor.dim() > 1 and "ffn_gate_inp." not in name}
     if dtype == "auto":
         dtype = str(smallest_exact({name: tensors[name] for name in matrices})).removeprefix("torch.")
     number_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
-    of_matrices = gguf.GGMLQuantizationType[number_type]
+    matrix_type = gguf.GGMLQuantizationType[number_type]
 
     out.parent.mkdir(parents=True, exist_ok=True)
     change = 0.0
@@ -83,12 +82,12 @@ def export(
         file_type = "ALL_F32" if dtype == "float32" else f"MOSTLY_{number_type}"
         writer.add_file_type(gguf.LlamaFileType[file_type])
         gguf_format.write_settings(writer, config)
-        # Each document of our training began with BOS, whatever the tokenizer does by itself. How others trained a model in a
-        # folder, only its tokenizer tells.
+        # Our training starts each document with BOS, whatever the tokenizer does by itself. A folder may come from others:
+        # only its tokenizer shows how they trained.
         begins_with_bos = starts_with_bos(tokenizer) if Path(weight).is_dir() else True
         rule = gguf_format.write_tokenizer(writer, tokenizer, config.vocab_size, folder, begins_with_bos)
         for name, tensor in tensors.items():
-            stored_type = of_matrices if name in matrices else gguf.GGMLQuantizationType.F32
+            stored_type = matrix_type if name in matrices else gguf.GGMLQuantizationType.F32
             values = cast(tensor, getattr(torch, dtype) if name in matrices else torch.float32, name).float()
             change = max(change, float((values - tensor).abs().max()))
             writer.add_tensor(name, gguf.quantize(values.numpy(), stored_type), raw_dtype=stored_type)
@@ -97,7 +96,7 @@ def export(
         writer.write_tensors_to_file()
         length = writer.fout[0].tell()
         writer.close()
-        # The end of what numpy's tofile writes may be lost on a full disk without a word.
+        # On a full disk numpy's tofile may lose the end of the data without an error.
         if os.path.getsize(file.name) != length:
             raise OSError(f"{length:,} bytes")
     changed = f"weights changed by {change:.1e} at most" if change else "no weight was changed"

@@ -1,12 +1,12 @@
-"""Hand a model on to other programs, and bring it back.
+"""Export a model to other programs, and convert it back.
 
     python scripts/export_hf.py --weight out/pretrain_512.pth --out_dir out/pretrain_512_hf
     python scripts/export_hf.py --weight out/pretrain_512_hf --to_pth out/back_512.pth
 
-The folder holds a model that transformers, vLLM, llama.cpp and others know by themselves: Llama for a dense minimind2,
-Qwen2-MoE for its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. No code travels with it. It is loaded again and
-its logits are compared with the source's on real text before it gets its name. On the way back the two models are
-compared before the weights are rounded to half precision.
+The folder holds a model that transformers, vLLM, llama.cpp and others know: Llama for a dense minimind2, Qwen2-MoE for
+its mixture of experts, Qwen3 and Qwen3-MoE for minimind3. It contains no code. It is reloaded and its logits are
+compared with the source's on real text before it gets its name. On the way back the two models are compared before the
+weights are rounded to half precision.
 """
 
 import sys
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.out_dir:
             export(args.weight, utf8_folder("--out_dir", args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
         else:
-            bring_back(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+            convert_to_pth(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
 
 
@@ -91,48 +91,48 @@ def export(
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
     if record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD):
-        # No field of transformers: evaluate.py, generate.py and the way back read it.
+        # Our own field, read by evaluate.py, generate.py and `convert_to_pth`
         setattr(config, SPECIAL_TOKENS_FIELD, True)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
 
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that the rename at the end is one on the same disk.
+    # Beside its final place, so that the rename stays on one disk
     with atomic_folder(out_dir, out_dir.parent / f"{out_dir.name}.{os.getpid()}.tmp") as unfinished:
         unfinished.mkdir()
-        # safetensors, since no pickle is to be run by whoever loads it.
+        # safetensors: loading it runs no pickle
         save_file(state, unfinished / "model.safetensors", metadata={"format": "pt"})
         write_config(config, unfinished / "config.json")
-        # safetensors lets only the owner read its files; a server may be another user.
+        # safetensors lets only the owner read its files; a server may run as another user.
         (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
-        # `tokenizer("hi")` of the export begins as every training text did.
+        # `tokenizer("hi")` starts with BOS, as every document in training
         add_bos(tokenizer)
         save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
 
-        # The files that were just written are looked at, so that an error of writing is found as well.
+        # Compares the files as written, so that write errors are found too
         reloaded = load_model(unfinished)
         rounded = {name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()}
         rounding = largest_change(model.state_dict(), rounded)
         model.load_state_dict(rounded)
         difference, positions = compare(model, reloaded, DocumentEncoder(tokenizer))
-        said = verdict(
+        comparison = verdict(
             difference, positions, f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
         )
         dtype_name = str(out_dtype).removeprefix("torch.")
         if rounding:
-            said += f"; {dtype_name} has changed weights by {rounding:.1e} at most"
-        write_model_card(unfinished, model, weight, config, said, out_dir.name)
-        # In float32 the reloaded weights are the file itself, mapped, and Windows renames no folder of a mapped file. Cycles hold them.
+            comparison += f"; {dtype_name} has changed weights by {rounding:.1e} at most"
+        write_model_card(unfinished, model, weight, config, comparison, out_dir.name)
+        # In float32 the reloaded weights are mapped from the file, and Windows renames no folder with a mapped file. Cycles keep them alive.
         del reloaded
         gc.collect()
     assert config.architectures
-    announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{said}")
+    announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{comparison}")
     return difference
 
 
 def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
-    """UserError unless an export can be written there; only what looks like an earlier one is ever replaced."""
+    """Errors: UserError unless an export can be written there; only an earlier export is ever replaced."""
     if not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir())):
         return
     looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
@@ -144,7 +144,7 @@ def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
         raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
 
 
-def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:
+def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:
     """Write `path` (.pth, half precision) and its .json; returns the largest difference of a logit before rounding."""
     if path.suffix != ".pth":
         raise UserError(f"--to_pth {path}: the name must end in .pth")
@@ -157,25 +157,24 @@ def bring_back(folder: Path, path: Path, tokenizer_path: str | None = None, over
     for name, tensor in model.state_dict().items():
         cast(tensor, torch.float32, name)
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
-    # The repository's own stands in where nobody names another: then only a .json beside the weight can tell which one
-    # the model was trained with.
+    # Otherwise the repository's tokenizer is only a fallback: the folder's record may name the one used in training.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
     record = record_of(folder)
     vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else record.get(VOCABULARY_FIELD)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
-    said = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
+    comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
     save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
-    # As they are in the file: those that half precision does not hold stay in fp32.
+    # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"
-    announce(f"{path}: {model.config.generation}\n{said}\n{rounded if rounding else 'no weight was rounded'}")
+    announce(f"{path}: {model.config.generation}\n{comparison}\n{rounded if rounding else 'no weight was rounded'}")
     return difference
 
 
 def largest_change(state: StateDict, rounded: StateDict) -> float:
-    """The largest difference of a number in fp32 from the same one in another precision."""
+    """The largest difference between a weight in fp32 and in another precision."""
     return max(float((tensor - rounded[name].float()).abs().max()) for name, tensor in state.items())
 
 
@@ -188,7 +187,7 @@ def smallest_exact(state: StateDict) -> torch.dtype:
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
-    """tensor in dtype; ValueError where a finite number would become infinite, or one is not finite to begin with."""
+    """tensor in dtype. Errors: ValueError for a number that overflows or is not finite."""
     out = tensor.to(dtype)
     if not out.isfinite().all():
         raise ValueError(f"{name} reaches {float(tensor.abs().max()):.3g}, which {dtype} does not hold: try float32")
@@ -196,8 +195,8 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
 
 
 def write_config(config: PretrainedConfig, path: Path) -> None:
-    """config.json with the spellings of older readers beside those of transformers 5."""
-    # All fields, not only those that differ from the class: other readers have defaults of their own.
+    """Write config.json with the names of older readers beside those of transformers 5."""
+    # All fields, not only non-default ones: other readers have other defaults.
     fields = json.loads(config.to_json_string(use_diff=False))
     # Fields of classifiers, of encoders, or of this machine
     for name in ("id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder"):
@@ -207,7 +206,7 @@ def write_config(config: PretrainedConfig, path: Path) -> None:
     fields["torch_dtype"] = fields["dtype"]
     if rope["rope_type"] != "default":
         fields["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
-    # For Qwen3-MoE transformers 5 writes the first name alone, and transformers 4 reads the second alone.
+    # For Qwen3-MoE transformers 5 writes only the first name, and transformers 4 reads only the second.
     if "num_local_experts" in fields:
         fields["num_experts"] = fields["num_local_experts"]
     path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -227,14 +226,14 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
         ours = first(ids).logits
         theirs = second(ids).logits
         scale = ours.abs().max().clamp(min=1)
-        # Unlike Python's `max`, this one does not lose a NaN.
+        # Unlike Python's `max`, this keeps a NaN.
         worst = torch.maximum(worst, (ours - theirs).abs().max() / scale)
         positions += ids.shape[1]
     return float(worst), positions
 
 
 def verdict(difference: float, positions: int, what: str) -> str:
-    """One line about a comparison; ValueError if the two do not compute the same."""
+    """One line about a comparison. Errors: ValueError if the logits differ."""
     if not difference <= TOLERANCE:
         raise ValueError(f"{what}: the logits differ by {difference:.1e}, more than {TOLERANCE}; not written")
     logits = f"differ by {difference:.1e} at most" if difference else "are bitwise the same"
@@ -243,7 +242,7 @@ def verdict(difference: float, positions: int, what: str) -> str:
 
 # -------------------------------------------------------------------------------------------------- the model card
 
-# The flags that shape what is learned; those that name files, places and accounts stay at home.
+# Flags that shape what is learned; those that name files, hosts and accounts are left out.
 SHAPING = (
     "val_fraction", "max_seq_len", "epochs", "max_updates", "batch_size", "accumulation_steps", "optimizer", "learning_rate",
     "muon_lr", "lr_schedule", "warmup_iters", "weight_decay", "dtype", "seed",
@@ -252,7 +251,7 @@ SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_val
 TEXT = 'prompt = tokenizer("The harbour", return_tensors="pt")'
 TURN = """turns = [{"role": "user", "content": "Who are you?"}]
 prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")"""
-# Data, language and license are the user's to add: nothing here knows what of them is to be told.
+# Data, language and license are for the user to add.
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -288,12 +287,12 @@ Sizes: {sizes}.
 
 
 def write_model_card(
-    folder: Path, model: MiniMindForCausalLM, weight: str | Path, theirs: PretrainedConfig, said: str, name: str
+    folder: Path, model: MiniMindForCausalLM, weight: str | Path, theirs: PretrainedConfig, comparison: str, name: str
 ) -> None:
-    """Write README.md, and where the run left losses a picture of them. said: the line about the comparison of logits."""
+    """Write README.md, and loss.png if the run logged losses. comparison: the line about the comparison of logits."""
     config = model.config
     records = None
-    # The run left nothing, or ended before its first line.
+    # No metrics, or a run that ended before its first line
     with contextlib.suppress(UserError):
         records = RunRecords.read(Path(weight).with_name(f"{Path(weight).stem}.metrics.jsonl"))
     training = "No record of the run lay beside the weights."
@@ -320,7 +319,7 @@ def write_model_card(
         else "It continues text and does not follow instructions.",
         sizes=", ".join(f"{size} {getattr(config, size):,}" for size in SIZES),
         training=training,
-        verdict=said[0].upper() + said[1:],
+        verdict=comparison[0].upper() + comparison[1:],
     )
     (folder / "README.md").write_bytes(card.encode(errors="backslashreplace"))
 

@@ -41,13 +41,13 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
 from scripts.arguments import generate_parser
 from scripts.chat_template import chat_text, default_template
-from scripts.common import end_ids, load, most_positions
+from scripts.common import end_ids, load, max_positions
 from trainer.machine.command_line import run_cli
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a text is continued: the flags of these names, see `generate_parser`."""
+    """The flags of these names, see `generate_parser`."""
 
     max_new_tokens: int
     temperature: float
@@ -62,35 +62,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     model, tokenizer, encoder = load(args.weight, args.tokenizer_path, args.device, args.dtype)
     chat = turns_encoder(tokenizer) if args.chat else None
     torch.manual_seed(args.seed)
-    # The conversation so far, as chat templates want it.
+    # The conversation so far, in the format of chat templates
     messages: list[dict[str, str]] = []
-    # A person at the prompt wants to go on with the next one. Who hands over texts wants the program to end.
-    is_typed = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
-    for prompt in args.prompts or typed_prompts():
+    # After an error an interactive session continues with the next prompt; otherwise the program ends.
+    is_interactive = not args.prompts and sys.stdin is not None and sys.stdin.isatty()
+    for prompt in args.prompts or stdin_prompts():
         try:
             if chat is None:
                 if prompt.endswith(" "):
                     note = "note: the prompt ends in a space, which most tokens bring along: without it the text goes on better"
                     announce(note, to_stderr=True)
-                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_typed, echo=prompt)
+                reply(model, tokenizer, encoder.prompt_ids(utf8(prompt)), sampling, is_interactive, echo=prompt)
                 continue
             turn = {"role": "user", "content": utf8(prompt)}
-            ids = chat_ids(chat, [*messages, turn], room(model, sampling))
-            answer = reply(model, tokenizer, ids, sampling, is_typed)
+            ids = chat_ids(chat, [*messages, turn], prompt_limit(model, sampling))
+            answer = reply(model, tokenizer, ids, sampling, is_interactive)
         except (UserError, KeyboardInterrupt) as error:
-            if not is_typed:
+            if not is_interactive:
                 raise
-            # A Ctrl-C before the first token or after the last one; `reply` meets it in between.
+            # Ctrl-C before the first token or after the last one; `reply` handles it in between.
             announce(f"error: {one_line(error)}" if isinstance(error, UserError) else "\n(stopped)", to_stderr=True)
             continue
-        # Each prompt of the command line is a conversation of its own.
+        # Each prompt of the command line is a separate conversation.
         if not args.prompts:
             messages += [turn, {"role": "assistant", "content": answer}]
     return 0
 
 
 def utf8(prompt: str) -> str:
-    """The prompt, if it is text; the shell and a pipe hand over any bytes."""
+    """The prompt, checked: a shell or a pipe may pass any bytes. Errors: UserError."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
@@ -98,19 +98,19 @@ def utf8(prompt: str) -> str:
     return prompt
 
 
-def typed_prompts() -> Iterator[str]:
-    """Lines of stdin; with a prompt sign and line editing on a terminal."""
+def stdin_prompts() -> Iterator[str]:
+    """Lines of stdin; in a terminal with a prompt sign and line editing."""
     if sys.stdin is None:
         raise UserError("there is no standard input to read prompts from: name them on the command line")
     if hasattr(sys.stdin, "reconfigure"):
-        # `utf8` answers for bytes that are no text.
+        # `utf8` refuses invalid bytes.
         sys.stdin.reconfigure(errors="surrogateescape")
     if not sys.stdin.isatty():
         came = False
         for line in sys.stdin:
             if line.strip():
                 came = True
-                # Windows begins what it hands over with a byte-order mark.
+                # Windows starts a pipe with a byte-order mark.
                 yield line.removeprefix("\ufeff").rstrip("\n")
         if not came:
             raise UserError("no prompt came through the pipe: nothing to continue")
@@ -125,21 +125,21 @@ def typed_prompts() -> Iterator[str]:
             print()
             return
         except KeyboardInterrupt:
-            # It drops the line that was begun, as in a shell; the conversation stays.
+            # Drops the current line, as in a shell; the conversation stays.
             print("\n(Ctrl-D ends the session; on Windows Ctrl-Z and Enter)")
             continue
         if line.strip():
             yield line
 
 
-def room(model: PreTrainedModel, sampling: Sampling) -> int:
-    """How many tokens a prompt may have."""
-    return max(most_positions(model.config) - sampling.max_new_tokens, 0)
+def prompt_limit(model: PreTrainedModel, sampling: Sampling) -> int:
+    """Maximum tokens of a prompt."""
+    return max(max_positions(model.config) - sampling.max_new_tokens, 0)
 
 
 def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> None:
     """Errors: UserError for a prompt that the model cannot continue."""
-    most = room(model, sampling)
+    most = prompt_limit(model, sampling)
     if len(ids) > most:
         raise UserError(
             f"a prompt of {counted(len(ids), 'token')} is too long: {most:,} fit beside "
@@ -149,12 +149,12 @@ def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> 
         raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
 
 
-# Turns of a conversation -> their ids, up to where the model answers
+# Turns of a conversation -> their ids, up to the model's answer
 TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 
 
 def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
-    """As the model was fine-tuned, if it was fine-tuned here; otherwise as the tokenizer's own template says.
+    """The encoder of our fine-tuning for our template; otherwise one with the tokenizer's own template.
 
     Errors: UserError for a tokenizer without a template.
     """
@@ -165,7 +165,7 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
             "--tokenizer_path"
         )
     if template in OUR_TEMPLATES:
-        # Where it has several, the others are not asked for.
+        # Of several templates only this one is used.
         tokenizer.chat_template = template
         return ChatEncoder(tokenizer).turns_ids
 
@@ -177,21 +177,21 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
 
 
 def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) -> list[int]:
-    """The ids of a conversation up to the model's turn. As few as possible of the oldest exchanges are dropped, so that it fits.
+    """The ids of a conversation up to the model's turn. Drops as few of the oldest exchanges as needed to fit `length`.
 
-    A system message at the beginning stays. Where the last question alone does not fit, its ids are longer than `length`.
+    A system message at the start stays. If the last question alone does not fit, its ids are longer than `length`.
     """
     system = [message for message in messages[:1] if message["role"] == "system"]
     turns = messages[len(system) :]
 
     @functools.cache
     def ids_without(exchanges: int) -> list[int]:
-        # A question and its answer each
+        # An exchange: a question and its answer
         return encode([*system, *turns[2 * exchanges :]])
 
     if len(ids_without(0)) <= length:
         return ids_without(0)
-    # By halving: a foreign template is rendered by a process, which takes a second each time. The last question has no answer yet.
+    # Bisection: a foreign template is rendered in a process, a second each time. The last question has no answer yet.
     most = (len(turns) - 1) // 2
     return ids_without(bisect_left(range(most), True, key=lambda exchanges: len(ids_without(exchanges)) <= length))
 
@@ -201,12 +201,12 @@ def reply(
     tokenizer: PreTrainedTokenizerBase,
     ids: list[int],
     sampling: Sampling,
-    is_typed: bool,
+    is_interactive: bool,
     echo: str = "",
 ) -> str:
     """Print a continuation of `ids` as it is sampled, then its speed; returns the text.
 
-    is_typed: a person has typed the prompt; then Ctrl-C cuts the text short, once it has begun.
+    is_interactive: an interactive prompt; Ctrl-C then cuts the text short, once it has started.
     """
     check_prompt(model, ids, sampling)
     stream = TextStream(tokenizer)
@@ -215,8 +215,8 @@ def reply(
     try:
         generate(model, tokenizer, ids, sampling, stream)
     except KeyboardInterrupt:
-        # What has not begun is no answer: `main` leaves its prompt out.
-        if not is_typed or not stream.count:
+        # No token, no answer: `main` drops the prompt.
+        if not is_interactive or not stream.count:
             raise
         stream.end()
     seconds = time.perf_counter() - start
@@ -238,7 +238,7 @@ def generate(
     observer: sees the logits of each token, [1, vocabulary], after the repetition penalty and before the temperature.
     """
     prompt = torch.tensor([ids], device=model.device)
-    # Named although nothing is sampled: the model's own generation settings would warn that they have no effect.
+    # Greedy decoding names them too: the model's own generation settings would warn that they have no effect.
     drawing: dict[str, float | None] = {"temperature": None, "top_p": None, "top_k": None}
     if sampling.temperature > 0:
         drawing = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
@@ -260,17 +260,17 @@ def generate(
 
 
 def print_text(text: str) -> None:
-    """What the model or the prompt says is shown, not obeyed: a terminal would act on its control characters."""
+    """Print text with visible control characters: a terminal would act on them."""
     print(printable(text), end="", flush=True)
 
 
 class TextStream(BaseStreamer):
-    """Prints text as its tokens come. `text` is what was printed, the same as decoding all tokens at once, without the
-    special ones but for those around thoughts and calls; `count` is the number of tokens.
+    """Prints text as its tokens come. `text` is the printed text, equal to decoding all tokens at once, without special
+    tokens except those around thoughts and calls; `count` is the number of tokens.
 
-    A Chinese character has three bytes, and its bytes may be spread over several tokens. So tokens are held back until
-    the text that they end is whole. Some decoders look at the token before, to decide on a space: the tokens printed
-    last are decoded once more with the new ones, and the text that they gave is cut off.
+    A Chinese character has three bytes, which may be spread over several tokens. So tokens are held back until their
+    text is whole. Some decoders look at the previous token to decide on a space: the tokens printed last are decoded
+    again with the new ones, and their text is cut off.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object] = print_text) -> None:
@@ -280,25 +280,25 @@ class TextStream(BaseStreamer):
         self.write = write
         self.text = ""
         self.count = 0
-        self.prompt_came = False
+        self.prompt_seen = False
         self.shown: list[int] = []
         self.held_back: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
-        if not self.prompt_came:
-            self.prompt_came = True
+        if not self.prompt_seen:
+            self.prompt_seen = True
             return
         new = value.tolist()
         self.count += len(new)
         self.held_back += new
         text = self._decode()
-        # The replacement character is what the first bytes of a character decode to.
+        # The first bytes of a character decode to the replacement character.
         if text and not text.endswith("\ufffd"):
             self._print(text)
 
     def end(self) -> None:
-        """Print what was held back, be it whole or not."""
+        """Print the tokens held back, even half a character."""
         self._print(self._decode())
 
     def _decode(self) -> str:

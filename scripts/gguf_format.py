@@ -1,6 +1,6 @@
-"""A MiniMind and its tokenizer in the terms of llama.cpp, by the package gguf, which is not among the requirements.
+"""A MiniMind and its tokenizer in llama.cpp's format, by the optional package gguf.
 
-H: hidden size, D: head dimension, N: heads.
+D: head dimension.
 """
 
 import json
@@ -23,27 +23,27 @@ from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
 
-# {(generation, whether it has experts): architecture of llama.cpp}. A minimind2 with experts is no Qwen2-MoE there, as it
-# is in transformers: llama.cpp divides by the shared expert's gate, and a gate of zeros gives NaN.
+# {(generation, has experts): architecture of llama.cpp}. In transformers a minimind2 with experts is a Qwen2-MoE. Not
+# here: llama.cpp divides by the shared expert's gate, and a gate of zeros gives NaN.
 ARCHITECTURES = {
     ("minimind2", False): MODEL_ARCH.LLAMA,
     ("minimind2", True): MODEL_ARCH.BAILINGMOE,
     ("minimind3", False): MODEL_ARCH.QWEN3,
     ("minimind3", True): MODEL_ARCH.QWEN3MOE,
 }
-# They rotate dimension 2i with dimension 2i + 1; the others, and MiniMind, rotate i with i + D/2.
+# RoPE pairs dimensions 2i and 2i + 1 here; i and i + D/2 in the others and in MiniMind.
 ROTATE_NEIGHBOURS = (MODEL_ARCH.LLAMA, MODEL_ARCH.BAILINGMOE)
 
-# The fields on which a model's result depends and that this file hands on, or that matter in training alone
+# Fields of the config that are exported here, or that matter in training only
 HANDED_ON = {
     "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
     "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob", *YARN_FIELDS,
 }  # fmt: skip
 
-# llama.cpp reads no others for these architectures.
+# The only values that llama.cpp uses for these architectures
 YARN_BETAS = (32.0, 1.0)
-# {% generation %} marks what fine-tuning trains on. It is of transformers alone.
+# {% generation %} marks what fine-tuning trains on. Only transformers knows it.
 GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
@@ -52,7 +52,7 @@ GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
     """Errors: UserError, or ValueError of `hf_config`, for a model that llama.cpp does not compute."""
-    # With another field the tensors would be the same, and the logits others.
+    # A field unknown here could change the logits, but not the tensors.
     assert set(ARCHITECTURE) <= HANDED_ON, set(ARCHITECTURE) - HANDED_ON
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:
@@ -71,7 +71,7 @@ def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
 
 
 def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
-    """What llama.cpp has to know of the model besides its tensors."""
+    """Write the hyperparameters that llama.cpp needs."""
     width = config.moe_intermediate_size if config.use_moe else config.intermediate_size
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
@@ -104,16 +104,16 @@ def write_settings(writer: gguf.GGUFWriter, config: MiniMindConfig) -> None:
 
 
 def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
-    """State dict of MiniMindForCausalLM -> tensors by the names of llama.cpp, in fp32.
+    """State dict of MiniMindForCausalLM -> tensors with llama.cpp's names, in fp32.
 
-    Several shared experts are one wide one, and none is one of zeros, as in `to_hf`. The routed experts of a layer are one
-    tensor, [experts, out, in].
+    As in `to_hf`, several shared experts become one wide one, and a missing one becomes zeros. The routed experts of a
+    layer become one tensor, [experts, out, in].
     """
     architecture = ARCHITECTURES[config.generation, config.use_moe]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     theirs = to_hf(state, config)
     if architecture == MODEL_ARCH.BAILINGMOE:
-        # It has no tied head: the file holds the matrix twice. And no gate of the shared expert and no bias, which are zeros here.
+        # No tied head: the file holds the matrix twice. No gate of the shared expert and no bias either; ours are zeros.
         theirs.setdefault("lm_head.weight", theirs["model.embed_tokens.weight"])
         theirs = {name: tensor for name, tensor in theirs.items() if not re.search(r"shared_expert_gate|\.bias$", name)}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -132,7 +132,7 @@ def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
             halves = tensor.view(heads[matrix], 2, config.head_dim // 2, config.hidden_size)
             tensor = halves.transpose(1, 2).reshape(tensor.shape)
         if module.endswith("shared_expert.down_proj"):
-            # `to_hf` doubles it, for the gate of 1/2 that Qwen2-MoE has.
+            # `to_hf` doubles it because Qwen2-MoE has a gate of 1/2.
             tensor = tensor / 2
         out[out_name] = tensor
     return out | {name: torch.stack(parts) for name, parts in experts.items()}
@@ -144,10 +144,10 @@ def to_gguf(state: StateDict, config: MiniMindConfig) -> StateDict:
 def write_tokenizer(
     writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int, where: str, begins_with_bos: bool
 ) -> str:
-    """Note a tokenizer; returns llama.cpp's name for its rule of pieces. vocab_size: the model's; where: for an error.
+    """Write a tokenizer; returns llama.cpp's name for its pre-tokenizer. vocab_size: the model's; where: for errors.
 
-    begins_with_bos: whether llama.cpp is to put BOS before a prompt; of no effect without such a token.
-    Errors: UserError for one that llama.cpp would not follow exactly.
+    begins_with_bos: llama.cpp puts BOS before a prompt; no effect without such a token.
+    Errors: UserError for a tokenizer that llama.cpp would not reproduce exactly.
     """
     content = json.loads(tokenizer.backend_tokenizer.to_str()) if getattr(tokenizer, "is_fast", False) else {}
     rule = piece_rule(content)
@@ -157,14 +157,14 @@ def write_tokenizer(
             "those of train_tokenizer.py --pieces llama-bpe and qwen2, and MiniMind's: train one of them, and a model with it"
         )
     vocabulary = tokenizer.get_vocab()
-    # Rows without a token; llama.cpp ends where two names are alike.
+    # Names for unused rows; llama.cpp aborts if two are equal.
     unused = (name for i in count() if (name := f"[PAD{i}]") not in vocabulary)
     tokens = list(islice(unused, vocab_size))
     types = [TokenType.UNUSED] * vocab_size
     for token, i in vocabulary.items():
         tokens[i] = token
         types[i] = TokenType.NORMAL
-    # The text of a control token is only text in a prompt, as in our training; that of a user-defined one is always the token.
+    # In a prompt the text of a control token stays text, as in our training; that of a user-defined one becomes the token.
     for i, added in tokenizer.added_tokens_decoder.items():
         types[i] = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
@@ -177,20 +177,20 @@ def write_tokenizer(
         if token_id is not None:
             getattr(writer, f"add_{name}_token_id")(token_id)
     writer.add_add_bos_token(begins_with_bos and tokenizer.bos_token_id is not None)
-    # A prompt is the beginning of a document, and EOS is its end.
+    # A prompt is the start of a document; EOS ends one.
     writer.add_add_eos_token(False)
     if (template := default_template(tokenizer)) is not None:
         writer.add_chat_template(plain_template(template))
-        # Left out, llama.cpp takes any token that is spelled like the end of a turn, one time this and one time that.
+        # Otherwise llama.cpp takes any token spelled like an end of turn, not always the same one.
         if tokenizer.eos_token_id is not None:
             writer.add_eot_token_id(tokenizer.eos_token_id)
     return rule
 
 
 def piece_rule(content: dict) -> str | None:
-    """llama.cpp's name for how a tokenizer cuts texts into pieces; None: it would not follow it exactly.
+    """llama.cpp's name for a tokenizer's pre-tokenizer; None: it has no exact equivalent.
 
-    content: of its tokenizer.json, as the library tokenizers writes it.
+    content: its tokenizer.json, as the tokenizers library writes it.
     """
     of_minimind = Tokenizer(BPE())
     of_minimind.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -200,7 +200,7 @@ def piece_rule(content: dict) -> str | None:
     )
     for name, tokenizer in known.items():
         theirs = json.loads(tokenizer.to_str())
-        # What cuts and merges, without what was learned
+        # Compare the rules, without the learned vocabulary and merges
         learned = {field: content.get("model", {}).get(field) for field in ("vocab", "merges")}
         is_same = {**theirs["model"], **learned} == content.get("model")
         is_same &= all(theirs[part] == content[part] for part in ("normalizer", "pre_tokenizer"))
@@ -210,11 +210,11 @@ def piece_rule(content: dict) -> str | None:
 
 
 def plain_template(template: str) -> str:
-    """The chat template with marks that do nothing in the place of {% generation %}; it writes the same."""
+    """The chat template with no-op marks in place of {% generation %}; its output stays the same."""
 
     def plain_mark(mark: re.Match[str]) -> str:
         before, end, after = mark.groups()
-        # They take the same white space away.
+        # Strips the same white space
         return f"{{%{before} {'endif' if end else 'if true'} {after}%}}"
 
     return GENERATION_MARK.sub(plain_mark, template)

@@ -4,8 +4,8 @@
     python scripts/inspect_data.py --data_path zh.jsonl:0.7 code/:0.3 --row 0
     python scripts/inspect_data.py --data_path chats.jsonl --row 0
 
-Sources, tokenizer and rows are those of train_pretrain.py with the same flags, of conversations those of train_sft.py, and
-the token store that is made here is the one that it opens.
+Sources, tokenizer and rows are those of train_pretrain.py (for conversations train_sft.py) with the same flags, which
+opens the token store that is built here.
 """
 
 import sys
@@ -38,7 +38,7 @@ class LookSettings(Settings):
         [], check=not_negative(int), several=True, metavar="N", help="show rows N of the first epoch", first=True
     )
     texts: bool = switch(True, help="look at all texts: near copies, odd documents; 0: only count")
-    examples: int = setting(3, check=not_negative(int), help="of each kind of finding")
+    examples: int = setting(3, check=not_negative(int), help="per kind of finding")
     tokenizer_path: str = setting(str(ROOT / "model"), help="folder of a Hugging Face tokenizer")
     seed: int = setting(42, check=seed, help="of the run whose rows are shown")
 
@@ -83,7 +83,7 @@ from trainer.pretrain.first_model import from_here
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
-# Characters of an example, and tokens of a document that are decoded for one
+# Characters of an example, and tokens decoded for one
 EXCERPT, EXCERPT_TOKENS = 120, 80
 # Characters of the longest bar on a terminal
 BAR = 40
@@ -91,7 +91,7 @@ BAR = 40
 
 @dataclass
 class Section:
-    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it. below: lines on what was found."""
+    """A table with a title. bars: a share from 0 to 1 for each row, drawn beside it. below: findings, a line each."""
 
     title: str
     heads: list[str]
@@ -100,7 +100,7 @@ class Section:
     below: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """The first column to the left, numbers to the right."""
+        """First column left-aligned, numbers right-aligned."""
         table = [self.heads, *self.rows] if self.rows else []
         widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
         lines = [self.title.upper()]
@@ -113,7 +113,7 @@ class Section:
 
 
 class Piece(NamedTuple):
-    """A document or a part of one, within a row. is_trained: for each token whether the model has to predict it."""
+    """A document or a part of one, within a row. is_trained: for each token, true if it is a target."""
 
     title: str
     tokens: list[int]
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = InspectSettings.parse(argv)
     with user_errors():
         look = DataLook(settings)
-        # A row that is not there is told before all texts are read.
+        # A wrong --row fails before all texts are read.
         n_rows = look.corpus.plan(0).n_rows
     for number in settings.row:
         if number >= n_rows:
@@ -143,29 +143,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class DataLook:
-    """The data of a command line. What is looked at is all that the files hold, copies included."""
+    """The data of a command line: everything in its files, copies included."""
 
     def __init__(self, settings: InspectSettings) -> None:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
         self.groups = [source.paths for source in sources_of(data_of(settings))]
-        # As the first line is.
+        # The first line decides.
         self.is_chat = holds_conversations(
             self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
         )
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
-        # The run that would train on this
+        # Settings of the run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
         names = {one.name for one in fields(trainer)}
         given = {name: value for name, value in vars(settings).items() if name in names}
         self.run = trainer(**given, allow_val_overlap=True)
         self.encoder = kind.make_encoder(self.tokenizer, self.run)
         self.corpus = open_corpus(self.run, self.encoder, ONE_RANK, kind)
-        # As they lie on the disk: a corpus may hold out the end of a single text.
+        # As on disk: a corpus may hold out the end of a single text.
         self.store = ConcatStore([TokenStore(store.folder) for store in self.corpus.stores])
         self.lengths = np.diff(self.store.offsets)
         self.text_bytes = np.array(self.store.text_bytes)
-        # Where each document stands: its source; which path and line that is, is known once its text was read.
+        # Source of each document; its path and line are known once its text is read.
         self.names = [" ".join(paths) for paths in self.groups]
         self.source_of = np.repeat(np.arange(len(self.groups)), np.diff(self.store.bounds))
         self.place_of: dict[int, str] = {}
@@ -174,7 +174,7 @@ class DataLook:
         self.odd_counts: Counter[str] = Counter()
 
     def sections(self) -> list[Section]:
-        """Everything, which reads all texts once."""
+        """All sections. Reads all texts once."""
         copies = exact_copies(self.store.doc_hash)
         if not self.settings.texts:
             return [self._sources(), self._lengths(), self._copies(copies)]
@@ -195,12 +195,12 @@ class DataLook:
         ]
 
     def _texts(self) -> Iterator[tuple[int, str]]:
-        """(number, text) of each document, once it was looked at."""
+        """Yields (number, text) of each document after looking at it."""
         special = [str(token) for token in self.tokenizer.all_special_tokens]
         finder = OddityFinder(special, self.settings.max_seq_len)
         self.names = [path for paths in self.groups for path in paths]
         n_sources = 0
-        # A bar where somebody watches
+        # A progress bar in a terminal only
         with tqdm(total=len(self.store), desc="texts", disable=not sys.stderr.isatty()) as bar:
             for i, store in enumerate(self.store.stores):
                 source_of_file: list[int] = []
@@ -216,21 +216,21 @@ class DataLook:
                     self.place_of[number] = f"{from_here(files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
-                        # The store has the bytes of the whole line.
+                        # The store counts the bytes of the whole line.
                         self.text_bytes[number] = len(body.encode("utf-8", "replace"))
                     for kind, at in finder.oddities_of(body, int(self.lengths[number])):
                         self.odd_counts[kind] += 1
                         examples = self.oddities.setdefault(kind, [])
                         if len(examples) < 2 * self.settings.examples:
-                            # With some of what stands before
+                            # With some context before it
                             excerpt = body[max(at - EXCERPT // 4, 0) :][: 4 * EXCERPT]
-                            said = f"{kind}; {int(self.lengths[number]):,} tokens"
-                            examples += example(self.place(number), said, excerpt)
+                            remark = f"{kind}; {int(self.lengths[number]):,} tokens"
+                            examples += example(self.place(number), remark, excerpt)
                     yield number, text
                     bar.update()
 
     def _documents_of_sources(self) -> Iterator[tuple[str, Ints]]:
-        """(name, numbers of its documents)."""
+        """Yields (name of a source, numbers of its documents)."""
         for number, name in enumerate(self.names):
             yield name, np.flatnonzero(self.source_of == number)
 
@@ -254,7 +254,7 @@ class DataLook:
         return Section("Sources", heads, rows)
 
     def _lengths(self) -> Section:
-        """Each bin reaches from a power of two to the next, those without a document in between included."""
+        """Bins from each power of two to the next, empty ones in between included."""
         # 1 -> 0, 2 and 3 -> 1, 4 to 7 -> 2, ... frexp is exact, as a logarithm is not.
         powers = np.frexp(np.maximum(self.lengths, 1).astype(np.float64))[1] - 1
         documents = np.bincount(powers)
@@ -283,21 +283,21 @@ class DataLook:
             )
         for kind, chosen in (("to the letter", copies.is_exact), ("nearly", is_copy & ~copies.is_exact)):
             originals, counts = np.unique(copies.of[chosen], return_counts=True)
-            # The first one of equally many
+            # Ties: the first one
             for at in np.argsort(-counts, kind="stable")[: self.settings.examples]:
                 original = int(originals[at])
                 copy = int(np.flatnonzero(chosen & (copies.of == original))[0])
-                said = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
+                remark = f"{counted(int(counts[at]), 'copy', 'copies')} {kind}, the first in {self.place(copy)}"
                 if kind == "nearly":
-                    said += f" (similarity {copies.similarity[copy]:.2f})"
+                    remark += f" (similarity {copies.similarity[copy]:.2f})"
                 begin, end = self.store.offsets[original : original + 2]
                 tokens = self.store.tokens[begin : min(end, begin + EXCERPT_TOKENS)]
                 text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-                below += example(self.place(original), said, text)
+                below += example(self.place(original), remark, text)
         return Section("Copies of earlier documents", ["", "to the letter", "nearly"], rows, below=below)
 
     def place(self, number: int) -> str:
-        """file:line of a document, numbered among all sources; its number where the texts were not read."""
+        """file:line of a document, numbered over all sources; its number if the texts were not read."""
         i = int(np.searchsorted(self.store.bounds, number, side="right")) - 1
         return self.place_of.get(number) or f"document {number - self.store.bounds[i]:,} of {' '.join(self.groups[i])}"
 
@@ -305,7 +305,7 @@ class DataLook:
         """(title, pieces) of row `number` of the first epoch, as the model gets it."""
         plan = self.corpus.plan(0)
         store = self.corpus.store
-        # What stands in the padding is not shown.
+        # The padding is not shown.
         batch = self.corpus.assembler(pad_id=0)[plan.recipe(range(number, number + 1))]
         targets = batch.targets[0].tolist()
         documents = batch.document_ids[0].tolist()
@@ -316,7 +316,7 @@ class DataLook:
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
             if isinstance(self.encoder, ChatEncoder):
                 tokens = self.encoder.answers.as_read(tokens)
-            # The first token is only read. Each further one is the target of the place before it.
+            # The first token is input only. Each further one is the target of the position before it.
             is_trained = [False] + [targets[place] >= 0 for place in places]
             part = "whole"
             if pairs + 1 < end - begin:
@@ -335,27 +335,27 @@ class DataLook:
 
 
 def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:
-    """Its text, with marks around what is only read."""
+    """Its text, with marks around tokens that are no targets."""
     parts = []
     before, end = "", 0
     for is_trained, of_run in groupby(piece.is_trained):
         end += len(list(of_run))
-        # All of it anew: some decoders look at the token before, to decide on a space.
+        # Decoded from the start: some decoders look at the previous token to decide on a space.
         text = str(tokenizer.decode(piece.tokens[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         parts.append(text[len(before) :] if is_trained else f"⟦{text[len(before) :]}⟧")
         before = text
     return "".join(parts)
 
 
-def example(place: str, said: str, text: str) -> list[str]:
-    """Two lines on a finding: where it stands, what is said of it, and the beginning of the text."""
-    # Control characters are shown by pictures, which are what an example may be about.
+def example(place: str, remark: str, text: str) -> list[str]:
+    """Two lines on a finding: its place, a remark, and the start of the text."""
+    # Control characters become visible: an example may be about them.
     line = one_line(text)
-    return [f"- {place}: {said}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
+    return [f"- {place}: {remark}", "    " + (line if len(line) <= EXCERPT else f"{line[:EXCERPT]} ...")]
 
 
 def first_to_last(first: int, last: int) -> str:
-    """Numbers that follow each other, as "0 to 1,200"; "3" where the first is the last."""
+    """A range as "0 to 1,200"; "3" if both ends are equal."""
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 

@@ -2,7 +2,7 @@
 
     python scripts/play.py --weight out/pretrain_512.pth
 
-It prints the address to open. Nobody but this machine can reach it. Ctrl-C ends it.
+It prints the address to open. Only this machine can reach it. Ctrl-C ends it.
 """
 
 import sys
@@ -47,22 +47,22 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from scripts.arguments import play_parser, temperature
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load
-from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, room, turns_encoder, utf8
+from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import weights_instead
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, smooth, thin
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 MOST_NEW_TOKENS = 1024
-# Tokens beside the drawn one that are shown
+# Likeliest tokens shown beside the sampled one
 ALTERNATIVES = 6
 MOST_RUNS = 100
-# What a page gets of a run: points of a curve, samples, characters of a text
+# Bounds of a run on the page: points of a curve, samples, characters of a text
 BUCKETS = 150
 MOST_SAMPLES = 8
 MOST_CHARACTERS = 4_000
 
-# This machine, at any port: a tunnel may have another one.
+# This machine, on any port: a tunnel may use another one.
 OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         raise UserError(f"--port {args.port}: {error}") from error
     announce(f"open {server.address} in your browser; Ctrl-C ends")
-    # What ends it is no fault.
+    # Ctrl-C is the usual end.
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     server.is_ending.set()
@@ -88,19 +88,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def for_page(text: str) -> str:
-    """A text of a file as the page shows it: of bounded length, without what a browser would obey."""
+    """A text of a file, safe to show: bounded, without control characters and lone surrogates."""
     return printable(text[:MOST_CHARACTERS]).encode(errors="backslashreplace").decode()
 
 
 # ---------------------------------------------------------------------------------------------------- the model
 
 
-# Gets the pieces of a text as they come; what it raises ends the text.
-Tell = Callable[[dict[str, Any]], None]
+# Receives the pieces of a text as they come; an exception from it ends the text.
+Send = Callable[[dict[str, Any]], None]
 
 
 class PlayedModel:
-    """A model that writes for the page."""
+    """A model that generates for the page."""
 
     def __init__(
         self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder
@@ -110,21 +110,21 @@ class PlayedModel:
         self.tokenizer = tokenizer
         self.encoder = encoder
         self.chat = turns_encoder(tokenizer) if default_template(tokenizer) else None
-        # torch has one generator of random numbers, so one text at a time is written.
+        # torch has one global random generator: one text at a time.
         self.computing = threading.Lock()
 
-    def write(self, request: dict[str, Any], tell: Tell) -> dict[str, Any]:
-        """Write what a checked request asks for; returns how it ended. Errors: UserError for a prompt that does not fit."""
+    def write(self, request: dict[str, Any], send: Send) -> dict[str, Any]:
+        """Generate for a checked request; returns how it ended. Errors: UserError for a prompt that does not fit."""
         with self.computing:
             sampling: Sampling = request["sampling"]
             if "text" in request:
                 ids = self.encoder.prompt_ids(request["text"])
             else:
-                # The page lets nobody chat with another one.
+                # The page offers no chat for other models.
                 assert self.chat is not None, "a model without a chat template"
-                ids = chat_ids(self.chat, request["messages"], room(self.model, sampling))
+                ids = chat_ids(self.chat, request["messages"], prompt_limit(self.model, sampling))
             check_prompt(self.model, ids, sampling)
-            stream = PieceStream(self.tokenizer, tell)
+            stream = PieceStream(self.tokenizer, send)
             start = time.perf_counter()
             torch.manual_seed(request["seed"])
             found = generate(self.model, self.tokenizer, ids, sampling, stream, stream)
@@ -134,21 +134,21 @@ class PlayedModel:
 
 
 class PieceStream(TextStream, LogitsProcessor):
-    """Tells {"text", "tokens"} of each stretch of whole characters: half a Chinese character is never shown.
+    """Sends {"text", "tokens"} for each stretch of whole characters: half a Chinese character is never shown.
 
-    A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is what it adds to the
-    text, or its name in the vocabulary. The probabilities are the model's own, before temperature and top_p. `shown` is there
-    where a browser would obey the text.
+    A token is [label, probability, [[label, probability] of the likeliest in its place]]; the label is the text it
+    adds, or its vocabulary entry. Probabilities are the model's own, before temperature and top_p. `shown` is added for a
+    text with control characters.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Tell) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, send: Send) -> None:
         super().__init__(tokenizer, self._keep)
-        self.tell = tell
+        self.send = send
         self.special = {int(i): str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-        # Probabilities of tokens that have not come yet. On a Mac's GPU transformers hands on a token only when the next one
-        # is computed, so there may be two.
+        # Probabilities of tokens not yet received. On a Mac's GPU transformers passes on a token only when the next one is
+        # computed, so there may be two.
         self._coming: deque[torch.Tensor] = deque()
-        # Tokens whose text is not whole yet
+        # Tokens whose text is incomplete
         self._tokens: list[list[Any]] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
@@ -158,7 +158,7 @@ class PieceStream(TextStream, LogitsProcessor):
 
     def put(self, value: torch.Tensor) -> None:
         """Called with the prompt, then with each new token."""
-        if not self.prompt_came:
+        if not self.prompt_seen:
             super().put(value)
             return
         (token,) = value.tolist()
@@ -167,10 +167,10 @@ class PieceStream(TextStream, LogitsProcessor):
         likeliest = []
         for other, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             likeliest.append([self._label(other), rounded(probability)])
-        # Before the token is held back with the others: what it would add is told from here.
+        # Before `put` holds it back with the others: its label is what it adds to these.
         self._tokens.append([self._label(token), rounded(float(probabilities[token])), likeliest])
         super().put(value)
-        # Special tokens are no text, so the stream would hold them back until the next word.
+        # Special tokens have no text, so the stream would hold them back until the next word.
         if token in self.special and len(self._tokens) == 1:
             self._keep("")
 
@@ -181,21 +181,21 @@ class PieceStream(TextStream, LogitsProcessor):
         text = self._text_of([*self.shown, *self.held_back, token])[len(before) :]
         # A model may have more embeddings than its tokenizer has entries.
         entry = str(self.tokenizer.convert_ids_to_tokens(token) or f"[{token}]")
-        # Bytes that are no whole character are shown as the entry.
+        # Partial characters are shown as the entry.
         return printable(entry if text.endswith("\ufffd") else text or entry)
 
     def _keep(self, text: str) -> None:
-        """Called by the stream with text that has come to its end."""
+        """Called by the stream with whole characters."""
         if self._tokens:
             piece: dict[str, Any] = {"text": text, "tokens": self._tokens}
             if printable(text) != text:
                 piece["shown"] = printable(text)
             self._tokens = []
-            self.tell(piece)
+            self.send(piece)
 
 
 def rounded(probability: float) -> float | None:
-    """None: of a model whose numbers are no numbers."""
+    """Four digits; None for NaN."""
     return float(f"{probability:.4g}") if 0 <= probability <= 1.001 else None
 
 
@@ -203,7 +203,7 @@ def rounded(probability: float) -> float | None:
 
 
 class LiveRun(RunRecords):
-    """A metrics file that grows, of which each look reads what was added."""
+    """A growing metrics file; each read continues where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -247,7 +247,7 @@ def points(x: np.ndarray, y: np.ndarray) -> list[list[float]]:
 
 
 class RunFolder:
-    """The runs in a folder and in the folders in it. Several threads may ask."""
+    """The runs in a folder and its direct subfolders. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -255,18 +255,18 @@ class RunFolder:
         self._runs: dict[tuple[Path, int], LiveRun] = {}
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A line for each run, the latest first: looks for metrics files, and reads what was added to them."""
+        """A line for each run, the latest first: finds metrics files, and reads what was added to them."""
         with self._lock:
             found = []
             for depth in ("*", "*/*"):
                 for path in self.folder.glob(depth + METRICS_SUFFIX):
-                    # Regular files alone: no link, and no pipe whose other end would be waited for.
+                    # Regular files only: no links, and no pipes, which would block.
                     if path.is_file() and not path.is_symlink() and not path.parent.is_symlink():
                         found.append((path, path.stat()))
             found.sort(key=lambda item: item[1].st_mtime, reverse=True)
             runs: dict[tuple[Path, int], LiveRun] = {}
             for path, status in found[:MOST_RUNS]:
-                # A resume writes the file anew.
+                # A resume rewrites the file.
                 key = (path, status.st_ino)
                 run = self._runs.get(key)
                 if run is None or status.st_size < run.position:
@@ -281,7 +281,7 @@ class RunFolder:
             return [run.summary() for run in runs.values() if run.columns]
 
     def content(self, run_id: str) -> dict[str, Any] | None:
-        """The curves of a run that `summaries` has named; None for any other."""
+        """The curves of a run listed by `summaries`; None for any other."""
         with self._lock:
             return next((run.content() for run in self._runs.values() if run.id == run_id), None)
 
@@ -290,7 +290,7 @@ class RunFolder:
 
 
 def parse_request(body: bytes) -> dict[str, Any]:
-    """{"text" or "messages", "sampling", "seed"} of what a browser sends. Errors: UserError that says what is wrong."""
+    """{"text" or "messages", "sampling", "seed"} from a browser's request. Errors: UserError."""
     try:
         fields = json.loads(body)
         request: dict[str, Any] = {
@@ -309,26 +309,26 @@ def parse_request(body: bytes) -> dict[str, Any]:
             if turns[-1]["role"] != "user" or {turn["role"] for turn in turns} - {"user", "assistant", "system"}:
                 raise UserError("messages: turns of user and assistant are wanted, the last one the user's")
         return request
-    # What is no request can be wrong in any way.
+    # A malformed request can fail in any way.
     except Exception as error:
         raise UserError(f"no request of this page: {one_line(error)[:200]}") from None
 
 
 class Server(ThreadingHTTPServer):
-    """Listens at once, to this machine alone. Errors: OSError where the port cannot be had."""
+    """Listens at once, to this machine only. Errors: OSError for an unavailable port."""
 
-    # Elsewhere this lets a port be had again at once. On Windows it lets two processes listen on one.
+    # On POSIX it frees a port at once for the next start. On Windows it lets two processes share one.
     allow_reuse_address = os.name == "posix"
     daemon_threads = True
 
     def __init__(self, port: int, model: PlayedModel | None, runs: RunFolder) -> None:
-        """port: 0 for any that is free. model: None where only runs are shown."""
+        """port: 0 for any free one. model: None if only runs are shown."""
         self.model = model
         self.runs = runs
         self.is_ending = threading.Event()
         self.page = Path(__file__).with_name("play.html").read_bytes()
-        # A browser runs the page's own script and style alone, by their digests, and asks this server alone. Text cannot
-        # even by mistake be made markup by a script.
+        # The browser runs only the page's own script and style, by their digests, and connects only to this server. The
+        # script cannot turn text into markup, even by mistake.
         digests = {}
         for tag in ("script", "style"):
             (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", self.page.decode(), re.DOTALL)
@@ -338,7 +338,7 @@ class Server(ThreadingHTTPServer):
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
             "require-trusted-types-for 'script'; trusted-types 'none'"
         )
-        # A page of anybody else may neither show nor read what this server answers.
+        # Other sites may neither embed nor read the answers.
         self.headers = {
             "Content-Security-Policy": policy,
             "Cache-Control": "no-store",
@@ -350,18 +350,18 @@ class Server(ThreadingHTTPServer):
         self.address = f"http://127.0.0.1:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that leaves is no fault; anything else is a defect of ours."""
+        """A browser that disconnects is no error; anything else is a bug of ours."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             traceback.print_exc()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request, on a connection of its own."""
+    """One request on its own connection."""
 
     server: Server
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the page asks every two seconds, and nobody wants to read it."""
+        """No log: the page polls every two seconds."""
 
     def do_GET(self) -> None:
         runs = self.server.runs
@@ -392,10 +392,10 @@ class Handler(BaseHTTPRequestHandler):
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return
-        # A line of JSON for each piece of text as it comes
+        # One line of JSON for each piece of text
         self._begin("application/x-ndjson")
         try:
-            last = model.write(request, self._tell)
+            last = model.write(request, self._send_line)
         except UserError as error:
             last = {"error": one_line(error)}
         except ConnectionError:
@@ -403,13 +403,13 @@ class Handler(BaseHTTPRequestHandler):
         except Exception:
             traceback.print_exc()
             last = {"error": "the model has failed; the terminal of play.py tells more"}
-        self._tell(last)
+        self._send_line(last)
 
     def _is_own(self) -> bool:
-        """Whether a request is addressed to this machine, and comes from its own page: a browser says which page asks.
+        """True for a request to this machine from its own page: a browser names the asking page as the Origin.
 
-        A page of anybody can give its own name the address 127.0.0.1 (DNS rebinding), and then its scripts could talk to
-        us. But the browser sends that name along as the Host.
+        Any site can point its name at 127.0.0.1 (DNS rebinding), and then its scripts could talk to us. But the browser
+        sends that name as the Host.
         """
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not OWN_HOST.fullmatch(hosts[0]):
@@ -417,11 +417,11 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None:
             return origin.lower() == f"http://{hosts[0].lower()}"
-        # A browser leaves it out where it only reads, and then shows no other page what it has read. With a POST it sends it.
+        # Browsers may omit it in a GET, whose answer other pages cannot read. With a POST they send it.
         return self.command == "GET"
 
-    def _tell(self, record: dict[str, Any]) -> None:
-        """A line of the answer. Errors: ConnectionError where the browser has left or the server ends, which ends the text."""
+    def _send_line(self, record: dict[str, Any]) -> None:
+        """Send a line of the answer. Errors: ConnectionError if the browser has left or the server ends; that ends the text."""
         if self.server.is_ending.is_set():
             raise ConnectionError
         self.wfile.write(json.dumps(record, allow_nan=False).encode() + b"\n")
@@ -433,7 +433,7 @@ class Handler(BaseHTTPRequestHandler):
         self._begin("text/plain", reason.encode(errors="replace"), status)
 
     def _begin(self, kind: str, content: bytes = b"", status: HTTPStatus = HTTPStatus.OK) -> None:
-        """The head of an answer, and all of its content or the beginning."""
+        """Send the headers, and all of the content or its start."""
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         for name, value in self.server.headers.items():

@@ -3,8 +3,7 @@
     python scripts/report.py out/pretrain_512.pth                      # -> out/pretrain_512.report.html and .loss.png
     python scripts/report.py out/a_512.metrics.jsonl out/b_512.metrics.jsonl --out compare.html
 
-A run is named by its metrics file, its weight, or a folder with some of them. The trainer writes the page of its own
-run when it ends.
+A run is given by its metrics file, its weight, or a folder of them. The trainer writes this page when a run ends.
 """
 
 import sys

@@ -136,8 +136,8 @@ def test_the_first_tensor_that_differs_is_named_and_a_process_that_fails_too(mon
 
 def test_other_bits_are_found(monkeypatch, tmp_path):
     """Runs that resume, and leave what was never the same."""
-    monkeypatch.setattr(gpu_checks, "killed_after_its_first_save", lambda *_: "update_3.pt")
-    monkeypatch.setattr(gpu_checks, "end_of", lambda process: "cpu, resumed from update_3.pt")
+    monkeypatch.setattr(gpu_checks, "kill_after_first_save", lambda *_: "update_3.pt")
+    monkeypatch.setattr(gpu_checks, "output_of", lambda process: "cpu, resumed from update_3.pt")
     monkeypatch.setattr(gpu_checks, "weights_in", lambda folder: folder.name)
     with pytest.raises(AssertionError, match="killed behind update_3.pt: the weights differ"):
         gpu_checks.killed_and_resumed(lambda out_dir: [sys.executable, "-c", "pass"], tmp_path, CPU)

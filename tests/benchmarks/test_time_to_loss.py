@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import time_to_loss
 from benchmarks.time_to_loss import RIVALS, ROWS, T, rival_flags
-from benchmarks.trained import Outcome, flag_words
+from benchmarks.trained import Outcome, flag_args
 from benchmarks.training import LEARNING_RATE
 from trainer.pretrain.settings import PretrainSettings
 
@@ -23,9 +23,7 @@ from trainer.pretrain.settings import PretrainSettings
 )
 def test_the_flags_are_those_of_the_other_trainer(rival, dtype, own):
     """As benchmarks/sides.py has them: AdamW with torch's weight decay, clipping at 1, no warm-up, one micro-batch an update."""
-    settings = PretrainSettings.parse(
-        flag_words(rival_flags(RIVALS[rival], RIVALS[rival].cpu_dtype, LEARNING_RATE, 20))
-    )
+    settings = PretrainSettings.parse(flag_args(rival_flags(RIVALS[rival], RIVALS[rival].cpu_dtype, LEARNING_RATE, 20)))
     expected = {
         **own, "dtype": dtype, "optimizer": "adamw", "weight_decay": 0.01, "grad_clip": 1.0, "warmup_iters": 0,
         "learning_rate": LEARNING_RATE, "batch_size": 8, "accumulation_steps": 1, "max_seq_len": 512, "max_updates": 20,

@@ -70,7 +70,7 @@ def test_thoughts_are_opened_where_some_were_trained(tmp_path):
     weight = learned(tmp_path, thoughts="Hm.")
     assert answer_of_generate(weight, "Who are you?") == "\nHm.\n\n\nI am a tiny model."
     export_hf.export(weight, tmp_path / "hf")
-    export_hf.bring_back(tmp_path / "hf", tmp_path / "back_32.pth")
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back_32.pth")
     export_hf.export(tmp_path / "back_32.pth", tmp_path / "again")
     for folder in (tmp_path / "hf", tmp_path / "again"):
         said = answer_of_transformers(folder, "Who are you?", {"enable_thinking": True})

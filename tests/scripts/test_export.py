@@ -51,7 +51,7 @@ def test_every_kind_goes_out_and_comes_back_unchanged(kind, tmp_path, capsys):
     """Reference: the source's logits by AutoModelForCausalLM, and the source's .pth bit for bit."""
     weight, folder = write(tmp_path, **KINDS[kind]), tmp_path / "hf"
     assert export_hf.main(["--weight", str(weight), "--out_dir", str(folder)]) == 0
-    difference = export_hf.bring_back(folder, tmp_path / "back.pth")
+    difference = export_hf.convert_to_pth(folder, tmp_path / "back.pth")
     shown = capsys.readouterr().out
     name = CLASSES.get(kind, "Qwen2MoeForCausalLM")
     assert f"{name} in float16" in shown and "no weight was rounded" in shown
@@ -207,16 +207,16 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
     """So generate.py refuses another tokenizer. Without tokenizer files nobody knows which one it was: nothing is recorded."""
     weight = write(tmp_path)
     export_hf.export(weight, tmp_path / "hf")
-    export_hf.bring_back(tmp_path / "hf", tmp_path / "back.pth")
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
     assert record_of(tmp_path / "back.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
         AutoTokenizer.from_pretrained(tmp_path / "hf")
     )
     for path in (tmp_path / "hf").glob("tokenizer*"):
         path.unlink()
-    export_hf.bring_back(tmp_path / "hf", tmp_path / "unknown.pth")
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "unknown.pth")
     assert record_of(tmp_path / "unknown.pth").get(VOCABULARY_FIELD) is None
     # Whoever names the repository's own says that it is the model's.
-    export_hf.bring_back(tmp_path / "hf", tmp_path / "named.pth", str(ROOT / "model"))
+    export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "named.pth", str(ROOT / "model"))
     assert record_of(tmp_path / "named.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
         AutoTokenizer.from_pretrained(ROOT / "model")
     )
