@@ -18,15 +18,15 @@ from trainer.pretrain.settings import PretrainSettings
 from trainer.settings import RunSettings
 
 # tokens: shorter runs learn little whatever their settings
-WORTH_A_NOTICE = 1e5
+MIN_TOKENS_FOR_NOTES = 1e5
 # factor by which a setting may be off before a note
 FAR_OFF = 4.0
 
 # Excess of the loss before the decay over that of a run that ends there, as a fraction of the latter: 0.02 in eight runs of
 # three minutes (docs/experiments.md), about 0.1 in one of two hours.
-PREMIUM_OF_FULL_RATE = 0.06
+EXCESS_BEFORE_DECAY = 0.06
 # tokens before there is an expected loss
-FEWEST_TOKENS = 3e5
+MIN_TOKENS_FOR_FORECAST = 3e5
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Forecast:
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """Expected training loss after this many tokens, at this learning rate; None: unknown."""
-        if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(tokens / self.different_tokens):
+        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / self.different_tokens):
             return None
-        return self.law(tokens) * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
+        return self.law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / self.full_rate, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ before a run
@@ -61,10 +61,10 @@ def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
 
 def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
     """Warnings about settings that all trainers share."""
-    on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
+    device_is_ignored = ranks.world_size > 1 and ":" in (settings.device or "")
     reasons = {
         "shard": "there is one process" if ranks.world_size == 1 else "",
-        "device": "each rank takes the device of its local rank" if on_one_of_several else "",
+        "device": "each rank takes the device of its local rank" if device_is_ignored else "",
         "wandb_project": "--tracker is none" if settings.tracker == "none" else "",
     }
     # Fine-tuning has no Muon.
@@ -91,11 +91,11 @@ def pretraining_notices(
     from_file = settings.from_weight != "none"
     # A plan has chosen some of the settings, not the user.
     is_planned = settings.has_budget
-    without_fall = not is_planned and settings.lr_schedule != "wsd"
+    has_no_decay = not is_planned and settings.lr_schedule != "wsd"
     reasons = {
         "init_scheme": "the weights come from a file" if from_file else "",
         "eval_interval": "" if has_validation else "no validation data",
-        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if without_fall else "",
+        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if has_no_decay else "",
         "epochs": "--max_updates says when the run ends" if settings.max_updates and not is_planned else "",
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
     }
@@ -103,14 +103,14 @@ def pretraining_notices(
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if tokens < WORTH_A_NOTICE:
+    if tokens < MIN_TOKENS_FOR_NOTES:
         return lines
     if not from_file and not settings.use_moe:
-        lines += unsuitable(settings, parameters, tokens, update_tokens)
+        lines += unsuitable_settings(settings, parameters, tokens, update_tokens)
     return lines
 
 
-def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
+def unsuitable_settings(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
     """Notes on an update size and learning rates that are far from what suits the run."""
     lines = []
     good = laws.batch_tokens(tokens)

@@ -35,10 +35,10 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
-from trainer.reducer import SumsGradients, make_reducer
+from trainer.reducer import Reducer, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings, RunSettings
-from trainer.sharding import add_up, forget_groups, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
 
 # The loss of a job, see above. Batch and totals are NamedTuples of the job.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
@@ -151,7 +151,7 @@ class Engine:
         # A fused optimiser reads `found_inf` on the device, and is a no-op if it is 1. The first group decides for all: Muon, which
         # follows AdamW, reads it too.
         self.fused = bool(self.groups[0].get("fused"))
-        self.reducer: SumsGradients | None = None
+        self.reducer: Reducer | None = None
         if ranks.world_size > 1 and not self.is_sharded:
             self.reducer = make_reducer(model, ranks)
         # MPS has no float64.
@@ -352,7 +352,7 @@ class Engine:
         # A recorded graph keeps the memory of its activations.
         self.graphs = None
         if self.is_sharded:
-            forget_groups()
+            clear_caches()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

@@ -88,7 +88,7 @@ def sums_over_batches(
 
 # Maximum positions evaluated at once: a whole batch with rows of up to 2,048, fewer rows if they are longer. The mask of a row
 # has the square of its positions: 16 rows of 32,768 would take 17 GB.
-MOST_POSITIONS = 32_768
+MAX_POSITIONS_AT_ONCE = 32_768
 
 
 def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -> tuple[dict[str, float], int]:
@@ -101,7 +101,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
     def figures_of(number: int) -> tuple[float, int]:
         batch = to_device(batches[number], engine.device)
         R, T = batch.input_ids.shape
-        step = max(1, min(R, MOST_POSITIONS // T))
+        step = max(1, min(R, MAX_POSITIONS_AT_ONCE // T))
         total = 0.0
         for first in range(0, R, step):
             rows = slice(first, first + step)

@@ -35,7 +35,7 @@ from trainer.saving.resume import Saver, SaveTimer
 # Maximum wait of a save for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
 # Updates until all long-lived objects exist: the first ones compile and fill caches
-SETTLED_AFTER = 3
+UPDATES_BEFORE_FREEZE = 3
 
 
 class Epoch(NamedTuple):
@@ -79,7 +79,7 @@ class Trainer:
         # to the measured peak of all ranks (0: not measured)
         self.shown: Sequence[str] = ()
         self.forecast: Forecast | None = None
-        self.utilisation_of_token = 0.0
+        self.utilisation_per_token = 0.0
 
     @property
     def finished(self) -> bool:
@@ -96,7 +96,7 @@ class Trainer:
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_go_on()}"
+            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_resume()}"
 
         with out_of_memory_in_a_line(self.device, advice_on_memory):
             # left by a run that was killed during a save
@@ -164,7 +164,7 @@ class Trainer:
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
             best_rate = product_rate(self.device, self.engine.dtype, sizes=sizes) * self.ranks.world_size
-            self.utilisation_of_token = outlook.flops_per_token / best_rate
+            self.utilisation_per_token = outlook.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 
@@ -207,7 +207,7 @@ class Trainer:
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
-            saved = self.saver.how_to_go_on()
+            saved = self.saver.how_to_resume()
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise self.loader.failure or SaidByAnotherRank
@@ -246,8 +246,8 @@ class Trainer:
                 targets=totals.targets,
             )
             rate = self.job.learning_rate(update, progress)
-            for place, batch in enumerate(batches):
-                is_last = place == len(batches) - 1
+            for micro_batch, batch in enumerate(batches):
+                is_last = micro_batch == len(batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
                 elif self.engine.is_sharded:
@@ -257,13 +257,13 @@ class Trainer:
                     self.engine.micro_batch(filler, totals, last=is_last, counts=False)
                 progress.step += 1
                 if not is_last:
-                    self.log(epoch, first_step + place, rate)
+                    self.log(epoch, first_step + micro_batch, rate)
             # This rank's requests to all ranks, sent with the update's one message. Stop: the number of a signal received, LOADER_FAILED
             # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
             # may take longer than the timer's interval, and training would wait for it.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
-            is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
-            self.engine.update(rate, stop_request, self.signals.take_save_request() or is_time)
+            timer_is_due = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
+            self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # this rank's own signal if it received one, else that of another rank
@@ -296,15 +296,15 @@ class Trainer:
         # documents of a skipped update are looked up in the epoch's plan.
         outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
-        save_is_due = save_is_due or self.completes(self.save_timer.interval, update)
+        save_is_due = save_is_due or self.is_due(self.save_timer.interval, update)
         if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
-        self.account_for(outcomes, epoch.plan)
+        self.record_outcomes(outcomes, epoch.plan)
 
         self.log(epoch, update.last_step, rate)
-        if self.finished or (evaluation.evaluate is not None and self.completes(evaluation.eval_interval, update)):
+        if self.finished or (evaluation.evaluate is not None and self.is_due(evaluation.eval_interval, update)):
             # If a stop signal comes first, the resume does it.
             progress.evaluation_due = True
         if not stop_signal:
@@ -315,14 +315,14 @@ class Trainer:
         if save_is_due or stop_signal:
             self.save()
         self.updates_here += 1
-        if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
+        if self.updates_here == UPDATES_BEFORE_FREEZE and self.device.type == "cuda":
             # torch, transformers and the compiler leave millions of objects that live as long as the process. Now and then Python's
             # collector would scan all of them, half a second in which the GPU gets no work.
             gc.collect()
             gc.freeze()
         return stop_signal
 
-    def completes(self, interval: int, update: Update) -> bool:
+    def is_due(self, interval: int, update: Update) -> bool:
         """Whether this update, the last one, completes a multiple of the interval; never for an interval of 0.
 
         An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: one of 100
@@ -333,7 +333,7 @@ class Trainer:
             end, size = self.progress.update, 1
         return interval > 0 and end // interval > (end - size) // interval
 
-    def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
+    def record_outcomes(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
         """Record and report the outcomes of updates on rows of `plan`.
 
         Errors: UserError on rank 0 after --max_bad_updates skipped updates in a row, once the last save is on disk.
@@ -361,9 +361,9 @@ class Trainer:
         accumulation_steps = epoch.schedule.accumulation_steps
         is_due = step % interval == 0
         if self.job.evaluation.counts_updates:
-            update_number, place = divmod(step, accumulation_steps)
+            update_number, micro_batch = divmod(step, accumulation_steps)
             # A line covers whole updates.
-            is_due = update_number % interval == 0 and place == accumulation_steps - 1
+            is_due = update_number % interval == 0 and micro_batch == accumulation_steps - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
         # a collective, though only rank 0 logs
@@ -393,8 +393,8 @@ class Trainer:
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
             "eta": step_seconds * steps_left / 60,
         }
-        if self.utilisation_of_token:
-            values["flops_utilisation"] = tokens_per_second * self.utilisation_of_token
+        if self.utilisation_per_token:
+            values["flops_utilisation"] = tokens_per_second * self.utilisation_per_token
         expected = self.forecast.loss(progress.tokens, rate) if self.forecast else None
         if expected is not None:
             values["expected_loss"] = expected
@@ -447,7 +447,7 @@ class Trainer:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
         # A checkpoint includes the outcome of its last update.
         if self.current_epoch is not None:
-            self.account_for(self.engine.drain(), self.current_epoch.plan)
+            self.record_outcomes(self.engine.drain(), self.current_epoch.plan)
         self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
         self.saver.save(self.progress, is_last=self.finished)

@@ -18,7 +18,7 @@ from torch import nn
 from trainer.machine.ranks import CACHE_LINE, Ranks
 
 # maximum length of the message that goes with the gradients
-MOST_NUMBERS = 64
+MAX_MESSAGE_LENGTH = 64
 
 
 class SharedReducer:
@@ -45,19 +45,19 @@ class SharedReducer:
         self.ranks = ranks
         self.memory = ranks.memory
         n = ranks.world_size
-        sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
+        sizes = [*(parameter.numel() for parameter in self.parameters), MAX_MESSAGE_LENGTH]
         # length of a slice: whole cache lines
         length = math.ceil(sum(sizes) / n / CACHE_LINE) * CACHE_LINE
         taken = self.memory.take(torch.float32.itemsize * (n + 1) * n * length)
         regions = taken.view(torch.float32).view(n + 1, n * length)
-        shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]
+        shapes = [*(parameter.shape for parameter in self.parameters), (MAX_MESSAGE_LENGTH,)]
 
         def views_of(region: torch.Tensor) -> list[torch.Tensor]:
             parts = region[: sum(sizes)].split(sizes)
             return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-        *self.own_gradients, self.own_numbers = views_of(regions[ranks.rank])
-        *self.sums, self.sum_of_numbers = views_of(regions[n])
+        *self.own_gradients, self.own_message = views_of(regions[ranks.rank])
+        *self.sums, self.message_sum = views_of(regions[n])
         *self.slices, self.slice_of_sum = regions[:, ranks.rank * length : (ranks.rank + 1) * length]
 
     def begin_micro_batch(self, last: bool) -> None:
@@ -67,14 +67,14 @@ class SharedReducer:
         """Replace every gradient by its sum over the ranks. Returns the sum of the messages (1-d)."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(self.own_gradients, gradients)
-        self.own_numbers[: len(message)] = message
+        self.own_message[: len(message)] = message
         self.memory.wait(self.ranks.rank)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
         self.memory.wait(self.ranks.rank)
         torch._foreach_copy_(gradients, self.sums)
-        return self.sum_of_numbers[: len(message)].clone()
+        return self.message_sum[: len(message)].clone()
 
 
 # Gradients sent over the network in one piece: large enough to make latency negligible, small enough that most pieces
@@ -144,10 +144,10 @@ class DistributedReducer:
         return message
 
 
-SumsGradients = SharedReducer | DistributedReducer
+Reducer = SharedReducer | DistributedReducer
 
 
-def make_reducer(model: nn.Module, ranks: Ranks) -> SumsGradients:
+def make_reducer(model: nn.Module, ranks: Ranks) -> Reducer:
     """Returns the reducer for these ranks. A collective that also gives all ranks the weights of rank 0."""
     # A seed gives the same weights only on machines of the same kind.
     for tensor in (*model.parameters(), *model.buffers()):

@@ -8,7 +8,7 @@ from common.flags import AUTO, not_negative, positive, seed
 from common.settings import Settings, setting, switch
 from common.start import ROOT
 
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 # values of --shard
 NONE = "none"
 FULL = "full"
@@ -56,7 +56,7 @@ class DividedMachineSettings(MachineSettings):
 
     cpu_processes: str = setting(
         "auto",
-        check=auto_or(positive(int, MOST_PROCESSES)),
+        check=auto_or(positive(int, MAX_PROCESSES)),
         help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
     )
 
@@ -76,7 +76,7 @@ class UpdateSettings(Settings):
     learning_rate: float = setting(5e-4, check=positive(float), help="what the schedule multiplies", first=True)
     weight_decay: float = setting(0.01, check=not_negative(float), help="on matrices alone")
     grad_clip: float = setting(1.0, check=not_negative(float), help="largest global gradient norm; 0: off")
-    max_bad_updates: int = setting(10, check=positive(int), help="stop after so many non-finite updates in a row")
+    max_bad_updates: int = setting(10, check=positive(int), help="stop after this many non-finite updates in a row")
     seed: int = setting(42, check=seed, help="of weights, data order and samples")
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 

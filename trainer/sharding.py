@@ -81,10 +81,10 @@ def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, A
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Shard the state dict of an optimiser, of whole tensors as above, like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters: dict[int, dict[str, Any]] = {}
-    for number, kept in state["state"].items():
-        of_parameters[number] = {name: sharded_as(parameters[number], value) for name, value in kept.items()}
-    return {**state, "state": of_parameters}
+    sharded: dict[int, dict[str, Any]] = {}
+    for number, moments in state["state"].items():
+        sharded[number] = {name: sharded_as(parameters[number], value) for name, value in moments.items()}
+    return {**state, "state": sharded}
 
 
 # method of a model, besides `forward`, that computes with its weights
@@ -151,7 +151,7 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
             dist.broadcast(buffer, src=0)
 
 
-def forget_groups() -> None:
+def clear_caches() -> None:
     """Call after the last use of a sharded model, before the process group is destroyed.
 
     torch caches how it has computed with sharded tensors, and with that the group. A process that ends while something

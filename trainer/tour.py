@@ -52,7 +52,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.01)
     parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient; 0: no clipping")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
-    parser.add_argument("--max_updates", type=int, default=150, help="updates of a pass at most; 0: the whole text")
+    parser.add_argument("--max_updates", type=int, default=150, help="maximum updates per epoch; 0: the whole text")
     parser.add_argument("--log_interval", type=int, default=10, help="micro-batches between two log lines")
     parser.add_argument("--seed", type=int, default=42, help="of the weights and of the order of the rows")
     return parser.parse_args(argv)

@@ -25,7 +25,7 @@ RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
 # Ranks of a launcher that was just killed need a moment to release a lock.
 WAIT_S = 3.0
 # A network file server keeps the lock of a lost machine for a while: NFS for a lease of 90 s by default.
-WAIT_FOR_A_MACHINE_S = 150.0
+WAIT_FOR_LOST_MACHINE_S = 150.0
 
 
 def check_place(stem: Path) -> None:
@@ -96,9 +96,9 @@ def hold(stem: Path) -> None:
                 raise
             announce(
                 f"{stem}: {who} is writing these files, or its machine was lost and its lock is not free yet: waiting for "
-                f"{WAIT_FOR_A_MACHINE_S:g} seconds at most"
+                f"{WAIT_FOR_LOST_MACHINE_S:g} seconds at most"
             )
-            lock.acquire(timeout=WAIT_FOR_A_MACHINE_S)
+            lock.acquire(timeout=WAIT_FOR_LOST_MACHINE_S)
     except Timeout:
         raise UserError(
             f"{stem}: {_holder(running)[1]} is writing these files: wait for it, stop it, or name another --out_dir"

@@ -107,7 +107,7 @@ class Saver:
                 with user_errors():
                     self.checkpoints.wait()
             except UserError as error:
-                return f"({error}); {self.how_to_go_on()}"
+                return f"({error}); {self.how_to_resume()}"
             return ""
 
         return on_main(self.ranks, wait)
@@ -120,7 +120,7 @@ class Saver:
         problem = self._wait()
         end_all(self.ranks, problem and f"the last save failed {problem}")
 
-    def how_to_go_on(self) -> str:
+    def how_to_resume(self) -> str:
         """Names the checkpoint that a resume would start from, for the end of an error message. On rank 0."""
         for path in self.checkpoints.paths():
             if verified(path):
