@@ -1,6 +1,5 @@
-"""What a run says to its user beside its figures: settings that cannot do what they are there for, the loss to expect, what to
-do with the finished run. All of it is made of values; nothing here looks into a job or a trainer. A job calls this once, before
-the first update (Job.outlook).
+"""Advice to the user of a run: settings without effect, the expected loss, what to do with the finished run. It is computed
+from values; nothing here looks into a job or a trainer. A job calls this once, before the first update (Job.outlook).
 """
 
 import re
@@ -18,22 +17,22 @@ from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import PretrainSettings
 from trainer.settings import RunSettings
 
-# A run of fewer tokens learns little whatever its settings are.
-WORTH_A_NOTICE = 1e5
-# How many times larger or smaller than suits a setting may be before something is said.
+# tokens: shorter runs learn little whatever their settings
+MIN_TOKENS_FOR_NOTES = 1e5
+# factor by which a setting may be off before a note
 FAR_OFF = 4.0
 
-# Before the rate falls, a loss is higher than that of a run that ends there, by this part of it: by 0.02 in eight runs of three
-# minutes (docs/experiments.md), and by about 0.1 in one of two hours.
-PREMIUM_OF_FULL_RATE = 0.06
-# The first steps of a run have no expected loss.
-FEWEST_TOKENS = 3e5
+# Excess of the loss before the decay over that of a run that ends there, as a fraction of the latter: 0.02 in eight runs of
+# three minutes (docs/experiments.md), about 0.1 in one of two hours.
+EXCESS_BEFORE_DECAY = 0.06
+# tokens before there is an expected loss
+MIN_TOKENS_FOR_FORECAST = 3e5
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The curve of a run that goes well. law: the loss of a run that ends after so many tokens. different_tokens: of its text; what
-    goes beyond them is read again. full_rate: the learning rate before its fall.
+    """Expected loss curve. law: loss of a run that ends after this many tokens. different_tokens: unique tokens of the data, which
+    repeat beyond that. full_rate: learning rate before the decay.
     """
 
     law: Callable[[float], float]
@@ -41,17 +40,17 @@ class Forecast:
     full_rate: float
 
     def loss(self, tokens: float, rate: float) -> float | None:
-        """The training loss after so many tokens, at this learning rate; None: not known."""
-        if tokens < FEWEST_TOKENS or laws.is_repeated_too_often(tokens / self.different_tokens):
+        """Expected training loss after this many tokens, at this learning rate; None: unknown."""
+        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / self.different_tokens):
             return None
-        return self.law(tokens) * (1 + PREMIUM_OF_FULL_RATE * min(rate / self.full_rate, 1.0))
+        return self.law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / self.full_rate, 1.0))
 
 
 # ------------------------------------------------------------------------------------------ before a run
 
 
 def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
-    """A line for each setting that is not its default and has no effect. reasons: {its name: why; "" where it has one}."""
+    """A line for each non-default setting without effect. reasons: {name: why it has none; "" if it has one}."""
     lines = []
     for name, why in reasons.items():
         value = getattr(settings, name)
@@ -61,11 +60,11 @@ def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
 
 
 def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
-    """The lines on the settings that all trainers share."""
-    on_one_of_several = ranks.world_size > 1 and ":" in (settings.device or "")
+    """Warnings about settings that all trainers share."""
+    device_is_ignored = ranks.world_size > 1 and ":" in (settings.device or "")
     reasons = {
         "shard": "there is one process" if ranks.world_size == 1 else "",
-        "device": "each rank takes the device of its local rank" if on_one_of_several else "",
+        "device": "each rank takes the device of its local rank" if device_is_ignored else "",
         "wandb_project": "--tracker is none" if settings.tracker == "none" else "",
     }
     # Fine-tuning has no Muon.
@@ -84,19 +83,19 @@ def pretraining_notices(
     micro_batches: int,
     has_validation: bool,
 ) -> list[str]:
-    """Lines on what a user may want to change.
+    """Warnings and notes about settings that a user may want to change.
 
-    settings: as the user has said them. tokens, update_tokens: that the run and an update train.
+    settings: as given by the user. tokens, update_tokens: trained by the run and by an update.
     micro_batches: of a rank in the whole run.
     """
     from_file = settings.from_weight != "none"
-    # A plan has chosen some of the settings, which nobody has given.
+    # A plan has chosen some of the settings, not the user.
     is_planned = settings.has_budget
-    without_fall = not is_planned and settings.lr_schedule != "wsd"
+    has_no_decay = not is_planned and settings.lr_schedule != "wsd"
     reasons = {
         "init_scheme": "the weights come from a file" if from_file else "",
         "eval_interval": "" if has_validation else "no validation data",
-        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if without_fall else "",
+        "decay_share": f"--lr_schedule is {settings.lr_schedule}" if has_no_decay else "",
         "epochs": "--max_updates says when the run ends" if settings.max_updates and not is_planned else "",
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
     }
@@ -104,15 +103,15 @@ def pretraining_notices(
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if tokens < WORTH_A_NOTICE:
+    if tokens < MIN_TOKENS_FOR_NOTES:
         return lines
     if not from_file and not settings.use_moe:
-        lines += unsuitable(settings, parameters, tokens, update_tokens)
+        lines += unsuitable_settings(settings, parameters, tokens, update_tokens)
     return lines
 
 
-def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
-    """A line for updates, and for each learning rate, that are far from what suits the run."""
+def unsuitable_settings(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
+    """Notes on an update size and learning rates that are far from what suits the run."""
     lines = []
     good = laws.batch_tokens(tokens)
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
@@ -121,7 +120,7 @@ def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, updat
             f"{update_tokens:,.0f} (--batch_size, --accumulation_steps); --budget 10m chooses everything for the time that you "
             "have"
         )
-    # An optimiser of one's own has no law.
+    # A custom optimiser has no law.
     suitable: dict[str, float] = {}
     if settings.optimizer == "adamw":
         suitable = {"learning_rate": laws.adamw_rate(parameters, tokens)}
@@ -138,7 +137,7 @@ def unsuitable(settings: PretrainSettings, parameters: int, tokens: float, updat
 
 
 def plain_advice(settings: RunSettings) -> str:
-    """What helps where memory runs out."""
+    """Advice for a run that is out of memory."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps
     for rows in range(settings.batch_size // 2, 0, -1):
@@ -154,7 +153,7 @@ def plain_advice(settings: RunSettings) -> str:
 
 
 def note_on_expected(parameters: float, tokens: float) -> str:
-    """What `expected` in the log lines is, said before the first of them. tokens: of the run."""
+    """Explanation of `expected` in the log lines, printed before them. tokens: of the run."""
     error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
     return (
         "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
@@ -166,18 +165,18 @@ def note_on_expected(parameters: float, tokens: float) -> str:
 # ------------------------------------------------------------------------------------- what to do with a finished run
 
 
-# (what it is for, the command)
+# (purpose, command)
 Command = tuple[str, str]
 
 
 def next_command(purpose: str, script: str, *words: str | Path) -> Command:
-    """The command as it is typed in the current folder. script: its path in the repository."""
+    """The command as typed in the current folder. script: its path in the repository."""
     path = script if Path.cwd() == ROOT else f"{ROOT}/{script}"
     return purpose, shlex.join(["python", path, *map(str, words)])
 
 
 def train_on(started: str) -> Command:
-    """What goes on with a run. started: the command of its start."""
-    # The flag may stand there with a value, with `=`, or alone.
+    """The command that continues a run. started: the command that started it."""
+    # The flag may have a value, with or without `=`, or none.
     again = re.sub(r" --from_resume(=\S+|( (?!-)\S+))?(?= |$)", "", started)
     return "train on, after a stop or for longer", f"{again} --from_resume 1"

@@ -3,10 +3,9 @@
 A small update is a thousand kernels of a few microseconds each, and the host takes longer to launch one than the GPU to run it. One
 graph is the forward and backward pass of a micro-batch, the other the end of an update: norm, clipping, optimiser, clearing.
 
-A graph is kernels and addresses, no Python. Whatever differs from one replay to the next is therefore a tensor at a fixed
-address: the batch, its counts and those of the update, the learning rates, the requests of this process. Gradients stay where
-they are and are added to in place. With --cuda_graphs 0 an update takes its numbers from such tensors too, so the bits are
-the same with and without.
+A graph holds kernels and addresses, no Python. So whatever changes between replays is a tensor at a fixed address: the batch,
+its counts and those of the update, the learning rates, the requests of this process. Gradients are accumulated in place. With
+--cuda_graphs 0 an update takes its numbers from such tensors too, so the bits are the same with and without.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,20 +22,20 @@ Replay = Callable[[], None]
 
 
 def record(work: Callable[[], None]) -> Replay:
-    """Record the kernels of work(), which does not compute anything now. Returns what launches them.
+    """Record the kernels of work() without running them. Returns a function that launches them.
 
-    Errors: RuntimeError where work waits for the device; torch.OutOfMemoryError.
+    Errors: RuntimeError if work() waits for the device; torch.OutOfMemoryError.
     """
     graph = torch.cuda.CUDAGraph()
-    # The thread that pins the memory of the next batches goes on with its own calls meanwhile.
+    # thread_local: the thread that pins the next batches makes CUDA calls meanwhile.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph.replay
 
 
 def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> bool:
-    """Whether updates of such a run are the same kernels each time. recomputes: --gradient_checkpointing, which keeps random states."""
-    # float16's scale is looked at by the host, and dropout draws other numbers in each update.
+    """Whether all updates of such a run launch the same kernels. recomputes: --gradient_checkpointing, which keeps random states."""
+    # float16's scale is read by the host, and dropout draws new numbers in each update.
     is_fixed = dtype is not torch.float16 and not recomputes and dropout == 0
     return device.type == "cuda" and ranks.world_size == 1 and is_fixed
 
@@ -44,10 +43,9 @@ def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, reco
 class UpdateGraphs:
     """Computes micro-batches and ends updates for an Engine, by graphs from the second update on.
 
-    accumulate(batch, totals): forward and backward pass. end_update(rates, requests): what follows the last one; rates are one
-    0-d tensor for each of groups, those of the optimisers, which become capturable. n_requests: numbers that a process hands in with
-    each update.
-    is_on: False: never record. state: all tensors that the two functions change.
+    accumulate(batch, totals): forward and backward pass. end_update(rates, requests): called after the last one; rates are one
+    0-d tensor for each of groups, those of the optimisers, which become capturable. n_requests: length of requests.
+    is_on: False: never record. state: returns all tensors that the two functions change.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class UpdateGraphs:
         self.device = device
         self.state = state
         self.is_on = is_on
-        # Where a line on graphs that do not work goes to
+        # receives a line if graphs do not work
         self.say: Callable[[str], object] = lambda line: None
         for group in groups:
             if "capturable" in group:
@@ -74,11 +72,11 @@ class UpdateGraphs:
         rates = self.numbers[: len(groups)].unbind()
         requests = self.numbers[len(groups) :]
         self.end_update = lambda: end_update(rates, requests)
-        # The first update is computed without graphs: it compiles, and the optimiser makes its moments in it.
+        # The first update runs without graphs: it compiles, and creates the optimiser's moments.
         self.updates = 0
-        # No micro-batch of the update under way has been computed.
+        # no micro-batch of the current update has been computed
         self.at_start = True
-        # the inputs of the graph of a micro-batch
+        # inputs of the micro-batch graph
         self.batch: Parts = None
         self.totals: Parts = None
         self.replay_micro_batch: Replay | None = None
@@ -86,7 +84,7 @@ class UpdateGraphs:
 
     def compute(self, batch: Parts, totals: Parts) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
-        # Their numbers as 0-d float32 tensors on the device, by one copy
+        # Move their numbers to the device as 0-d float32 tensors, in one copy.
         parts = [*batch, *totals]
         numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
         on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
@@ -114,7 +112,7 @@ class UpdateGraphs:
         self.at_start = True
 
     def _record(self, batch: Parts, totals: Parts) -> None:
-        """Record both graphs, and compare an update by them with one without, from the same state. The state stays as it is."""
+        """Record both graphs, and compare an update by them with one without, from the same state, which is restored."""
         state = self.state()
         why = ""
         before: list[torch.Tensor] = []
@@ -128,11 +126,11 @@ class UpdateGraphs:
             replay_end = record(self.end_update)
             replay_micro_batch()
             replay_end()
-            # Both may be not finite, as the norm of an update that is not applied.
+            # equal_nan: the norm of a skipped update may be NaN.
             if not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(state, plain, strict=True)):
                 why = "an update by them ended with other bits than one without"
         except RuntimeError as error:
-            # torch.OutOfMemoryError is one too.
+            # includes torch.OutOfMemoryError
             why = reason_of(error)
         if before:
             torch._foreach_copy_(state, before)
@@ -146,6 +144,6 @@ class UpdateGraphs:
 
 
 def pinned_numbers(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    """Numbers in memory from which the device copies by itself. From other memory a copy may wait until the device has done all that
-    was asked of it before."""
+    """The numbers in pinned memory, from which a copy to the device is asynchronous. Other copies may wait for all work queued on the
+    device."""
     return torch.tensor(numbers, dtype=torch.float32, pin_memory=device.type == "cuda")

@@ -1,22 +1,22 @@
 """One update: precision, accumulation, synchronisation, clipping and skipping, shared by all trainers.
 
-An update is one step of the optimiser. Its rows are cut into micro-batches, and these are dealt out to the ranks. For
-each micro-batch a trainer hands in an *objective*: `objective(batch, totals) -> (loss, sums)`. `totals` describes the
-whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and nothing has to
-be scaled again afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32, detached)
-are the quantities to add up for the log.
+An update is one optimiser step. Its rows are split into micro-batches, which are distributed over the ranks. A trainer
+provides an *objective* that is called for each micro-batch: `objective(batch, totals) -> (loss, sums)`. `totals`
+describes the whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and
+nothing is rescaled afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32,
+detached) are the quantities to add up for the log.
 
-A loss or a gradient that is not finite must not reach the weights. So an update has three stages:
+A non-finite loss or gradient must not reach the weights. So an update has three stages:
 
-1. The ranks add up their gradients, and behind them, in a small message, what they have to tell each other: whether one of
-   them had a loss that was not finite, was asked to stop, or was asked to save. Where they have sharded the model
-   (trainer/sharding.py), the message has the norms of the ranks' parts too.
-2. From the sum every rank finds the same answer to whether the update is good, and how far it is to be clipped.
-3. A good one is applied. A bad one leaves weights and optimiser as they are, and is counted.
+1. The ranks add up their gradients, and after them a small message: whether any rank had a non-finite loss, was asked to
+   stop, or was asked to save. If the model is sharded (trainer/sharding.py), the message also holds the norms of the
+   ranks' parts.
+2. From the sums every rank derives the same decision: whether the update is good, and how far to clip it.
+3. A good update is applied. A bad one leaves weights and optimiser unchanged, and is counted.
 
-The answer is a number on the device. Reading it makes the host wait until the device has done all its work, and then the
-device waits for the host. With a fused optimiser on CUDA nothing here reads it: the optimiser looks at it on the device,
-and the host learns of an update's outcome while the next one runs. Another optimiser costs one wait for each update.
+The decision is a number on the device. Reading it would make the host wait until the device has done all its work, and
+then the device wait for the host. With a fused optimiser on CUDA nothing here reads it: the optimiser does, on the
+device, and the host learns an update's outcome while the next one runs. Other optimisers cost one wait per update.
 """
 
 import contextlib
@@ -35,34 +35,34 @@ from trainer.machine.devices import autocast
 from trainer.machine.ranks import Ranks
 from trainer.optim.build import build_optimizers
 from trainer.optim.muon import iteration_dtype
-from trainer.reducer import SumsGradients, make_reducer
+from trainer.reducer import Reducer, make_reducer
 from trainer.saving.checkpoint import snapshot
 from trainer.settings import NONE, OptimizerSettings, RunSettings
-from trainer.sharding import add_up, forget_groups, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
+from trainer.sharding import add_up, clear_caches, is_sharded, own_part, put_on_device, sharded_state, sharded_weights
 
-# The loss of a job: see above. Batch and totals are the job's own NamedTuples.
+# The loss of a job, see above. Batch and totals are NamedTuples of the job.
 Objective = Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]
 
-# A rank asks the others to stop by the number of the signal that it got, or by this number where its loader failed.
+# stop request of a rank whose loader failed; any other is the number of the signal received
 LOADER_FAILED = 1 << 16
-# All these numbers. An update adds up what the ranks say, so each has a place of its own in the message.
+# All stop requests. Messages are summed over the ranks, so each request has its own element.
 STOP_REQUESTS = (*stop_signals(), LOADER_FAILED)
 
 
 class Update(NamedTuple):
     """One optimiser step: the rows [first_row, end_row) of an epoch of `n_rows`, over all ranks."""
 
-    # of the run, from 1
+    # within the run, from 1
     number: int
     # from 0
     epoch: int
     n_rows: int
     first_row: int
     end_row: int
-    # its micro-batches, counted from 0 within the epoch
+    # micro-batches, counted from 0 within the epoch
     first_step: int
     last_step: int
-    # tokens that it trains
+    # trained tokens
     targets: int
 
 
@@ -73,7 +73,7 @@ def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
 
 
 def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
-    """How the rows of an epoch, from start_row on, are dealt out."""
+    """Distribution of an epoch's rows, from start_row on."""
     micro_batches = settings.accumulation_steps
     if settings.rows_per_update:
         micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
@@ -82,29 +82,29 @@ def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int
 
 
 class Outcome(NamedTuple):
-    """What became of an update, the same on every rank."""
+    """Outcome of an update, the same on every rank."""
 
-    # Updates not applied so far: in all, and without a good one after them, where float16 overflows do not count.
+    # updates skipped so far: in total, and since the last good one (not counting float16 overflows)
     skipped: float
     skipped_in_a_row: float
-    # Before clipping.
+    # before clipping
     grad_norm: float
-    # The number of a signal if a rank was asked to stop, LOADER_FAILED if its batches cannot go on, the largest of all ranks; else 0.
+    # largest stop request of all ranks: the number of a signal, or LOADER_FAILED; 0: none
     stop_signal: float
-    # More than 0 if a rank was asked to save.
+    # > 0 if any rank was asked to save
     save: float
-    # 1 if it was not applied since float16's gradients overflowed at their scale, and no loss was bad. The scale is halved.
+    # 1 if skipped because scaled float16 gradients overflowed, with finite losses; the scale is halved
     overflow: float
-    # what `poll` was given
+    # argument of `poll`
     update: Update | None = None
 
     @property
     def asks_to_save(self) -> bool:
-        """Whether some rank was asked to save, or to stop, which begins with a save."""
+        """Whether any rank was asked to save, or to stop, which starts with a save."""
         return bool(self.stop_signal or self.save)
 
 
-# How many numbers an Outcome is made of on the device.
+# numbers of an Outcome on the device
 N_OUTCOME = len(Outcome._fields) - 1
 
 
@@ -125,7 +125,7 @@ class Engine:
         is_recordable: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
-        """optimizers: of disjoint parameters. dtype: of matrix products. grad_clip: the largest norm of the gradient, 0: any.
+        """optimizers: of disjoint parameters. dtype: of matrix products. grad_clip: maximum norm of the gradient; 0: no clipping.
         n_sums: length of `sums`.
 
         is_recordable: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
@@ -141,29 +141,29 @@ class Engine:
         self.parameters: list[torch.nn.Parameter] = []
         for group in self.groups:
             self.parameters += group["params"]
-        # Each rank then has a part of every parameter (trainer/sharding.py).
+        # each rank has a part of every parameter (trainer/sharding.py)
         self.is_sharded = is_sharded(self.parameters[0])
-        # torch's own first scale, 2^16, loses ELECTRA's first updates. 2^11 is what its public trainers begin with.
+        # torch's initial scale, 2^16, loses ELECTRA's first updates. Its public trainers start with 2^11.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
         if self.scaler.is_enabled():
             # Create the scale now: a rank without rows would reach unscale_ without one.
             self.scaler.scale(torch.zeros((), device=device))
-        # A fused optimiser reads `found_inf` on the device, and does nothing where it is 1. The first group speaks for all: Muon, which
-        # comes behind AdamW, reads it too.
+        # A fused optimiser reads `found_inf` on the device, and is a no-op if it is 1. The first group decides for all: Muon, which
+        # follows AdamW, reads it too.
         self.fused = bool(self.groups[0].get("fused"))
-        self.reducer: SumsGradients | None = None
+        self.reducer: Reducer | None = None
         if ranks.world_size > 1 and not self.is_sharded:
             self.reducer = make_reducer(model, ranks)
         # MPS has no float64.
         sum_dtype = torch.float32 if device.type == "mps" else torch.float64
-        # This rank's, since the last `collect`.
+        # this rank's sums since the last `collect`
         self.sums = torch.zeros(n_sums, device=device, dtype=sum_dtype)
-        # How many losses of the update so far were not finite.
+        # number of non-finite losses of the current update
         self.bad_losses = torch.zeros(1, device=device)
-        # In the order of the fields of Outcome
+        # in the order of Outcome's fields
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs | None = None
-        # On a first reading take updates without graphs, as on a CPU: `_accumulate` and `_end_update` alone.
+        # On a first reading skip the graphs: without them, as on a CPU, an update is `_accumulate` and `_end_update`.
         if is_recordable and self.fused:
             assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
@@ -176,7 +176,7 @@ class Engine:
                 is_on=cuda_graphs,
             )
         self._stop_numbers = torch.tensor(STOP_REQUESTS, device=device, dtype=torch.float32)
-        # An outcome on its way: (pinned copy of it, event that says it has arrived, its update).
+        # outcome in flight: (pinned copy, event of its arrival, its update)
         self._pending: tuple[torch.Tensor, torch.cuda.Event, Update | None] | None = None
 
     @property
@@ -185,27 +185,27 @@ class Engine:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which the model is computed: matrix products in `dtype`."""
-        # A sharded model has one layer whole at a time, in half precision too.
+        """Context for running the model: matrix products in `dtype`."""
+        # A sharded model gathers one layer at a time, and must not cache half-precision copies of all.
         return autocast(self.device, self.dtype, keeps_copies=not self.is_sharded)
 
     # -------------------------------------------------------------------------------------------------- an update
 
     def micro_batch(self, batch: Any, totals: Any, last: bool = False, counts: bool = True) -> None:
-        """The forward and the backward pass of one micro-batch of the update that `totals` describes.
+        """Forward and backward pass of one micro-batch of the update that `totals` describes.
 
-        last: no other of this update follows, so its gradients are sent to the other ranks as they come.
-        counts: False for a batch that is computed only because other ranks compute theirs: nothing comes of it.
+        last: last one of its update, so its gradients are sent to the other ranks as soon as they are ready.
+        counts: False for a batch that is computed only because other ranks compute theirs: it contributes nothing.
         """
         if self.graphs is not None:
-            # There is one rank, which has all rows.
+            # A single rank has all rows.
             assert counts
             self.graphs.compute(batch, totals)
         else:
             self._accumulate(batch, totals, last, counts)
 
     def _accumulate(self, batch: Any, totals: Any, last: bool, counts: bool) -> None:
-        """`micro_batch`, on the device alone."""
+        """Device part of `micro_batch`."""
         if self.reducer is not None:
             self.reducer.begin_micro_batch(last)
         with self.autocast():
@@ -215,44 +215,44 @@ class Engine:
             sums = torch.zeros_like(sums)
         self.scaler.scale(loss).backward()
         self.bad_losses += ~torch.isfinite(loss)
-        # One NaN would spoil the mean of the whole log interval: such a micro-batch is not averaged.
+        # One NaN would spoil the mean of the whole log interval: leave such a micro-batch out.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
 
     def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
-        The stages are those at the top of this file. Nothing waits for the device, unless the optimiser is not a fused one.
-        stop_signal (one of STOP_REQUESTS) and save: what this process was asked for; `poll` gives what any rank was.
+        The stages are those at the top of this file. With a fused optimiser nothing waits for the device.
+        stop_signal (one of STOP_REQUESTS), save: requests to this process; `poll` returns those to any rank.
         """
         # Stage 1: gradients and messages are added up over the ranks.
         assert stop_signal in (0, *STOP_REQUESTS)
-        # A number for each kind of stop, 1 or 0: their sum over the ranks tells which ones were asked for.
+        # 1 or 0 for each kind of stop: the sum over the ranks shows which ones were requested.
         stops = [float(stop_signal == number) for number in STOP_REQUESTS]
         requests = [*stops, float(save)]
         rates = [lr * group.get("lr_scale", 1.0) for group in self.groups]
         if self.graphs is not None:
             self.graphs.update(rates, requests)
-            # Readers of the groups, such as a checkpoint, find numbers.
+            # Readers of the groups, such as a checkpoint, expect numbers.
             for group, rate in zip(self.groups, rates, strict=True):
                 group["lr"] = rate
         else:
             self._end_update(rates, pinned_numbers(requests, self.device).to(self.device, non_blocking=True))
 
     def _end_update(self, rates: Sequence[float | torch.Tensor], requests: torch.Tensor) -> None:
-        """`update`, on the device alone. rates: of the optimisers' groups. requests: what this rank asks the others, see `update`."""
-        # One number for each of STOP_REQUESTS, one for a save, one for losses that are not finite
+        """Device part of `update`. rates: of the optimisers' groups. requests: of this rank to all, see `update`."""
+        # one number for each of STOP_REQUESTS, one for a save, one for non-finite losses
         message = torch.cat((requests, self.bad_losses))
         self.bad_losses.zero_()
         for parameter in self.parameters:
-            # Nothing of the update reached it, such as on a rank without rows.
+            # not reached by this update, for example on a rank without rows
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         if self.reducer is not None:
-            # The one synchronisation of an update: the gradients, and the sum of what all ranks say. Where these have sharded the model
-            # that comes below, with the norm.
+            # The one synchronisation of an update: gradients and messages. With a sharded model the messages follow below, with
+            # the norm.
             message = self.reducer.finish(message)
 
-        # Stage 2: whether the update is good, and how far it is to be clipped.
+        # Stage 2: decide whether the update is good, and clip it.
         if self.scaler.is_enabled():
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
@@ -263,15 +263,15 @@ class Engine:
             message, norm = add_up(message, norm)
         asked = message[: len(STOP_REQUESTS)]
         any_save, bad_losses = message[len(STOP_REQUESTS) :].unbind()
-        # 1 where the update must not be applied, else 0. It is on the device, and is not read here.
-        # A NaN or infinity in any gradient makes the norm non-finite; a loss can be infinite with finite gradients.
+        # 1 if the update must not be applied, else 0; on the device, not read here. A NaN or infinity in any gradient makes the
+        # norm non-finite; a loss can be infinite with finite gradients.
         bad = (~torch.isfinite(norm) | (bad_losses > 0)).float()
         if self.grad_clip > 0:
-            # torch.nn.utils.clip_grad_norm_ would have to compute the norm again.
+            # torch.nn.utils.clip_grad_norm_ would compute the norm again.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
 
-        # Stage 3: it is applied, or skipped and counted.
+        # Stage 3: apply the update, or skip and count it.
         for group, rate in zip(self.groups, rates, strict=True):
             group["lr"] = rate
         if self.fused or not bad.item():
@@ -284,22 +284,22 @@ class Engine:
             one = torch.ones((), device=self.device)
             scale_before = self.scaler.scale(one)
             self.scaler.update()
-            # A scaler begins with a large scale and halves it until the gradients fit into float16. From a scale of 1 on it is not the
-            # scale that is too large.
+            # A scaler starts with a large scale and halves it until the gradients fit into float16. At a scale of 1 or less the scale
+            # is not the cause.
             is_lower = (scale_before > 1) & (self.scaler.scale(one) < scale_before)
             overflow = bad * (is_lower & (bad_losses == 0))
         keeps_gradients = self.graphs is not None or (self.reducer is not None and self.reducer.keeps_gradients)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=not keeps_gradients)
-        # The outcome that `poll` gives. Until here `outcome` is that of the update before.
+        # The outcome for `poll`. Up to here `outcome` is that of the previous update.
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
-        # Ranks may have got different signals.
+        # Ranks may have received different signals.
         signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
         self.outcome.copy_(torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow)))
 
     def _changed_by_an_update(self) -> list[torch.Tensor]:
-        """All tensors that micro-batches and the end of an update change; after a first update each has its place."""
+        """All tensors that micro-batches and the end of an update change; their addresses are fixed after a first update."""
         tensors = [self.sums, self.bad_losses, self.outcome]
         for optimizer in self.optimizers:
             for parameter, moments in optimizer.state.items():
@@ -308,18 +308,18 @@ class Engine:
                 tensors += [moment for moment in moments.values() if isinstance(moment, torch.Tensor)]
         return tensors
 
-    # --------------------------------------------------------------------------------------- what became of updates
+    # ------------------------------------------------------------------------------------------ outcomes of updates
 
     def poll(self, update: Update | None = None) -> list[Outcome]:
-        """The Outcomes that are known after this update, oldest first.
+        """Returns the Outcomes known after this update, oldest first.
 
-        On CUDA that of the last update is still under way: the host gets it with the next one and need not wait for
+        On CUDA that of the last update is still in flight: it is returned with the next one, so the host need not wait for
         the device. All ranks get the same ones and so decide alike.
         """
         if self.device.type != "cuda":
             return [Outcome._make([*self.outcome.tolist(), update])]
         known = self.drain()
-        # Only into pinned memory the device copies by itself, while the host goes on.
+        # Only a copy into pinned memory is asynchronous.
         host = torch.empty(N_OUTCOME, pin_memory=True).copy_(self.outcome, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
@@ -327,7 +327,7 @@ class Engine:
         return known
 
     def drain(self) -> list[Outcome]:
-        """Wait for the Outcome that is under way, if any: a list of one or none."""
+        """Wait for the Outcome in flight, if any. Returns a list of one or none."""
         if self._pending is None:
             return []
         host, arrived, update = self._pending
@@ -336,11 +336,11 @@ class Engine:
         return [Outcome._make([*host.tolist(), update])]
 
     def collect(self) -> list[float]:
-        """The sums of all ranks since the last call, as floats (on rank 0; on the others they mean nothing)."""
+        """Returns the sums of all ranks since the last call, as floats (meaningless on ranks other than 0)."""
         sums = self.sums
         if self.ranks.world_size > 1:
             if dist.get_backend() == "gloo":
-                # Gloo knows no `reduce` of tensors on a GPU.
+                # Gloo has no `reduce` for tensors on a GPU.
                 sums = sums.cpu()
             dist.reduce(sums, dst=0)
         values = sums.tolist()
@@ -348,42 +348,42 @@ class Engine:
         return values
 
     def close(self) -> None:
-        """To be called behind the last update, before the process group is left."""
+        """Call after the last update, before the process group is destroyed."""
         # A recorded graph keeps the memory of its activations.
         self.graphs = None
         if self.is_sharded:
-            forget_groups()
+            clear_caches()
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """A copy of the model's state dict on the CPU, for rank 0 alone. A collective where the model is sharded."""
-        # With the parameters themselves a tied one is seen to be one.
+        """Returns a copy of the model's state dict on the CPU, for rank 0 only. A collective if the model is sharded."""
+        # keep_vars: `snapshot` recognises tied parameters by identity.
         return snapshot(self.model.state_dict(keep_vars=True), keeps=self.ranks.is_main)
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over a state dict of `weights`, which all ranks have."""
+        """Load a state dict of `weights`, which all ranks have."""
         self.model.load_state_dict(sharded_weights(weights, self.model) if self.is_sharded else weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs beside the weights. Where the model is sharded, the moments in it are too."""
+        """State for a resume, besides the weights. If the model is sharded, so are the moments in it."""
         states = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
             "optimizer": states[0] if len(states) == 1 else {"optimizers": states},
             "scaler": self.scaler.state_dict(),
-            # In all, and in a row.
+            # in total, and in a row
             "skipped": self.outcome[:2].tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay this run's own."""
+        """Continue from `state_dict`; the options of the groups (weight decay, `lr_scale` ...) stay those of this run."""
         saved = state["optimizer"]
         for optimizer, part in zip(self.optimizers, saved.get("optimizers", [saved]), strict=True):
             groups = optimizer.state_dict()["param_groups"]
             for group, before in zip(groups, part["param_groups"], strict=True):
-                # The rate is that of the last update: so a finished run that is resumed and saved again is the same.
+                # Except the rate, from the last update: a finished run that is resumed and saved again stays the same.
                 group["lr"] = before["lr"]
-            # Each rank has the whole, of which a sharded model takes this rank's rows.
+            # Each rank has the whole state; a sharded model takes this rank's rows of it.
             optimizer.load_state_dict(sharded_state({**part, "param_groups": groups}, optimizer))
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
@@ -405,11 +405,11 @@ def make_engine(
     cuda_graphs: bool = True,
     **adam: Any,
 ) -> Engine:
-    """The engine of a model on its device, with the optimisers of the settings.
+    """Put a model on its device and build its engine, with the optimisers of the settings.
 
     identity: of the job, compared among the ranks. shard: --shard. is_recordable, cuda_graphs: see Engine. adam: options of AdamW.
     """
-    # The hardware of a rank chooses these, whatever --dtype says. With float16 losses are scaled, and so are gradients.
+    # Each rank's hardware chooses these, whatever --dtype says. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
     if settings.optimizer == "muon":
         facts["precision of Muon's iterations"] = str(iteration_dtype(device))

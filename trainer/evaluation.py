@@ -1,4 +1,4 @@
-"""What is found out of a model while it trains: its validation loss, over whole documents, and texts that it writes.
+"""Evaluation during training: validation loss over whole documents, and sampled texts.
 
 trainer/loop.py decides when they are due.
 """
@@ -35,14 +35,14 @@ def rows_of_batches(
     shape: tuple[int, int],
     signals: StopSignals,
 ) -> tuple[torch.Tensor, int]:
-    """(float64 table of `shape`, in which compute(i) fills the rows places[i]; number of a stop signal, or 0).
+    """Returns (float64 table of `shape`, whose rows places[i] are compute(i); number of a stop signal, or 0).
 
-    Batch i is computed by rank i mod world size into rows of its own; the sum over the ranks adds zeros to them, so that the
-    table is the same on every rank and world size. Where the ranks have sharded the model they compute together: one that has
-    no batch left computes the last one, and nothing comes of it.
+    Rank i mod world size computes batch i into separate rows; the sum over the ranks adds zeros to them, so the table is the
+    same on every rank and world size. If the model is sharded, all ranks compute together: one without a batch left repeats
+    the last one and discards the result.
     """
     ranks = engine.ranks
-    # Behind the rows the signal of each rank.
+    # after the rows: the signal of each rank
     table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
     with undisturbed(engine):
         for first in range(0, len(places), ranks.world_size):
@@ -76,32 +76,32 @@ def sums_over_batches(
     n_figures: int,
     signals: StopSignals,
 ) -> tuple[list[float], int]:
-    """(the sums of a batch's n_figures over all batches, identical on every world size; number of a stop signal, or 0).
+    """Returns (sums of the n_figures of all batches, identical on every world size; number of a stop signal, or 0).
 
     Floating-point sums depend on their order, and figures must not depend on the number of ranks: every rank adds up the
     figures of all batches in the same order.
     """
     table, stop_signal = rows_of_batches(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
-    # One column at a time: as Python's numbers all of them would take four times the memory.
+    # One column at a time: Python floats take four times the memory.
     return [math.fsum(table[:, number].tolist()) for number in range(n_figures)], stop_signal
 
 
-# Positions that are evaluated at once. Rows of up to 2,048 are all those of a batch. Of longer ones there are fewer: the mask of a
-# row has the square of its positions, and 16 rows of 32,768 would have one of 17 GB.
-MOST_POSITIONS = 32_768
+# Maximum positions evaluated at once: a whole batch with rows of up to 2,048, fewer rows if they are longer. The mask of a row
+# has the square of its positions: 16 rows of 32,768 would take 17 GB.
+MAX_POSITIONS_AT_ONCE = 32_768
 
 
 def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -> tuple[dict[str, float], int]:
-    """Validation figures, identical on every world size: (dict, number of a stop signal that came meanwhile, or 0).
+    """Returns (figures, identical on every world size; number of a stop signal received meanwhile, or 0).
 
-    The dict: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes where these are known.
+    Figures: val_loss in nats per target, perplexity, and bits_per_byte over the text's UTF-8 bytes if these are known.
     """
     model = cast(MiniMindForCausalLM, engine.model)
 
     def figures_of(number: int) -> tuple[float, int]:
         batch = to_device(batches[number], engine.device)
         R, T = batch.input_ids.shape
-        step = max(1, min(R, MOST_POSITIONS // T))
+        step = max(1, min(R, MAX_POSITIONS_AT_ONCE // T))
         total = 0.0
         for first in range(0, R, step):
             rows = slice(first, first + step)
@@ -116,7 +116,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
     mean = total / max(targets, 1)
     values = {
         "val_loss": mean,
-        # exp(710) is beyond what a float holds.
+        # exp(710) overflows a float.
         "perplexity": math.exp(min(mean, 700)),
     }
     if batches.n_bytes is not None:
@@ -126,7 +126,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
 @contextlib.contextmanager
 def undisturbed(engine: Engine) -> Iterator[None]:
-    """The engine's model without dropout; what is drawn within does not change what the training draws next."""
+    """Context with the engine's model in eval mode. Restores training mode and the random state."""
     before = rng_state(engine.device)
     engine.model.eval()
     try:
@@ -136,21 +136,21 @@ def undisturbed(engine: Engine) -> Iterator[None]:
         set_rng_state(before, engine.device)
 
 
-# ------------------------------------------------------------------------------------ texts (--sample_prompts)
+# ---------------------------------------------------------------------------------- samples (--sample_prompts)
 
-# How a sample is drawn. The snippet in an export's README.md draws the same way.
+# Sampling parameters, the same as in the snippet of an export's README.md
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.7
 TOP_P = 0.9
-# transformers' own default
+# transformers' default
 TOP_K = 50
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Continues some prompts with the model in training, each time with the same random numbers.
+    """Continues some prompts with the model in training, each time from the same seed.
 
-    with_prompt: a text begins with its prompt, as the model was given it.
+    with_prompt: a text starts with its prompt, as the model got it.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -160,10 +160,9 @@ class Sampler:
     with_prompt: bool = True
 
     def __call__(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
-        """([(prompt, text)], the number of a stop signal that rank 0 got meanwhile, or 0). All ranks must call it.
+        """Returns ([(prompt, text)], number of a stop signal that rank 0 received meanwhile, or 0). A collective.
 
-        Rank 0 makes the texts, and the others hear that it still works. Where they have sharded the model each of them computes
-        the same text with the others.
+        Rank 0 samples while the others wait. If the model is sharded, all ranks compute the same text together.
         """
         ranks = engine.ranks
         found: list[tuple[str, str]] = []
@@ -172,25 +171,25 @@ class Sampler:
             found.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
             stop_signal = on_main(ranks, lambda: signals.signum)
             if stop_signal:
-                # A resume makes all of them again.
+                # A resume samples all of them again.
                 return [], stop_signal
         return found, 0
 
     @torch.no_grad()
     def sample(self, engine: Engine, prompt: str, max_new_tokens: int = SAMPLE_TOKENS) -> str:
-        """The prompt (unless not with_prompt) and its continuation, as text. The random state of training is left as it was."""
-        # The types of transformers know no model that is defined elsewhere.
+        """Returns the continuation as text, after the prompt if with_prompt. The random state of training does not change."""
+        # The types of transformers do not cover models defined elsewhere.
         model: Any = engine.model
         positions = model.config.max_position_embeddings
 
         def new_tokens(length: int) -> int:
-            # A long prompt leaves half of the positions of a model with few.
+            # A long prompt leaves at least half of the positions of a model with few.
             return min(max_new_tokens, max(positions - length, positions // 2))
 
-        # The end of a prompt that does not fit.
+        # If a prompt does not fit, keep its end.
         ids = self.encoder.prompt_ids(prompt)
         ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
-        # An empty prompt, with a tokenizer that has no BOS, still needs one token to begin with.
+        # An empty prompt without BOS still needs a token to start with.
         given = ids or [self.encoder.eos_id or 0]
         with undisturbed(engine):
             torch.manual_seed(self.seed)
@@ -203,7 +202,7 @@ class Sampler:
                     top_p=TOP_P,
                     top_k=TOP_K,
                     pad_token_id=self.tokenizer.pad_token_id or 0,
-                    # A rank whose text has ended goes on computing with those whose texts have not.
+                    # A rank whose text has ended keeps computing with the others.
                     synced_gpus=engine.is_sharded,
                 )
         shown = output[0] if self.with_prompt else output[0, len(ids) :]
@@ -211,16 +210,16 @@ class Sampler:
 
 
 def read_prompts(arguments: list[str]) -> list[str]:
-    """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is named alone.
+    """The prompts of --sample_prompts: the strings themselves, or the lines of a file that is the only argument.
 
-    Errors: UserError for a file without prompts, and for what is not UTF-8 (a shell hands over any bytes): now and not at the
+    Errors: UserError for a file without prompts, and for bytes that are not UTF-8 (a shell passes any): now and not at the
     first evaluation.
     """
     prompts = arguments
     with user_errors():
-        # Unlike Path.is_file, this one has no errors of its own for a text that is too long for a name.
+        # os.path.isfile, unlike Path.is_file, does not raise for a string that is too long for a name.
         if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
-            # A prompt may hold a U+2028, and Windows writes a byte-order mark.
+            # A prompt may contain U+2028, and Windows writes a byte-order mark.
             lines = Path(arguments[0]).read_text(encoding="utf-8-sig").split("\n")
             prompts = [line for line in lines if line.strip()]
             if not prompts:

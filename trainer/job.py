@@ -1,22 +1,22 @@
-"""What a training job decides, and the words in which it talks with the Trainer.
+"""The interface between a training job and the Trainer.
 
-A *job* is what differs between pretraining, fine-tuning, ELECTRA and GLUE: data, model, loss, learning rate, what is logged and what is
-saved. A *Trainer* (trainer/loop.py) is what does not differ: the loop, updates, checkpoints, signals and reports. Neither
-looks into the other. CONTRIBUTING.md has a small one.
+A *job* is what differs between pretraining, fine-tuning, ELECTRA and GLUE: data, model, loss, learning rate, logged metrics, saved
+weights. The *Trainer* (trainer/loop.py) is what they share: the loop, updates, checkpoints, signals and reports. Neither
+looks into the other. CONTRIBUTING.md has a small job.
 
-In this order the Trainer asks a job:
+The Trainer calls a job in this order:
 
     outlook, make_fast                         once, before the first update
     plan                                       for each epoch: its rows
       learning_rate                            for each update
         assembler[plan.recipe(rows)]           for each micro-batch, perhaps in a worker process: the batch
         engine.objective(batch, totals)        for each micro-batch: the forward pass
-      metrics                                  now and then: what the log line says
+      metrics                                  for each log line: its values
       evaluation.evaluate, .samples, save_weights
     trained                                    once
 
-The loss of a micro-batch is divided by the Totals of its whole update, over all micro-batches and ranks. So losses and
-gradients are added up, and nobody divides by the number of micro-batches or ranks afterwards.
+The loss of a micro-batch is divided by the totals of its whole update, over all micro-batches and ranks. So losses and
+gradients are summed, and nothing is divided by the number of micro-batches or ranks afterwards.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ from trainer.machine.ranks import Ranks
 from trainer.settings import RunSettings
 
 UNLIMITED = float("inf")
-# A run of fewer takes some tens of seconds: it does not wait for measurements, and nobody asks for its expected curve.
+# Shorter runs take some tens of seconds: no measurement of the machine, no expected loss.
 SHORT_RUN_FLOPS = 1e13
 
 
@@ -45,25 +45,25 @@ class JobPlan(Protocol):
     """The rows of one epoch, the same on every rank."""
 
     n_rows: int
-    # Positions of a row.
+    # positions per row
     T: int
-    # The share of the positions that hold a token.
+    # fraction of the positions that hold a token
     fill: float
 
     def totals(self, lo: int, hi: int) -> Any:
-        """What the rows [lo, hi) of an update hold: a NamedTuple for the job's loss, whose `targets` are the tokens that are trained."""
+        """Totals of the rows [lo, hi) of an update: a NamedTuple for the job's loss. Its `targets` counts the trained tokens."""
 
     def documents_of(self, lo: int, hi: int) -> Iterable[int]:
-        """The numbers of the documents in the rows [lo, hi), for the line on an update that was skipped."""
+        """Numbers of the documents in the rows [lo, hi), for the message about a skipped update."""
 
     def recipe(self, rows: range) -> object:
-        """What the job's assembler needs to make the batch of these rows; small, since it goes to a worker process."""
+        """Input of the job's assembler for the batch of these rows; small, since it is sent to a worker process."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The process that a run lives in. command: the one that started it, for the report. notices: lines on the processes,
-    to be said before the first update.
+    """The process environment of a run. command: its command line, for the report. notices: lines about the processes,
+    printed before the first update.
     """
 
     ranks: Ranks
@@ -75,25 +75,25 @@ class Surroundings:
 
 @dataclass
 class Progress:
-    """Where a run stands. It is saved with every checkpoint."""
+    """Progress of a run, saved in every checkpoint."""
 
     epoch: int = 0
-    # The row of `epoch` that comes next, counted over all ranks. So a resume may have another world size.
+    # next row of `epoch`, counted over all ranks, so a resume may change the world size
     row: int = 0
     update: int = 0
-    # The last micro-batch, counted over all epochs and resumes.
+    # last micro-batch, counted over all epochs and resumes
     step: int = -1
-    # Targets seen so far by all ranks, those of skipped updates included; and the rows that hold them.
+    # targets seen by all ranks, including those of skipped updates, and the rows that hold them
     tokens: int = 0
     rows: int = 0
-    # Updates that were not applied, as far as they are reported.
+    # skipped updates reported so far
     skipped: int = 0
     # gradient norm of the last update whose outcome is known
     grad_norm: float | None = None
     # lowest and latest validation loss
     best_val_loss: float = float("inf")
     val_loss: float = float("inf")
-    # A stop signal came before an evaluation or within it: the resume begins with it.
+    # an evaluation is pending, for example after a stop signal: the resume starts with it
     evaluation_due: bool = False
     # seconds since the last log line
     log_seconds: float = 0.0
@@ -103,11 +103,11 @@ class Progress:
 
 @dataclass
 class Length:
-    """Where a run ends: after so many epochs or, where they are limited, after so many updates. Then the Trainer sets the epochs that
+    """When a run ends: after `epochs` or, if `max_updates` is limited, after that many updates; the Trainer then sets the epochs that
     these take.
 
-    clock: moves that end in a run with a time budget. flag: raised, it lets a finished run go on; "": none does. rows_of_epoch: of
-    a run that is one plan, whose parts have as many rows as its flags ask for; 0: the rows of an epoch are the data's.
+    clock: moves the end of a run with a time budget. flag: the one to raise to continue a finished run; "": none. rows_of_epoch:
+    for a run that is one plan, rows of each part, as set by its flags; 0: an epoch has the rows of the data.
     """
 
     epochs: int = 1
@@ -118,11 +118,11 @@ class Length:
 
     @property
     def last_update(self) -> float:
-        """The last update, as the clock of a budget or else the flags say."""
+        """The last update, set by the clock of a budget or else by the flags."""
         return self.max_updates if self.clock is None else self.clock.end
 
     def is_reached(self, progress: Progress) -> bool:
-        """Whether the run has done all of it."""
+        """Whether the run is finished."""
         if self.last_update < UNLIMITED:
             return progress.update >= self.last_update
         return progress.epoch >= self.epochs
@@ -130,11 +130,11 @@ class Length:
 
 @dataclass
 class RunFiles:
-    """What a run writes. stem: path of its files without their endings. outputs: {name: path} that save_weights leaves at the end.
+    """Files that a run writes. stem: their path without endings. outputs: {name: path} of the final files of save_weights.
 
-    settings: with which the run can be started again; written beside the weights. write_at_start: {path: what writes it} before the
-    first update. stale_patterns: names of what else an earlier run may have left beside the stem; a fresh run moves it away.
-    save_at: updates after which the run is saved, beside those of --save_interval and --save_minutes.
+    settings: those that start the run again, written beside the weights. write_at_start: {path: its writer}, called before the
+    first update. stale_patterns: globs of other files of an earlier run beside the stem; a fresh run moves them away.
+    save_at: updates after which the run is saved, besides those of --save_interval and --save_minutes.
     """
 
     stem: Path
@@ -147,9 +147,9 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a resume must have in common with its run: {what it is: value}, the same on all ranks.
+    """Properties that a resume must share with its run: {name: value}, the same on all ranks.
 
-    mended_by: {entry: the flags to look at where it differs}. only_at_start: flags that a resume does not read.
+    mended_by: {entry: flags to check if it differs}. only_at_start: flags that a resume ignores.
     """
 
     entries: Mapping[str, object]
@@ -157,21 +157,21 @@ class Identity:
     only_at_start: Sequence[str] = ()
 
 
-# (figures with val_loss among them, number of a stop signal that came meanwhile or 0), after so many updates
+# (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)
 Evaluate = Callable[[Engine, StopSignals, int], tuple[dict[str, float], int]]
-# Writes a state dict on the CPU for other people's code, to files that begin so
+# (stem of the files, state dict on the CPU): writes weights for other people's code
 SaveBest = Callable[[Path, Mapping[str, torch.Tensor]], None]
-# ([(prompt, text)], number of a stop signal that came meanwhile or 0)
+# returns ([(prompt, text)], number of a stop signal received meanwhile or 0)
 Samples = Callable[[Engine, StopSignals], tuple[list[tuple[str, str]], int]]
 
 
 @dataclass
 class Evaluation:
-    """What a job finds out of its model now and then, and how often.
+    """Evaluations during a run.
 
-    evaluate: None: not at all; else after every `eval_interval`, and at the end. samples: texts, with each evaluation, and
-    after every `sample_interval` updates. counts_updates: what the intervals of the settings and `eval_interval` count;
-    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: they are not kept.
+    evaluate: every `eval_interval` and at the end; None: never. samples: generated texts, every `sample_interval` updates and
+    at the end; 0: with each evaluation. counts_updates: `eval_interval` and the intervals of the settings count updates;
+    else micro-batches, as in MiniMind. save_best: writes the weights of the lowest validation loss; None: not saved.
     """
 
     evaluate: Evaluate | None = None
@@ -184,27 +184,27 @@ class Evaluation:
 
 @dataclass
 class Outlook:
-    """What a job expects of its run: said and recorded before the first update."""
+    """Facts and forecasts of a run, printed and recorded before the first update."""
 
-    # The plan of the epoch that comes next.
+    # plan of the next epoch
     plan: JobPlan
-    # On data and model, printed before the line on the run.
+    # lines on data and model, printed before the line on the run
     lines: Sequence[str]
-    # Printed behind it.
+    # printed after it
     notices: Sequence[str]
-    # What the report shows of the model.
+    # model facts for the report
     model_fields: Mapping[str, object]
     n_documents: int
-    # What the metrics file notes of the data beside documents, rows and how full those are.
+    # data facts for the metrics file, besides documents, rows and their fill
     data_fields: Mapping[str, object] = field(default_factory=dict)
     flops_per_token: float = 0.0
-    # operations of this rank in the whole run; 0: nothing is timed
+    # FLOPs of this rank in the whole run; 0: nothing is timed
     flops: float = 0.0
-    # Fields of a log line beside loss and rate
+    # fields of a log line besides loss and learning rate
     shown: Sequence[str] = ("grad_norm",)
-    # The commands that the report ends with
+    # commands at the end of the report
     next_commands: Sequence[Command] = ()
-    # The loss of a run that goes well, shown beside its own; None: not known
+    # expected loss, shown beside the actual one; None: unknown
     forecast: Forecast | None = None
 
 
@@ -212,19 +212,19 @@ class Job(ABC):
     """One run of one kind of training.
 
     The constructor reads the settings, opens the data, builds model and optimiser, and sets the attributes below that
-    have no default. From then on the Trainer asks.
+    have no default. From then on the Trainer calls it.
     """
 
     settings: RunSettings
-    # Model, optimiser and loss
+    # model, optimisers and loss
     engine: Engine
-    # assembler[recipe] is a batch. A worker process gets a copy of it.
+    # assembler[recipe] is a batch; worker processes get copies of the assembler
     assembler: MakesBatches
     length: Length
     files: RunFiles
     identity: Identity
     evaluation: Evaluation
-    # Compares the SHA-256 of the token files with what was written, in a thread on one rank of each machine.
+    # checks the SHA-256 of the token files, in a thread on one rank of each machine
     digest_check: DigestCheck | None = None
 
     @abstractmethod
@@ -233,27 +233,27 @@ class Job(ABC):
 
     @abstractmethod
     def outlook(self, progress: Progress) -> Outlook:
-        """What the run will do from here on."""
+        """Facts and forecasts of the run from here on."""
 
     def make_fast(self, outlook: Outlook) -> Sequence[str]:
-        """Compile the model, where that pays. Returns lines for the user."""
+        """Compile the model if that pays off. Returns lines for the user."""
         return ()
 
     @abstractmethod
     def learning_rate(self, update: Update, progress: Progress) -> float:
-        """The rate of the update that comes next."""
+        """Learning rate of the next update."""
 
     @abstractmethod
     def metrics(self, sums: Sequence[float]) -> tuple[dict[str, object], float]:
-        """(what to log, tokens) of the sums of the objective over some updates and all ranks."""
+        """(metrics to log, tokens), from the objective's sums over some updates and all ranks."""
 
     @abstractmethod
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
-        """Write what other people's code loads. weights: the model's state dict on the CPU after `update` updates.
+        """Write the weights for other people's code. weights: state dict on the CPU after `update` updates.
 
         Runs in the thread that writes checkpoints.
         """
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
-        """(name, tokens, passes) of each source, of a run that has trained to its end. Called on the main rank."""
+        """(name, tokens, passes) of each source, once the run is finished. Called on rank 0."""
         return ()

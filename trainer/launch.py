@@ -1,4 +1,4 @@
-"""Around a training command: join the ranks, catch stop signals, and keep other runs away from its files."""
+"""Launching a training command: join the ranks, catch stop signals, and lock the run's files."""
 
 import contextlib
 import gc
@@ -30,19 +30,19 @@ def launch(
     processes: int = 1,
     notices: Sequence[str] = (),
 ) -> int:
-    """train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
+    """Call train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
 
-    script, argv: the command as it was typed, for the report. ddp: the user asked for a launcher, and it must be there.
-    processes: how many this one is to divide itself into. notices: lines on them.
+    script, argv: the command as typed, for the report. ddp: the user requires a launcher such as torchrun.
+    processes: number of processes to fork into. notices: lines about them.
     """
     command = launch_line(script, argv)
 
     def work(join: Join) -> int:
-        # Before the first operation: PyTorch does not know of a container's limit, and each copy would have the threads of all.
+        # Before the first operation: PyTorch ignores a container's CPU limit, and each process would have the threads of all.
         torch.set_num_threads(threads_of_each(processes))
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
-            # Before a GPU is first used. On a CPU every run gives the same bits anyway.
+            # Before a GPU is first used. CPU runs are deterministic anyway.
             on_gpu = pick_device(settings.device).type == "cuda"
             at_end.enter_context(deterministic(settings.deterministic and on_gpu))
             ranks, device = join()
@@ -50,24 +50,24 @@ def launch(
             exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))
             # After an error this is not reached, and the other ranks would not reach it either.
             if dist.is_initialized():
-                # A sharded model refers to the process group, and lies in circles of references.
+                # A sharded model refers to the process group, and is part of reference cycles.
                 gc.collect()
-                # A launcher that sees a rank gone ends the others, perhaps rank 0 before its tracker is done.
+                # A launcher that sees a rank exit ends the others, perhaps rank 0 before its tracker is done.
                 dist.barrier()
                 dist.destroy_process_group()
             return exit_code
 
-    # --ddp without a launcher ends here, with a line.
+    # --ddp without a launcher ends here, with an error.
     if processes == 1 or ddp:
         return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
     return side_by_side(processes, work)
 
 
 def claim(ranks: Ranks, *stems: Path) -> None:
-    """Make the folders of the runs' files, and keep other runs from writing them until this command ends.
+    """Create the folders of the runs' files, and lock the files until this command ends.
 
-    stems: paths of the files without their endings. Errors: UserError that names the run that is writing them, or says
-    why none can.
+    stems: paths of the files without endings. Errors: UserError that names the run that is writing them, or says why
+    they cannot be written.
     """
 
     def claim_all() -> None:

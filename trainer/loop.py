@@ -1,12 +1,12 @@
 """The training loop of every trainer.
 
-    Trainer.run          go on or begin, train, end with a report
+    Trainer.run          resume or start, train, end with a report
       Trainer.fit        epoch after epoch, until the run is finished or stopped
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
-          after_update   what follows each update: count, log, evaluate, save, stop
+          after_update   after each update: count, log, evaluate, save, stop
 
-What differs between trainers is in a Job (trainer/job.py), what makes an update in engine.py, what is said in
-reporting/lines.py, and what a checkpoint holds in saving/resume.py.
+The differences between trainers are in a Job (trainer/job.py), an update in engine.py, the messages in
+reporting/lines.py, and the content of a checkpoint in saving/resume.py.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
 
-# How long a save waits at most for the digest check: a stop signal waits for that save.
+# Maximum wait of a save for the digest check: a stop signal waits for that save.
 CHECK_BEFORE_SAVE_S = 5.0
-# Updates of this process after which all that lives long is there: the first ones compile, and fill caches
-SETTLED_AFTER = 3
+# Updates until all long-lived objects exist: the first ones compile and fill caches
+UPDATES_BEFORE_FREEZE = 3
 
 
 class Epoch(NamedTuple):
-    """The epoch that is under way: its number from 0, its rows, and how they are dealt out to updates and ranks.
+    """The current epoch: its number from 0, its rows, and how they are distributed over updates and ranks.
 
-    updates_before: of the run, before update 0 of the epoch.
+    updates_before: updates of the run before this epoch.
     """
 
     number: int
@@ -51,9 +51,9 @@ class Epoch(NamedTuple):
 
 
 class Trainer:
-    """Trains a Job in its Surroundings, and owns what changes while a run goes on."""
+    """Trains a Job in its Surroundings, and owns the state that changes during a run."""
 
-    # Set by `run`: what makes the batches, and the time that they take.
+    # set by `prepare` and `fit`
     loader: Loader
     stopwatch: Stopwatch
 
@@ -70,17 +70,16 @@ class Trainer:
             self.engine.graphs.say = self.reporter.say
         self.saver = Saver(job, self.reporter)
         self.save_timer = SaveTimer(self.settings, self.device.type)
-        # Updates that this process has done
+        # updates of this process
         self.updates_here = 0
-        # Where the run stands, and where it ends
         self.progress = Progress()
         self.length = job.length
         self.current_epoch: Epoch | None = None
-        # For the log lines: fields beside loss and rate, the loss that is expected, the share of the ranks' fastest matrix products that
-        # one token a second takes (0: not measured)
+        # For the log lines: fields besides loss and rate, the expected loss, and the FLOPs utilisation of one token per second, relative
+        # to the measured peak of all ranks (0: not measured)
         self.shown: Sequence[str] = ()
         self.forecast: Forecast | None = None
-        self.utilisation_of_token = 0.0
+        self.utilisation_per_token = 0.0
 
     @property
     def finished(self) -> bool:
@@ -89,35 +88,35 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- the whole run
 
     def run(self) -> int:
-        """Go on or begin, train to the end or to a stop signal, and write the report. Returns the exit code.
+        """Resume or start, train to the end or to a stop signal, and write the report. Returns the exit code.
 
-        Errors: UserError, in one line, where an allocation failed on this rank.
+        Errors: UserError, in one line, if an allocation failed on this rank.
         """
 
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_go_on()}"
+            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_resume()}"
 
         with out_of_memory_in_a_line(self.device, advice_on_memory):
-            # A run that was killed in the middle of a save has left them.
+            # left by a run that was killed during a save
             on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress = found
-            # A resume of a run that has done all it was asked to do.
+            # resume of a finished run
             if self.finished and not self.progress.evaluation_due:
                 lines.say_that_all_is_done(self.job, self.progress, self.reporter)
                 self.engine.close()
                 return 0
-            # Rank 0 alone writes, and an error of its own ends all ranks.
+            # Only rank 0 writes, and an error there ends all ranks.
             on_main(self.ranks, lambda: self.open_files(is_resumed=found is not None))
             self.prepare()
             try:
                 exit_code = self.fit()
             finally:
-                # `after_update` freezes.
+                # frozen by `after_update`
                 gc.unfreeze()
             # Rank 0 may take a while.
             with until_all_are_ready(self.ranks):
@@ -127,10 +126,10 @@ class Trainer:
         return exit_code
 
     def open_files(self, is_resumed: bool) -> None:
-        """On rank 0: begin or continue what the run writes. A fresh run first moves an earlier one out of its way."""
+        """On rank 0: create or continue the run's files. A fresh run first moves an earlier one out of its way."""
         files = self.job.files
         check_space(files.stem.parent, self.engine.model)
-        # The tracker comes before the files: if it refuses, nothing has been moved.
+        # The tracker comes before the files: if it fails, nothing has been moved.
         if self.settings.tracker != "none":
             self.reporter.open_tracker(self.settings, files.stem.name, self.progress.tracker_ids)
         if not is_resumed:
@@ -141,8 +140,8 @@ class Trainer:
         self.reporter.open(Path(f"{files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
 
     def prepare(self) -> None:
-        """Say what the run will do, and make it fast."""
-        # Rank 0 looks at the data for what it says and records.
+        """Describe the run, compile the model and create the loader."""
+        # Rank 0 reads the data for what it reports.
         with until_all_are_ready(self.ranks):
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
@@ -165,7 +164,7 @@ class Trainer:
         if outlook.flops >= SHORT_RUN_FLOPS:
             sizes = [2048] if self.device.type == "cpu" else None
             best_rate = product_rate(self.device, self.engine.dtype, sizes=sizes) * self.ranks.world_size
-            self.utilisation_of_token = outlook.flops_per_token / best_rate
+            self.utilisation_per_token = outlook.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
 
@@ -174,30 +173,30 @@ class Trainer:
     def fit(self) -> int:
         """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
 
-        Errors: LoaderError where the batches could not go on; the updates before are saved. SaidByAnotherRank where that
-        happened to another rank, which says it. DataError for data that is damaged.
+        Errors: LoaderError if the loader failed; the updates before are saved. SaidByAnotherRank if that happened on
+        another rank, which reports it. DataError for damaged data.
         """
         stop_signal = 0
         self.save_timer.restart()
         self.stopwatch = Stopwatch(self.progress.step, self.progress.log_seconds)
         try:
             if self.progress.evaluation_due:
-                # A signal broke it off before the resume.
+                # interrupted by a signal before the resume
                 stop_signal = self.run_evaluation()
                 if self.finished and not stop_signal:
-                    # No later update comes, whose save would tell that this evaluation is done.
+                    # No later update will save that this evaluation is done.
                     self.save()
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
         except LoaderError:
             if self.ranks.world_size > 1:
-                # A save needs all ranks, and the others wait in an update for this one.
+                # A save needs all ranks, but the others wait in an update for this one.
                 with contextlib.suppress(OSError):
                     self.saver.checkpoints.wait()
                 raise
             stop_signal = LOADER_FAILED
             if self.progress.update:
-                # The loader may have failed because the data is damaged, which `save` looks at first.
+                # Damaged data may have made the loader fail: `save` checks that first.
                 self.save()
         finally:
             self.loader.close()
@@ -208,23 +207,23 @@ class Trainer:
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
-            saved = self.saver.how_to_go_on()
+            saved = self.saver.how_to_resume()
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise self.loader.failure or SaidByAnotherRank
-        # a shell's exit code for a process that a signal has ended
+        # a shell's exit code for a process ended by a signal
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
         """Train from row `progress.row` to the end of the epoch.
 
-        Returns the number of a stop signal that came, or 0.
+        Returns the number of a stop signal received, or 0.
         Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
         """
         progress = self.progress
-        # A plan may be large: the last one goes before the next one comes.
+        # A plan may be large: free the last one before making the next.
         self.current_epoch = None
-        # A clock may move the end of a run beyond the epochs that were planned.
+        # The clock of a budget may extend a run beyond the planned epochs.
         self.length.epochs = max(self.length.epochs, progress.epoch + 1)
         with self.stopwatch.paused(), until_all_are_ready(self.ranks):
             plan = self.job.plan(progress.epoch)
@@ -247,27 +246,27 @@ class Trainer:
                 targets=totals.targets,
             )
             rate = self.job.learning_rate(update, progress)
-            for place, batch in enumerate(batches):
-                is_last = place == len(batches) - 1
+            for micro_batch, batch in enumerate(batches):
+                is_last = micro_batch == len(batches) - 1
                 if batch is not None:
                     self.engine.micro_batch(to_device(batch, self.device), totals, last=is_last)
                 elif self.engine.is_sharded:
-                    # This rank has no rows in the last micro-batches of an epoch, but all ranks compute with their parts together: here
-                    # with the first row of the update, of which nothing comes.
+                    # This rank has no rows in the last micro-batches of an epoch, but a sharded model needs all ranks: it computes the
+                    # first row of the update, which does not count.
                     filler = to_device(self.job.assembler[plan.recipe(range(first_row, first_row + 1))], self.device)
                     self.engine.micro_batch(filler, totals, last=is_last, counts=False)
                 progress.step += 1
                 if not is_last:
-                    self.log(epoch, first_step + place, rate)
-            # What this rank asks all ranks for, with the update's one message. To stop: the number of the signal that it got, LOADER_FAILED
-            # for want of batches, or 0. To save: for a signal or, on rank 0, by its timer. A disk may take longer than the timer's
-            # minutes: training would wait for it if the timer asked while it writes.
+                    self.log(epoch, first_step + micro_batch, rate)
+            # This rank's requests to all ranks, sent with the update's one message. Stop: the number of a signal received, LOADER_FAILED
+            # if the loader failed, or 0. Save: on a signal or, on rank 0, by its timer, but not while a save is being written: a disk
+            # may take longer than the timer's interval, and training would wait for it.
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
-            is_time = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
-            self.engine.update(rate, stop_request, self.signals.take_save_request() or is_time)
+            timer_is_due = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
+            self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
-                # This rank's own signal, if it got one; a rank that got none ends with the others'.
+                # this rank's own signal if it received one, else that of another rank
                 return self.signals.signum or stop_signal
             if self.finished:
                 break
@@ -276,8 +275,8 @@ class Trainer:
     # ------------------------------------------------------------------------------------------ after an update
 
     def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
-        """Count, log, evaluate, sample and save, in this order. Returns the number of a stop signal that any rank got, or 0."""
-        # It reads the whole store in a thread, and raises here once it has found that tokens.bin is not what was written.
+        """Count, log, evaluate, sample and save, in this order. Returns the number of a stop signal that any rank received, or 0."""
+        # A thread reads the whole store; this raises once it has found tokens.bin to be damaged.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged()
         progress, evaluation = self.progress, self.job.evaluation
@@ -286,58 +285,58 @@ class Trainer:
         progress.rows += update.end_row - update.first_row
         progress.row = update.end_row
         if update.end_row == update.n_rows:
-            # Behind the last row comes the first one of the next epoch.
+            # next: the first row of the next epoch
             progress.epoch = update.epoch + 1
             progress.row = 0
         self.stopwatch.after_update(progress.step)
         if self.length.clock is not None:
             self.length.clock.after_update(progress.update)
 
-        # On CUDA an update's outcome comes with the next one. It is waited for before a save, and at the end of an epoch, since the
-        # documents of a skipped update are read from the epoch's plan.
+        # On CUDA an update's outcome arrives with the next one. Wait for it before a save, and at the end of an epoch, since the
+        # documents of a skipped update are looked up in the epoch's plan.
         outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
-        save_is_due = save_is_due or self.completes(self.save_timer.interval, update)
+        save_is_due = save_is_due or self.is_due(self.save_timer.interval, update)
         if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
-        self.account_for(outcomes, epoch.plan)
+        self.record_outcomes(outcomes, epoch.plan)
 
         self.log(epoch, update.last_step, rate)
-        if self.finished or (evaluation.evaluate is not None and self.completes(evaluation.eval_interval, update)):
-            # Where a stop signal comes first, the resume does it.
+        if self.finished or (evaluation.evaluate is not None and self.is_due(evaluation.eval_interval, update)):
+            # If a stop signal comes first, the resume does it.
             progress.evaluation_due = True
         if not stop_signal:
             if self.finished and (evaluation.evaluate or evaluation.samples):
-                # Should they fail, for want of memory perhaps, the last updates are not lost: a resume evaluates alone.
+                # If they fail, perhaps out of memory, the last updates are not lost: a resume only evaluates.
                 self.save()
             stop_signal = self.run_evaluation()
         if save_is_due or stop_signal:
             self.save()
         self.updates_here += 1
-        if self.updates_here == SETTLED_AFTER and self.device.type == "cuda":
-            # torch, transformers and the compiler leave millions of objects that live as long as the process. Python's collector would
-            # look through all of them now and then, half a second in which nobody gives the GPU any work.
+        if self.updates_here == UPDATES_BEFORE_FREEZE and self.device.type == "cuda":
+            # torch, transformers and the compiler leave millions of objects that live as long as the process. Now and then Python's
+            # collector would scan all of them, half a second in which the GPU gets no work.
             gc.collect()
             gc.freeze()
         return stop_signal
 
-    def completes(self, interval: int, update: Update) -> bool:
-        """Whether a multiple of the interval is completed by this update, which was the last one. One of 0 never is.
+    def is_due(self, interval: int, update: Update) -> bool:
+        """Whether this update, the last one, completes a multiple of the interval; never for an interval of 0.
 
-        An interval counts updates or, as in MiniMind, micro-batches, over all epochs. What it asks for may come some micro-batches late:
-        one of 100 ends within the update that does number 100.
+        An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: one of 100
+        ends with the update that contains micro-batch 100.
         """
         end, size = self.progress.step + 1, update.last_step + 1 - update.first_step
         if self.job.evaluation.counts_updates:
             end, size = self.progress.update, 1
         return interval > 0 and end // interval > (end - size) // interval
 
-    def account_for(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
-        """Note and report what became of updates, whose rows are those of `plan`.
+    def record_outcomes(self, outcomes: Sequence[Outcome], plan: JobPlan) -> None:
+        """Record and report the outcomes of updates on rows of `plan`.
 
-        Errors: UserError on rank 0 after --max_bad_updates in a row that were not applied, once the last save is on disk.
+        Errors: UserError on rank 0 after --max_bad_updates skipped updates in a row, once the last save is on disk.
         """
         for outcome in outcomes:
             self.progress.grad_norm = outcome.grad_norm
@@ -355,24 +354,24 @@ class Trainer:
                 )
 
     def log(self, epoch: Epoch, step: int, rate: float) -> None:
-        """A log line after the first micro-batch (or update) of each interval, and after the last one: means over the tokens since the
-        last line, over all ranks. step: of the epoch, from 0.
+        """Log after the first micro-batch (or update) of each interval, and after the last one: means over the tokens of all ranks
+        since the last line. step: within the epoch, from 0.
         """
         progress, interval = self.progress, self.settings.log_interval
         accumulation_steps = epoch.schedule.accumulation_steps
         is_due = step % interval == 0
         if self.job.evaluation.counts_updates:
-            update_number, place = divmod(step, accumulation_steps)
-            # A line is of whole updates.
-            is_due = update_number % interval == 0 and place == accumulation_steps - 1
+            update_number, micro_batch = divmod(step, accumulation_steps)
+            # A line covers whole updates.
+            is_due = update_number % interval == 0 and micro_batch == accumulation_steps - 1
         if not (is_due or step == epoch.schedule.n_steps - 1 or self.finished):
             return
-        # All ranks take part, though one writes the line.
+        # a collective, though only rank 0 logs
         sums = self.engine.collect()
         if not self.ranks.is_main:
             return
-        # The updates of the run: where epochs alone limit it, as if all of them had as many rows as this one. And the micro-batches of
-        # this epoch, within which the run may end.
+        # Updates of the run: if only epochs limit it, assume that all have as many rows as this one. n_steps: micro-batches of this
+        # epoch, within which the run may end.
         all_updates = self.length.last_update
         if all_updates == UNLIMITED:
             all_updates = epoch.updates_before + epoch.schedule.n_updates * (self.length.epochs - epoch.number)
@@ -390,12 +389,12 @@ class Trainer:
             "tokens_per_second": tokens_per_second,
             "updates_per_second": 1 / (step_seconds * accumulation_steps),
             "memory": peak_memory(self.device),
-            # As in the public trainer, of this epoch alone.
+            # as in MiniMind, for this epoch only
             "epoch_Time": step_seconds * min(n_steps - step - 1, steps_left) / 60,
             "eta": step_seconds * steps_left / 60,
         }
-        if self.utilisation_of_token:
-            values["flops_utilisation"] = tokens_per_second * self.utilisation_of_token
+        if self.utilisation_per_token:
+            values["flops_utilisation"] = tokens_per_second * self.utilisation_per_token
         expected = self.forecast.loss(progress.tokens, rate) if self.forecast else None
         if expected is not None:
             values["expected_loss"] = expected
@@ -405,11 +404,11 @@ class Trainer:
     # ----------------------------------------------------------------------------------- evaluation and saving
 
     def run_evaluation(self) -> int:
-        """Evaluate, sample and record what is due of it. Returns the number of a stop signal that came, or 0; nothing is recorded
-        then.
+        """Evaluate, sample and record what is due. Returns the number of a stop signal received meanwhile, in which case nothing
+        is recorded, or 0.
         """
         progress, evaluation, clock = self.progress, self.job.evaluation, self.length.clock
-        # Samples come with each evaluation, or at times of their own.
+        # Samples come with each evaluation, or at their own interval.
         samples_are_due = progress.evaluation_due
         if evaluation.sample_interval:
             samples_are_due = self.finished or progress.update % evaluation.sample_interval == 0
@@ -439,21 +438,21 @@ class Trainer:
         return 0
 
     def save(self) -> None:
-        """Begin to write a checkpoint and the weights, in a thread.
+        """Start writing a checkpoint and the weights, in a thread.
 
-        Errors: DataError where it was trained on damaged data.
+        Errors: DataError if the training data is damaged.
         """
-        # The check has long ended by now, unless this is the beginning or the data is huge.
+        # The check has usually finished by now, except early in a run or on huge data.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged(wait_s=CHECK_BEFORE_SAVE_S)
-        # A checkpoint says how its last update ended.
+        # A checkpoint includes the outcome of its last update.
         if self.current_epoch is not None:
-            self.account_for(self.engine.drain(), self.current_epoch.plan)
+            self.record_outcomes(self.engine.drain(), self.current_epoch.plan)
         self.save_timer.restart()
         self.progress.log_seconds = self.stopwatch.elapsed()
         self.saver.save(self.progress, is_last=self.finished)
 
 
 def train_epoch(trainer: Trainer) -> int:
-    """`Trainer.train_epoch` by the name that the public trainer has for it."""
+    """`Trainer.train_epoch` by its name in MiniMind."""
     return trainer.train_epoch()

@@ -1,10 +1,10 @@
-"""What adds up gradients where each rank has the whole model. There are two ways, and `make_reducer` chooses:
+"""Sums of gradients over ranks that each have the whole model. `make_reducer` chooses one of two ways:
 
-    SharedReducer        the copies of a command on a CPU (trainer/machine/cpu_ranks.py), in memory that all of them see
+    SharedReducer        the processes of one command on a CPU (trainer/machine/cpu_ranks.py), in shared memory
     DistributedReducer   ranks of a launcher, by messages
 
-For each micro-batch of an update the engine calls `begin_micro_batch` and then computes it; for the update as a whole, `finish`.
-Where ranks have parts of the model (trainer/sharding.py), its layers add up their gradients by themselves.
+The engine calls `begin_micro_batch` before each micro-batch of an update, and `finish` once at its end. A sharded model
+(trainer/sharding.py) sums its gradients itself.
 """
 
 import math
@@ -17,24 +17,23 @@ from torch import nn
 
 from trainer.machine.ranks import CACHE_LINE, Ranks
 
-# numbers that a rank can tell the others with its gradients, at most
-MOST_NUMBERS = 64
+# maximum length of the message that goes with the gradients
+MAX_MESSAGE_LENGTH = 64
 
 
 class SharedReducer:
     """Sums fp32 gradients over the ranks in shared memory, after the backward pass of an update.
 
-    The memory has a region for each rank and one for the sum, each of all gradients end to end, and of what the ranks tell
-    each other:
+    The memory has a region for each rank and one for the sum, each of all gradients end to end, and a message:
 
-        region 0    gradients and numbers of rank 0
-        region 1    gradients and numbers of rank 1
+        region 0    gradients and message of rank 0
+        region 1    gradients and message of rank 1
         sum         slice 0 | slice 1      slice r is added up by rank r
 
     1. Each rank copies its gradients into its own region, and waits until all have.
     2. Each adds up its own slice of all regions, in the order of the ranks. It waits until all have.
-    3. Each copies the sum into its gradients. Nobody waits after that: a rank writes into its region again with step 2 over for
-       all, and into the sum after the next update's first wait, which the others reach with step 3 done.
+    3. Each copies the sum into its gradients. No wait is needed after that: a rank writes into its region again when step 2 is
+       done on all, and into the sum after the next update's first wait, which the others reach when they are done with step 3.
     """
 
     keeps_gradients = False
@@ -46,55 +45,55 @@ class SharedReducer:
         self.ranks = ranks
         self.memory = ranks.memory
         n = ranks.world_size
-        sizes = [*(parameter.numel() for parameter in self.parameters), MOST_NUMBERS]
-        # numbers of a slice: whole lines of the cache
+        sizes = [*(parameter.numel() for parameter in self.parameters), MAX_MESSAGE_LENGTH]
+        # length of a slice: whole cache lines
         length = math.ceil(sum(sizes) / n / CACHE_LINE) * CACHE_LINE
         taken = self.memory.take(torch.float32.itemsize * (n + 1) * n * length)
         regions = taken.view(torch.float32).view(n + 1, n * length)
-        shapes = [*(parameter.shape for parameter in self.parameters), (MOST_NUMBERS,)]
+        shapes = [*(parameter.shape for parameter in self.parameters), (MAX_MESSAGE_LENGTH,)]
 
         def views_of(region: torch.Tensor) -> list[torch.Tensor]:
             parts = region[: sum(sizes)].split(sizes)
             return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-        *self.own_gradients, self.own_numbers = views_of(regions[ranks.rank])
-        *self.sums, self.sum_of_numbers = views_of(regions[n])
+        *self.own_gradients, self.own_message = views_of(regions[ranks.rank])
+        *self.sums, self.message_sum = views_of(regions[n])
         *self.slices, self.slice_of_sum = regions[:, ranks.rank * length : (ranks.rank + 1) * length]
 
     def begin_micro_batch(self, last: bool) -> None:
-        """Nothing is to be done while the backward pass runs: it needs all of the processor that copying would use."""
+        """No-op: copying during the backward pass would take CPU time from it."""
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
-        """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
+        """Replace every gradient by its sum over the ranks. Returns the sum of the messages (1-d)."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(self.own_gradients, gradients)
-        self.own_numbers[: len(message)] = message
+        self.own_message[: len(message)] = message
         self.memory.wait(self.ranks.rank)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
         for of_rank in self.slices[2:]:
             self.slice_of_sum += of_rank
         self.memory.wait(self.ranks.rank)
         torch._foreach_copy_(gradients, self.sums)
-        return self.sum_of_numbers[: len(message)].clone()
+        return self.message_sum[: len(message)].clone()
 
 
-# Gradients that go over the network in one piece: large enough that the network's latency does not count, small
-# enough that most of the pieces travel while the backward pass computes the next ones.
+# Gradients sent over the network in one piece: large enough to make latency negligible, small enough that most pieces
+# are sent while the backward pass computes the next ones.
 BUCKET_BYTES = 25 << 20
 
 
 class DistributedReducer:
-    """Sums fp32 gradients over the ranks, while the last backward pass of an update goes on.
+    """Sums fp32 gradients over the ranks, during the last backward pass of an update.
 
-    The gradients lie end to end in buckets, in the reverse of the parameters' order, which is about the order in which a backward
-    pass comes to them. A bucket is sent as soon as its gradients and the buckets before it are there: all ranks send in one order.
+    Gradients are stored end to end in buckets, in reverse order of the parameters, roughly that of a backward pass. A bucket is
+    sent as soon as its gradients and the buckets before it are complete, so all ranks send in the same order.
 
-    torch's DistributedDataParallel does the same and more: it averages, where losses are divided by the numbers of the whole update
-    here; it waits for every parameter, also for an expert that has got no token; and it makes its buckets anew after the first
-    backward pass. How sums of three and more ranks are rounded depends on the buckets, so a resume would end with other bits.
+    Not torch's DistributedDataParallel: it averages, while losses here are divided by the totals of the whole update; it waits for
+    every parameter, even of an expert without tokens; and it rebuilds its buckets after the first backward pass. The rounding of
+    sums over three and more ranks depends on the buckets, so a resume would end with different bits.
     """
 
-    # Gradients lie in memory of its own. Zeros clear them: with None the next micro-batch would put them elsewhere.
+    # Gradients are views of the buckets. They are zeroed: with None the next micro-batch would allocate new ones.
     keeps_gradients = True
 
     def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -112,12 +111,12 @@ class DistributedReducer:
                 parameter.grad = gradient.view(parameter.shape)
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
         self._sizes = [len(bucket) for bucket in buckets]
-        # gradients of each bucket that the last backward pass has not come to; empty before that
+        # gradients of each bucket that the last backward pass has not reached yet; empty before that
         self._missing: list[int] = []
         self._sent: list[dist.Work] = []
 
     def begin_micro_batch(self, last: bool) -> None:
-        """last: no other of this update follows, so its gradients are sent, with what the ones before it have added to them."""
+        """last: the last one of its update, so the gradients accumulated so far are sent during its backward pass."""
         self._missing = list(self._sizes) if last else []
 
     def _arrived(self, number: int, parameter: torch.Tensor) -> None:
@@ -133,8 +132,8 @@ class DistributedReducer:
         self._sent.append(work)
 
     def finish(self, message: torch.Tensor) -> torch.Tensor:
-        """Make every gradient the sum over the ranks; returns the sum of the messages (1-d)."""
-        # Those with parameters that this rank's last micro-batch has not reached.
+        """Replace every gradient by its sum over the ranks. Returns the sum of the messages (1-d)."""
+        # buckets with parameters that this rank's last micro-batch did not reach
         while len(self._sent) < len(self.sums):
             self._send()
         for work in self._sent:
@@ -145,14 +144,14 @@ class DistributedReducer:
         return message
 
 
-SumsGradients = SharedReducer | DistributedReducer
+Reducer = SharedReducer | DistributedReducer
 
 
-def make_reducer(model: nn.Module, ranks: Ranks) -> SumsGradients:
-    """What adds up gradients over the ranks. A collective: all ranks must call it. They get the weights of rank 0."""
-    # One seed gives the same weights on machines of one kind only.
+def make_reducer(model: nn.Module, ranks: Ranks) -> Reducer:
+    """Returns the reducer for these ranks. A collective that also gives all ranks the weights of rank 0."""
+    # A seed gives the same weights only on machines of the same kind.
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.data, src=0)
-    # in the order of the model, which is that of all ranks
+    # in the order of the model, the same on all ranks
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return SharedReducer(parameters, ranks) if ranks.memory is not None else DistributedReducer(parameters)

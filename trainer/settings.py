@@ -1,4 +1,4 @@
-"""The flags that several trainers share, in groups. Those of one trainer are in its folder."""
+"""Flags that several trainers share, in groups. Those of one trainer are in its folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from common.flags import AUTO, not_negative, positive, seed
 from common.settings import Settings, setting, switch
 from common.start import ROOT
 
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 # values of --shard
 NONE = "none"
 FULL = "full"
 
 
 def auto_or(convert: Callable[[str], float]) -> Callable[[str], str]:
-    """A converter of `auto`, and of what `convert` takes; as text, since a setting has one type."""
+    """Returns a converter for `auto` and whatever `convert` takes; as text, since a setting has one type."""
 
     def as_text(text: str) -> str:
         if text != AUTO:
             convert(text)
         return text
 
-    # argparse names it in its message on a text that is neither.
+    # shown in argparse's error message
     as_text.__name__ = f"{convert.__name__} or {AUTO}"
     return as_text
 
@@ -56,7 +56,7 @@ class DividedMachineSettings(MachineSettings):
 
     cpu_processes: str = setting(
         "auto",
-        check=auto_or(positive(int, MOST_PROCESSES)),
+        check=auto_or(positive(int, MAX_PROCESSES)),
         help="processes that share each micro-batch on a CPU, on Linux; 1: one process with all threads",
     )
 
@@ -76,12 +76,12 @@ class UpdateSettings(Settings):
     learning_rate: float = setting(5e-4, check=positive(float), help="what the schedule multiplies", first=True)
     weight_decay: float = setting(0.01, check=not_negative(float), help="on matrices alone")
     grad_clip: float = setting(1.0, check=not_negative(float), help="largest global gradient norm; 0: off")
-    max_bad_updates: int = setting(10, check=positive(int), help="stop after so many non-finite updates in a row")
+    max_bad_updates: int = setting(10, check=positive(int), help="stop after this many non-finite updates in a row")
     seed: int = setting(42, check=seed, help="of weights, data order and samples")
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 
 
-# How each is built: build_optimizers in trainer/optim/build.py
+# built by build_optimizers in trainer/optim/build.py
 OPTIMIZERS = ("adamw", "muon")
 
 
@@ -104,7 +104,7 @@ class OptimizerSettings(UpdateSettings):
 class OutputSettings(Settings):
     """output"""
 
-    # save_interval where neither it nor save_minutes is given
+    # save_interval if neither it nor save_minutes is given
     usual_save_interval: ClassVar[int] = 100
 
     out_dir: str = setting(
@@ -113,14 +113,14 @@ class OutputSettings(Settings):
         aliases=("--save_dir",),
         first=True,
     )
-    # None: not given. `fill_in` gives it a value.
+    # None: not given; set by `fill_in`.
     save_interval: int = setting(
         None,
         check=not_negative(int),
         help="micro-batches (ELECTRA, GLUE: updates) between saves; 0: they do not count (default: 100, ELECTRA 1000, GLUE "
         "500; 0 with --save_minutes)",
     )
-    # None: not given. As above.
+    # as above
     save_minutes: str = setting(
         None,
         check=auto_or(not_negative(float)),
@@ -141,7 +141,7 @@ class OutputSettings(Settings):
             raise ValueError(f"--use_wandb and --tracker {self.tracker} exclude each other: drop one")
 
     def fill_in(self) -> None:
-        """The tracker that --use_wandb means; and of the two flags on saves, the one that is not given."""
+        """Set the tracker for --use_wandb, and save_interval and save_minutes if not given."""
         if self.use_wandb:
             self.tracker = "wandb"
         if self.save_minutes is None:
@@ -152,7 +152,7 @@ class OutputSettings(Settings):
 
 
 class RunSettings(Protocol):
-    """The flags that every trainer has; the settings of a job have more."""
+    """Flags of every trainer; the settings of a job have more."""
 
     batch_size: int
     accumulation_steps: int

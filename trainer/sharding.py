@@ -1,20 +1,20 @@
 """A sharded model (`--shard`), by PyTorch's FSDP2: each rank keeps a part of every tensor.
 
-Without it each rank has the whole model and the whole state of the optimiser, 16 bytes for each parameter with AdamW, and
-the ranks tell each other their gradients (trainer/reducer.py). With it the ranks have one model together:
+Without it each rank has the whole model and optimiser state, 16 bytes per parameter with AdamW, and the ranks exchange
+gradients (trainer/reducer.py). With it the ranks share one model:
 
     rank 0   the first half of each tensor's rows      weight, gradient, moments
     rank 1   the second half                           weight, gradient, moments
 
-A layer's weights are gathered before it is computed, and dropped behind it; in the backward pass once more. Then its
-gradients are added up over the ranks, and each keeps the sum of its own rows. So beside its own parts a rank holds
-one layer's weights and gradients at a time, and what is in no layer: embeddings, head and last norm. In half precision the
-rounded weights of all layers are kept up to the backward pass too, as without sharding.
+A layer's weights are gathered before it runs and freed after it, and once more in the backward pass. Then its gradients
+are summed over the ranks, and each keeps the sum of its own rows. So besides its own parts a rank holds one layer's
+weights and gradients at a time, and what is in no layer: embeddings, head and last norm. In half precision the rounded
+weights of all layers are kept until the backward pass too, as without sharding.
 
-Whatever computes with the model takes part in these gatherings, so all ranks have to do it together, and equally often: a
-rank without rows computes some that count for nothing, also in evaluations and samples.
+Every use of the model needs these gathers, so all ranks must run it together and equally often: a rank without rows
+computes some that do not count, also in evaluation and sampling.
 
-A sharded tensor is a DTensor of torch. Its rows are cut among the ranks; a rank holds a plain tensor of its own rows. A
+A sharded tensor is a torch DTensor. Its rows are split over the ranks; a rank holds a plain tensor of its own rows. A
 state dict in a file has whole tensors.
 """
 
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> "TypeIs[DTensor]":
-    """Whether it is a tensor of which this rank has a part. Asked so, the class need not be imported."""
+    """Whether this is a DTensor. Found by an attribute, so that the class need not be imported."""
     return hasattr(value, "to_local")
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor, as a plain one that shares its memory; a tensor that is not sharded itself."""
+    """This rank's part of a tensor, as a plain one that shares its memory; a tensor that is not sharded itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def rows_of_ranks(rows: int, size: int) -> list[int]:
-    """How FSDP2 cuts a tensor's rows among the ranks: equal parts, of which the last ones are short or empty."""
+    """Rows of each rank, as FSDP2 splits a tensor: equal parts, of which the last ones may be short or empty."""
     most = math.ceil(rows / size)
     return [max(0, min(most, rows - rank * most)) for rank in range(size)]
 
 
 def own_rows(whole: torch.Tensor, like: "DTensor") -> torch.Tensor:
-    """The rows of a whole tensor that this rank has of a sharded one."""
+    """This rank's rows of a whole tensor, split like a sharded one."""
     rows = rows_of_ranks(like.shape[0], like.device_mesh.size())
     return whole.split(rows)[like.device_mesh.get_local_rank()]
 
 
 def sharded_as(like: torch.Tensor, value: Any) -> Any:
-    """A tensor that each rank has whole, sharded as another of its shape is. Nothing is sent. Any other value stays what it is, such as
-    a count."""
+    """Shard a tensor that each rank has whole like another of its shape, without communication. Other values, such as a count, are
+    returned as they are."""
     if not (is_sharded(like) and isinstance(value, torch.Tensor) and value.shape == like.shape):
         return value
-    # It takes a second to import, and most runs do without.
+    # The import takes a second, and most runs do without.
     from torch.distributed.tensor import DTensor
 
     own = own_rows(value, like).to(like.device, copy=True)
@@ -73,35 +73,35 @@ def sharded_as(like: torch.Tensor, value: Any) -> Any:
 
 
 def sharded_weights(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """A state dict of whole tensors, which each rank has, sharded as the model is."""
+    """Shard a state dict of whole tensors, which each rank has, like the model."""
     own = model.state_dict()
     return {name: sharded_as(own[name], value) for name, value in weights.items()}
 
 
 def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimiser, of whole tensors as above, sharded as its parameters are."""
+    """Shard the state dict of an optimiser, of whole tensors as above, like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    of_parameters: dict[int, dict[str, Any]] = {}
-    for number, kept in state["state"].items():
-        of_parameters[number] = {name: sharded_as(parameters[number], value) for name, value in kept.items()}
-    return {**state, "state": of_parameters}
+    sharded: dict[int, dict[str, Any]] = {}
+    for number, moments in state["state"].items():
+        sharded[number] = {name: sharded_as(parameters[number], value) for name, value in moments.items()}
+    return {**state, "state": sharded}
 
 
-# A method of a model, beside `forward`, that computes with its weights.
+# method of a model, besides `forward`, that computes with its weights
 FORWARD_METHOD = "training_losses"
 
 
 def group_size_of(shard: str, ranks: Ranks) -> int:
-    """How many ranks have one model together, as --shard says it; 1: each has its own."""
+    """Number of ranks that share a model, by --shard; 1: each has its own."""
     return ranks.world_size if shard == FULL else 1
 
 
 def put_on_device(
     model: nn.Module, identity: Mapping[str, object], shard: str, ranks: Ranks, device: torch.device
 ) -> None:
-    """Put a model on the device of each rank, sharded among all of them where --shard says so.
+    """Put a model on the device of each rank, sharded over all of them if --shard asks for it.
 
-    identity: of the job. Errors: UserError where the ranks' differ: they give each other weights, whose shapes follow from it.
+    identity: of the job. Errors: UserError if it differs between ranks: they exchange weights, whose shapes follow from it.
     """
     compare_with_main(ranks, identity)
     if group_size_of(shard, ranks) > 1:
@@ -111,34 +111,34 @@ def put_on_device(
 
 
 def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
-    """Shard a model among all ranks, which must all call it, and from then on make the same calls of it.
+    """Shard a model over all ranks. A collective, as are all later calls of the model.
 
-    Its parameters are DTensors afterwards, of which this rank has a part, so an optimiser is to be made after this. The weights
-    are those of rank 0: one seed gives the same on machines of one kind only.
+    Its parameters become DTensors, of which this rank has a part, so build the optimiser afterwards. The weights are those
+    of rank 0: a seed gives the same ones only on machines of the same kind.
     """
-    # They take a second to import, and most runs do without.
+    # The imports take a second, and most runs do without.
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
-    # Whole ones, as long as the model has them.
+    # whole weights, while the model still has them
     weights = model.state_dict() if ranks.is_main else {}
 
-    # Units, which are what is gathered at once: each layer, and what is in none.
+    # Units, each gathered at once: every layer, and what is in none.
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for module in (*layers, model):
         unit = fully_shard(module, mesh=mesh)
         assert isinstance(unit, FSDPModule)
-        # Losses are divided by the numbers of the whole update, so gradients are sums. (FSDP2 would divide them by the
+        # Losses are divided by the totals of the whole update, so gradients are sums. (FSDP2 would divide them by the
         # number of ranks.)
         unit.set_gradient_divide_factor(1.0)
-        # Gloo cannot multiply while it adds up.
+        # Gloo cannot scale within a sum.
         unit.set_force_sum_reduction_for_comms(True)
     if hasattr(model, FORWARD_METHOD):
         register_fsdp_forward_method(model, FORWARD_METHOD)
 
-    # Each rank gets its parts of the weights of rank 0, one tensor at a time: a GPU has no room for all of them. Buffers stay whole.
+    # Distribute rank 0's weights one tensor at a time: all of them may not fit on a GPU. Buffers stay whole.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             assert is_sharded(parameter)
@@ -151,15 +151,15 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
             dist.broadcast(buffer, src=0)
 
 
-def forget_groups() -> None:
-    """To be called when nothing more is computed with a sharded model, before the process group is left.
+def clear_caches() -> None:
+    """Call after the last use of a sharded model, before the process group is destroyed.
 
-    torch remembers how it has computed with sharded tensors, and with that the group. A process that ends while
-    something refers to a group that it has left may abort, once in some launches.
+    torch caches how it has computed with sharded tensors, and with that the group. A process that ends while something
+    refers to a destroyed group may abort, once in some launches.
     """
     from torch.distributed.tensor import _redistribute, debug
 
-    # There is no other way to make it forget. Another version of torch may remember in other places.
+    # No public way clears these caches. Other versions of torch may have others.
     with contextlib.suppress(AttributeError):
         debug._clear_sharding_prop_cache()
     with contextlib.suppress(AttributeError):
@@ -169,11 +169,11 @@ def forget_groups() -> None:
 
 
 def add_up(message: torch.Tensor, own_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum of the messages (1-d) over all ranks, norm of the whole gradient (0-d)), in one small all-reduce.
+    """Returns (sum of all ranks' messages (1-d), norm of the whole gradient (0-d)), by one small all-reduce.
 
     own_norm: of this rank's parts.
     """
-    # The square of a large norm is beyond float32.
+    # The square of a large norm overflows float32.
     square = own_norm.double().square()
     together = torch.cat((message.double(), square.view(1)))
     dist.all_reduce(together)

@@ -1,14 +1,14 @@
 """The whole of pretraining on one page: read text, pack it into rows, train a MiniMind on them, save it.
 
-    python trainer/tour.py                                         # a minute or two on two CPU cores, on text that Python brings along
-    python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} a line
+    python trainer/tour.py                                         # a minute or two on two CPU cores, on Python's own documentation
+    python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} per line
 
 Read this file first. trainer/train_pretrain.py does the same in the same order. With the same flags and --dtype float32
---use_compile 0 --cpu_processes 1 it gets the same losses and weights, to the last bit (tests/trainer/test_tour.py); but there
---max_updates limits the whole run, here each pass. It adds what a run of hours needs: other input formats, several
-processes, half precision, compiled code, checkpoints, validation, a budget of time. The model and the packing are the library's.
+--use_compile 0 --cpu_processes 1 it gets the same losses and weights, bit for bit (tests/trainer/test_tour.py); but there
+--max_updates limits the whole run, here each epoch. It adds what long runs need: other input formats, several processes,
+half precision, compiled code, checkpoints, validation, a time budget. The model and the packing are the same code.
 
-Shapes: B rows of a micro-batch, T positions of a row, V entries of the vocabulary.
+Shapes: B rows per micro-batch, T positions per row.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 if __package__ in (None, ""):
-    # Run by path, trainer/ would come first on the path, and could shadow a dependency.
+    # Run as a script, sys.path starts with trainer/, which could shadow a dependency.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import numpy as np
@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, a few of those of train_pretrain.py. Without them: a model that learns something in a minute or two."""
+    """A few of the flags of train_pretrain.py. The defaults train a small model in a minute or two."""
     parser = argparse.ArgumentParser(description="Pretrain a small MiniMind, on one page.")
     parser.add_argument("--data_path", help="a .jsonl of texts; default: the documentation inside Python")
     parser.add_argument("--out_dir", default=str(ROOT / "out"))
@@ -52,7 +52,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.01)
     parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient; 0: no clipping")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
-    parser.add_argument("--max_updates", type=int, default=150, help="updates of a pass at most; 0: the whole text")
+    parser.add_argument("--max_updates", type=int, default=150, help="maximum updates per epoch; 0: the whole text")
     parser.add_argument("--log_interval", type=int, default=10, help="micro-batches between two log lines")
     parser.add_argument("--seed", type=int, default=42, help="of the weights and of the order of the rows")
     return parser.parse_args(argv)
@@ -62,16 +62,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespace:
-    """All documents as one long array: `tokens` int64 [N], and `offsets` int64 [documents + 1], where each begins.
+    """All documents in one array: `tokens` int64 [N], and `offsets` int64 [documents + 1], where each starts.
 
-    A document is BOS, the ids of its text, EOS. So the model learns how texts begin, and that they end.
+    A document is BOS, the ids of its text, EOS. So the model learns where texts start and end.
     """
     with open(path, encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
     if not records or not all(isinstance(record, dict) and "text" in record for record in records):
         sys.exit(f'{path}: each line must be an object {{"text": "..."}}')
     texts = [record["text"] for record in records]
-    # A text that spells a special token, such as a page about this tokenizer, must not become one: hence split_special_tokens.
+    # split_special_tokens: a text that spells a special token, such as a page about this tokenizer, must not become one.
     ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     documents = [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in ids_of_texts]
     lengths = [len(document) for document in documents]
@@ -79,12 +79,12 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
 
 
 def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[torch.Tensor, ...]:
-    """input_ids, targets, document_ids and position_ids, each int64 [B, T], of some rows of the plan.
+    """Returns input_ids, targets, document_ids and position_ids, each int64 [B, T], of some rows of the plan.
 
-    Documents share rows, so that little is padding (`plan` says which, see dataset/packing.py). A piece of a document with n
-    pairs of (input, target) takes n positions: the target of a position is the next token of the same document. `document_ids`
-    keeps the documents of a row apart: attention looks at earlier positions of the own document alone. Padding has document -1
-    and no target (IGNORE, as torch's own cross-entropy has it).
+    Documents share rows, so there is little padding (`plan` assigns them, see dataset/packing.py). A piece of a document with
+    n (input, target) pairs takes n positions: the target of a position is the next token of the same document. `document_ids`
+    separates the documents of a row: a position attends only to earlier ones of its document. Padding has document -1 and
+    no target (IGNORE, the ignore_index of torch's cross-entropy).
     """
     shape = (len(rows), plan.T)
     input_ids = torch.zeros(shape, dtype=torch.int64)
@@ -94,7 +94,7 @@ def make_batch(data: SimpleNamespace, plan: EpochPlan, rows: range) -> tuple[tor
     for b, row in enumerate(rows):
         t = 0
         for number, (document, start, pairs) in enumerate(plan.pieces_of_row(row)):
-            # `start` counts within the document.
+            # `start` is relative to the document.
             begin = data.offsets[document] + start
             piece = torch.tensor(data.tokens[begin : begin + pairs + 1])
             input_ids[b, t : t + pairs] = piece[:-1]
@@ -132,7 +132,7 @@ def train(args: argparse.Namespace) -> Path:
     data = read_tokens(Path(data_path), tokenizer)
 
     model.to(device)
-    # Weight decay pulls matrices towards 0. Norm weights are factors around 1 and are left alone.
+    # Weight decay pulls matrices towards 0. Norm weights are factors around 1 and get none.
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     parameters = matrices + vectors
@@ -146,7 +146,7 @@ def train(args: argparse.Namespace) -> Path:
 
     rows_of_update = args.batch_size * args.accumulation_steps
     for epoch in range(args.epochs):
-        # Which documents share which row, and the order of the rows: drawn anew for each epoch, from the seed.
+        # Seed and epoch determine which documents share a row, and the order of the rows.
         plan = EpochPlan(data.offsets, args.max_seq_len, args.seed, epoch)
         n_rows = min(plan.n_rows, args.max_updates * rows_of_update) if args.max_updates else plan.n_rows
         n_steps = math.ceil(n_rows / args.batch_size)
@@ -154,17 +154,17 @@ def train(args: argparse.Namespace) -> Path:
         targets_since_line = 0
         started = time.perf_counter()
         for update_rows in slices(0, n_rows, rows_of_update):
-            # MiniMind's cosine: from 1.1 times the learning rate down to 0.1 times, over the rows of the run.
+            # MiniMind's cosine schedule: from 1.1 down to 0.1 times the learning rate, over the rows of the run.
             done = (epoch + update_rows.start / n_rows) / args.epochs
             rate = args.learning_rate * (0.1 + 0.5 * (1 + math.cos(math.pi * done)))
-            # The loss of an update is the mean over all of its targets. Each micro-batch adds its sum, divided by the number of the
-            # whole update: however the rows are cut into micro-batches, the gradient is the same.
+            # The loss of an update is the mean over its targets. Each micro-batch adds its sum, divided by the targets of the
+            # whole update, so the gradient does not depend on how the rows are split into micro-batches.
             n_targets, n_documents = plan.totals(update_rows.start, update_rows.stop)
             first_step = update_rows.start // args.batch_size
             micro_batches = slices(update_rows.start, update_rows.stop, args.batch_size)
             for step, rows in enumerate(micro_batches, first_step):
                 batch = [part.to(device) for part in make_batch(data, plan, rows)]
-                # Cross-entropy summed over the targets, and the auxiliary loss that spreads tokens over the experts, a mean over the
+                # Cross-entropy: summed over the targets. Auxiliary loss, which balances the experts' load: a mean over the
                 # documents (0 for a dense model).
                 cross_entropy, aux_loss = model.training_losses(*batch)
                 share_of_documents = plan.row_documents(rows.start, rows.stop) / n_documents
@@ -196,7 +196,7 @@ def train(args: argparse.Namespace) -> Path:
 
 
 def save(model: MiniMindForCausalLM, out_dir: Path) -> Path:
-    """Write the weights in half precision, as MiniMind's own code loads them, and the config beside them."""
+    """Save the weights in half precision, as MiniMind's code loads them, and the config beside them."""
     out_dir.mkdir(parents=True, exist_ok=True)
     moe = "_moe" if model.config.use_moe else ""
     path = out_dir / f"tour_{model.config.hidden_size}{moe}.pth"
@@ -206,7 +206,7 @@ def save(model: MiniMindForCausalLM, out_dir: Path) -> Path:
 
 
 def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """How the model continues a text."""
+    """The prompt and its continuation."""
     model.eval()
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.device)
     continued = model.generate(ids, max_new_tokens=60, do_sample=True, temperature=0.7, top_k=50)  # type: ignore[misc]
@@ -214,6 +214,6 @@ def sample(model: MiniMindForCausalLM, tokenizer: PreTrainedTokenizerBase, promp
 
 
 if __name__ == "__main__":
-    # Ctrl-C ends it without a traceback, and without a save: train_pretrain.py saves, and goes on from there.
+    # Ctrl-C ends without a traceback and without saving; train_pretrain.py saves, and can resume.
     with contextlib.suppress(KeyboardInterrupt):
         train(parse_args())

@@ -38,12 +38,12 @@ def test_updates_and_rates_that_are_far_off_are_named(words, named):
 
 
 def test_a_run_tells_of_its_batch_and_rate_when_it_starts(tmp_path, monkeypatch, capsys):
-    """A run of fewer tokens than WORTH_A_NOTICE says nothing of them."""
+    """A run of fewer tokens than MIN_TOKENS_FOR_NOTES says nothing of them."""
     data = write_corpus(tmp_path / "text.jsonl", n_documents=60)
     options = {"data_path": data, "batch_size": 16, "accumulation_steps": 8, "learning_rate": 1e-7}
     train(out_dir=tmp_path / "a", **options)
     assert "note: " not in capsys.readouterr().out
-    monkeypatch.setattr(advice, "WORTH_A_NOTICE", 100)
+    monkeypatch.setattr(advice, "MIN_TOKENS_FOR_NOTES", 100)
     train(out_dir=tmp_path / "b", **options)
     printed = capsys.readouterr().out
     assert "learn most with updates of about" in printed and "note: --learning_rate 1e-07" in printed

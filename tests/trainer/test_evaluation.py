@@ -77,7 +77,7 @@ def test_long_rows_are_evaluated_a_few_at_a_time(tokenizer, tmp_path, monkeypatc
         return training_losses(input_ids, *others)
 
     monkeypatch.setattr(model, "training_losses", recorded)
-    monkeypatch.setattr(evaluation, "MOST_POSITIONS", positions)
+    monkeypatch.setattr(evaluation, "MAX_POSITIONS_AT_ONCE", positions)
     values, _ = evaluate(make_engine(model), corpus.validation(), StopSignals())
     assert max(rows) == most_rows and sum(rows) == EVAL_ROWS * len(corpus.validation())
     assert values == pytest.approx(at_once, rel=1e-6)

@@ -6,7 +6,7 @@ from model.config import parameter_count
 from tests.helpers import records, train, write_corpus
 from tests.trainer.budget.test_plan import text
 from trainer import advice
-from trainer.advice import PREMIUM_OF_FULL_RATE
+from trainer.advice import EXCESS_BEFORE_DECAY
 from trainer.budget import laws
 from trainer.budget.laws import expected_loss
 from trainer.pretrain import outlook
@@ -20,7 +20,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     # Of a run of seconds nothing is expected.
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
-    monkeypatch.setattr(advice, "FEWEST_TOKENS", 200)
+    monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)
     monkeypatch.setattr(laws, "text_scale", lambda *_: 0.1)
     run = train(out_dir=tmp_path / "long", **options)
     printed = capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
         at_the_end = expected_loss(
             parameter_count(config), config.num_hidden_layers, tokens, text(targets), 0.1, muon=False
         )
-        wanted = at_the_end * (1 + PREMIUM_OF_FULL_RATE * record["lr"] / 1e-3)
+        wanted = at_the_end * (1 + EXCESS_BEFORE_DECAY * record["lr"] / 1e-3)
         assert record["expected_loss"] == pytest.approx(wanted)
         assert f"expected:{wanted:.4g} " in printed
     assert "expected_loss" in metrics[-1]

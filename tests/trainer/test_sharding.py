@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.helpers import losses, new_port, records, run_ranks, train, write_corpus
 from tests.updates import gradients, reference_gradients, relative_difference
 from trainer.machine.ranks import init_distributed_mode
-from trainer.sharding import forget_groups, is_sharded, own_part
+from trainer.sharding import clear_caches, is_sharded, own_part
 
 # To start two to four processes takes longer than a quick test may.
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def in_group(name, work, timeout_s=60):
     try:
         return work(ranks)
     finally:
-        forget_groups()
+        clear_caches()
         gc.collect()
         dist.destroy_process_group()
 

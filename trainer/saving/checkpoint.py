@@ -1,27 +1,26 @@
-"""Checkpoints to resume from: written whole or not at all, verified when read.
+"""Checkpoints to resume from: written atomically, verified when read.
 
 Layout under `--out_dir` for `--save_weight pretrain`, hidden size 512:
     pretrain_512_resume/update_00000120.pt          everything a resume needs (one `state_dict`)
     pretrain_512_resume/update_00000120.pt.sha256   its digest, as `sha256sum -c` reads it
 
-How a save goes on, so that a kill or a loss of power at any moment leaves a run that can be gone on with:
+The steps of a save, after each of which a kill or a power loss leaves a run that can be resumed:
 
-1. The training thread copies the state to the CPU, and goes on training. Of tensors that are sharded among the ranks
-   (trainer/sharding.py) rank 0 gets the whole, so any number of ranks can go on. The rest is done in a thread of rank 0.
-2. The weights are written (`before`), then the checkpoint, each to a file of another name, which is made durable and then
-   renamed. A file with its own name is always whole.
+1. The training thread copies the state to the CPU, and continues training. Rank 0 gets sharded tensors whole
+   (trainer/sharding.py), so any number of ranks can resume. The rest is done in a thread of rank 0.
+2. The weights are written (`before`), then the checkpoint, each to a temporary file, which is flushed to disk and then
+   renamed. A file with its final name is always complete.
 3. The digest is renamed before the checkpoint, so that no checkpoint is ever without one. A digest without a
-   checkpoint, from a kill between the two, is removed by the next start. Where an update is saved again, its digest file has a
-   line for either content until the checkpoint is replaced.
-4. The checkpoint is read back and compared with its digest. The system is asked to forget its own copy first, so that
-   what is compared comes from the disk. A disk that returns something else ends the save here.
-5. Only then older checkpoints are deleted.
+   checkpoint, from a kill between the two, is removed by the next start. If an update is saved again, its digest file has
+   lines for both contents until the checkpoint is replaced.
+4. The checkpoint is read back and compared with its digest, after a request to drop it from the system's cache, so that it
+   comes from the disk. If it differs, the save ends here.
+5. Only then are older checkpoints deleted.
 
-A start takes the newest checkpoint whose digest holds. Those that it passed over are named, and never count as one of those to
-keep.
+A resume takes the newest checkpoint whose digest matches. Skipped ones are reported, and do not count as kept.
 
-torch.distributed.checkpoint would do as much, but its `load` unpickles `.metadata` without a check, which runs whatever code
-somebody has put there. These files are read by torch's restricted unpickler alone.
+torch.distributed.checkpoint would do as much, but its `load` unpickles `.metadata` without a check, which runs any code in
+it. These files are read by torch's restricted unpickler only.
 """
 
 import contextlib
@@ -51,37 +50,37 @@ from common.files import (
 from trainer.saving.weights import save_with_digest
 from trainer.sharding import is_sharded
 
-# The file of a checkpoint. Whatever else lies beside it is somebody's own.
+# file name of a checkpoint; other files beside it are the user's
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
 
 
 def remove_temporaries(stem: Path) -> None:
-    """Delete what a killed run of this name left half written beside `stem`.
+    """Delete half-written files of a killed run of this name beside `stem`.
 
-    What cannot be deleted stays for the next start: a rank of the killed run that is not gone yet may still be writing there.
+    A file that cannot be deleted stays until the next start: a rank of the killed run may still be writing it.
     """
     for start in (f"{stem.name}.", f".{stem.name}."):
         for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
-            # a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
+            # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
             if "_" not in path.name.removeprefix(start):
                 remove_if_possible(path)
 
 
 def snapshot(value: Any, keeps: bool = True) -> Any:
-    """A copy on the CPU that later updates do not change; tied tensors stay one, and sharded ones are whole.
+    """Returns a copy on the CPU that later updates do not change; tied tensors stay tied, and sharded ones become whole.
 
-    A collective where there are sharded ones. keeps: False on ranks that only take part in it: they have None in the place of
-    each value. The host waits for a GPU once, when all copies are under way: a wait for each of hundreds of tensors takes longer
+    A collective if there are sharded ones. keeps: False on ranks that only take part in it, and get None in place of each
+    value. The host waits for a GPU once, after starting all copies: one wait for each of hundreds of tensors takes longer
     than the copies.
     """
-    # by the id of a tensor: a tied one is in the state more than once
+    # by tensor id: a tied one is in the state more than once
     copies: dict[int, torch.Tensor | None] = {}
     under_way = False
 
     def copy_of(tensor: torch.Tensor) -> torch.Tensor | None:
         nonlocal under_way
         if is_sharded(tensor):
-            # One at a time: a GPU has no room for all of them.
+            # One at a time: all of them may not fit on a GPU.
             whole = tensor.full_tensor().detach()
             return whole.to("cpu", copy=True) if keeps else None
         if not keeps:
@@ -104,26 +103,25 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
 
     result = copied(value)
     if under_way:
-        # Before this nothing may read a copy, and no later update may begin to change what is copied.
+        # Until here nothing may read a copy, and no update may change its source.
         torch.cuda.synchronize()
     return result
 
 
 def is_on_cuda(tensor: torch.Tensor) -> bool:
-    """Whether a copy of it can be under way while the host goes on. One from MPS is made at once, as one from the CPU."""
+    """Whether a copy to the CPU can be asynchronous. One from MPS is synchronous, as one from the CPU."""
     return tensor.is_cuda
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory on the CPU for a copy of a tensor of a GPU, which writes by itself into pinned memory alone.
+    """CPU memory for a copy of a GPU tensor, pinned if possible: only then is the copy asynchronous.
 
-    Pinning takes longer than copying. torch keeps the pinned memory that nobody uses any more, so that the next save gets
-    that of the last one.
+    Pinning takes longer than copying. torch caches unused pinned memory, so the next save reuses that of the last one.
     """
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=True)
     except RuntimeError:
-        # The system pins no more: a limit of the machine, or memory is short. The host waits for such a copy.
+        # No more can be pinned: a system limit, or memory is short. The host waits for such a copy.
         return torch.empty_like(tensor, device="cpu")
 
 
@@ -131,7 +129,7 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def verified(path: Path) -> bool:
-    """Whether a checkpoint's bytes are those that its digest was made from."""
+    """Whether a checkpoint matches its recorded digest."""
     try:
         return digest_line(path, file_digest(path)) in recorded_digests(path).splitlines(keepends=True)
     except OSError:
@@ -139,7 +137,7 @@ def verified(path: Path) -> bool:
 
 
 def recorded_digests(path: Path) -> bytes:
-    """The content of a checkpoint's digest file; empty where it cannot be read."""
+    """The content of a checkpoint's digest file; empty if it cannot be read."""
     try:
         return Path(f"{path}.sha256").read_bytes()
     except OSError:
@@ -154,7 +152,7 @@ def digest_line(path: Path, digest: str) -> bytes:
 def load_checkpoint(path: Path, mapped: bool = False) -> Any:
     """The state dict in a checkpoint, on the CPU; nothing in it can run code.
 
-    mapped: a tensor is read when it is used, and as far as it is used.
+    mapped: memory-mapped; tensors are read lazily, and only the parts in use.
     """
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
@@ -163,13 +161,13 @@ def load_checkpoint(path: Path, mapped: bool = False) -> Any:
 
 
 def update_of(path: Path) -> int:
-    """The update that a checkpoint is named for; -1 for a name that is none of ours."""
+    """The update number in a checkpoint's name; -1 for any other name."""
     found = CHECKPOINT_NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
 
 def kept_of_run(stem: Path, name: str) -> Path | None:
-    """The file `name` of the run that a resume goes on with; None: it has none, or no checkpoint and may have had other data."""
+    """The file `name` of the run to resume; None: it has none, or no checkpoint, so its data may have been different."""
     path = stem.parent / name
     return path if path.exists() and Checkpoints(f"{stem}_resume").paths() else None
 
@@ -180,11 +178,11 @@ class Checkpoints:
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
         self.keep = keep
-        # An interpreter that ends first waits for its thread to finish what it has begun to write.
+        # At exit the interpreter waits for this thread to finish its file.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        # the save that was begun last, until `wait` has been told how it ended
+        # the last save, until `wait` has taken its result
         self._last_save: Future[None] | None = None
-        # Found by newest(); they do not count as kept.
+        # damaged ones found so far, which do not count as kept
         self._damaged: set[Path] = set()
 
     def paths(self) -> list[Path]:
@@ -193,9 +191,9 @@ class Checkpoints:
         return sorted(found, key=update_of, reverse=True)
 
     def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
-        """Write `state` in the background; `before()` runs before that in the same thread. Nothing may change it any more.
+        """Write `state` in the background, after `before()` in the same thread. Nothing may change it any more.
 
-        Waits for the save before this one, whose error (OSError) `wait` has to be asked for first.
+        Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
         """
         self.wait()
 
@@ -204,17 +202,17 @@ class Checkpoints:
                 if before is not None:
                     before()
             finally:
-                # Weights that cannot be written are no reason to lose the checkpoint too.
+                # If the weights cannot be written, the checkpoint still is.
                 self._write(state, update)
 
         self._last_save = self._writer.submit(write)
 
     def writing(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is in progress."""
         return self._last_save is not None and not self._last_save.done()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raise the error of the last save, if any."""
+        """Wait for the save in progress, if any. Raises the error of the last save."""
         last_save, self._last_save = self._last_save, None
         if last_save is not None:
             last_save.result()
@@ -240,7 +238,7 @@ class Checkpoints:
     def _prune(self, newest: Path) -> None:
         """Delete all but `newest`, which has just been verified, and the `keep` - 1 good ones before it.
 
-        Those with a higher number were damaged when this run resumed from one before them.
+        Those with a higher number were damaged when this run resumed from an earlier one.
         """
         good = [path for path in self.paths() if update_of(path) <= update_of(newest) and path not in self._damaged]
         for path in self.paths():
@@ -253,17 +251,17 @@ class Checkpoints:
         remove(Path(f"{path}.sha256"))
 
     def remove_leftovers(self) -> None:
-        """Delete what a killed run has left half written in the folder. Nothing may be being saved."""
+        """Delete half-written files of a killed run in the folder. No save may be in progress."""
         for path in self.folder.glob("update_[0-9]*.tmp"):
             remove_if_possible(path)
         for digest_file in self.folder.glob("update_*.pt.sha256"):
             checkpoint = digest_file.with_suffix("")
-            # Killed between the two renames.
+            # a kill between the two renames
             if update_of(checkpoint) >= 0 and not checkpoint.exists():
                 digest_file.unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """Delete the checkpoints, and their folder if there is nothing else in it."""
+        """Delete the checkpoints, and their folder if it is empty then."""
         for path in self.paths():
             self._remove(path)
         with contextlib.suppress(OSError):
@@ -278,11 +276,11 @@ class Checkpoints:
     ) -> None:
         """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.
 
-        weights (files or folders): they are in that folder too, and stay until those of the fresh run replace them, which may begin
-        with them. unsaved: files that are deleted if there is nothing else, since their run ended before it had saved anything.
+        weights (files or folders): linked into that folder, but also left in place until the fresh run, which may start from them,
+        replaces them. unsaved: files that are deleted if there is nothing else, since their run ended before its first save.
         """
         earlier = list(self.folder.parent.glob(f"{glob.escape(self.folder.name)}_old*"))
-        # What an earlier start has set aside is left alone: weights that stayed, files that a kill kept it from deleting.
+        # Skip what an earlier start has set aside: weights left in place, files that a kill kept it from deleting.
         left = [
             path
             for path in [*files, *weights]
@@ -292,14 +290,14 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             for path in left:
                 link = self.folder / path.name
-                # left by a folder that somebody has renamed back, or by a start that was killed here
+                # left by a folder that was renamed back, or by a start that was killed here
                 if link.exists() and not is_link_of(link, path):
                     replace(link, link.with_name(f"{link.name}.before"))
                 if not link.exists():
                     link_or_copy(path, link)
             numbered = (self.folder.with_name(f"{self.folder.name}_old{number}") for number in itertools.count(1))
             old = next(path for path in numbered if not path.exists())
-            # All at once: a kill before this leaves the run where it was, a kill after it the whole run in the other folder.
+            # Atomic: a kill before this leaves the run where it was, a kill after it the whole run in the other folder.
             self.folder.rename(old)
             hint = ""
             if Checkpoints(old).paths():
@@ -309,9 +307,9 @@ class Checkpoints:
             remove(path)
 
     def newest(self, notice: Callable[[str], None] = print) -> Path | None:
-        """The newest checkpoint whose digest holds, or None where there is none at all. Others are named through `notice`.
+        """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported by `notice`.
 
-        Errors: UserError where some exist and none holds.
+        Errors: UserError if there are some but none is intact.
         """
         paths = self.paths()
         for path in paths:

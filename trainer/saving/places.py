@@ -1,9 +1,8 @@
-"""The place of a run's files: whether they can be written there, found out at the start and not after hours of work, and the
-lock that keeps other runs from writing them.
+"""The place of a run's files: checked at the start, not after hours of work, and locked against other runs.
 
-Beside the files of `out/pretrain_512` lie `out/.pretrain_512.lock`, which stays, is empty and means nothing by itself,
-and, while a run holds the lock, `out/.pretrain_512.running`, which says who it is. The operating system releases the lock when
-its process ends, however.
+Beside the files of `out/pretrain_512` are `out/.pretrain_512.lock`, which stays, is empty and means nothing by itself,
+and, while a run holds the lock, `out/.pretrain_512.running`, which names the holder. The operating system releases the lock
+when the process ends, in whatever way.
 """
 
 import contextlib
@@ -21,22 +20,22 @@ from common.errors import UserError
 from common.files import atomic_file, file_lock, refuse_irregular
 from common.wording import announce
 
-# The endings of the files in which a run keeps what it records
+# endings of a run's record files
 RECORDS = ("metrics.jsonl", "settings.yaml", "report.html", "loss.png")
 # Ranks of a launcher that was just killed need a moment to release a lock.
 WAIT_S = 3.0
-# A server of network files keeps the lock of a machine that is lost: NFS for a lease of 90 s by default.
-WAIT_FOR_A_MACHINE_S = 150.0
+# A network file server keeps the lock of a lost machine for a while: NFS for a lease of 90 s by default.
+WAIT_FOR_LOST_MACHINE_S = 150.0
 
 
 def check_place(stem: Path) -> None:
-    """Make the folder of a run's files, whose path without their endings is `stem`. Nothing else is left behind.
+    """Create the folder of a run's files, and check that it is writable. stem: path of the files without endings.
 
-    Errors: UserError where it cannot be made, or where no file can be written there or among the run's checkpoints.
+    Errors: UserError if it cannot be created, or no file can be written there or among the checkpoints.
     """
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
-        # The longest of the names that the run will use, of a file that a restart after a kill clears away.
+        # the longest name that the run will use; after a kill a restart deletes it
         _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
         for ending in (*RECORDS, "pth", "json"):
             refuse_irregular(stem.with_name(f"{stem.name}.{ending}"))
@@ -44,7 +43,7 @@ def check_place(stem: Path) -> None:
         if resume_folder.exists():
             _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
     except OSError as error:
-        # A full disk names no file.
+        # The error of a full disk names no file.
         place = error.filename or stem.parent
         raise UserError(f"{place}: {error.strerror}: mend that, or name another --out_dir or --save_weight") from error
 
@@ -62,11 +61,11 @@ def _try_to_write(path: Path) -> None:
 
 
 def check_space(folder: Path, model: torch.nn.Module) -> None:
-    """Errors: UserError where the disk has less room than a checkpoint of the model takes."""
-    # Weights, and the two moments of AdamW
+    """Errors: UserError if the disk has less room than a checkpoint of the model takes."""
+    # weights and the two moments of AdamW
     needed = 3 * sum(p.numel() * p.element_size() for p in model.parameters())
     disk = shutil.disk_usage(folder)
-    # Some network file systems tell no size at all.
+    # Some network file systems report no size.
     if disk.total and disk.free < needed:
         raise UserError(
             f"{folder}: a checkpoint takes {needed / 1e6:,.1f} MB, and {disk.free / 1e6:,.1f} MB are free there: free "
@@ -76,14 +75,14 @@ def check_space(folder: Path, model: torch.nn.Module) -> None:
 
 # ------------------------------------------------------------------------------------------------ the lock
 
-# the locks that this process holds, each with the file that says who holds it
+# locks that this process holds, each with the file that names the holder
 _held: list[tuple[FileLock, Path]] = []
 
 
 def hold(stem: Path) -> None:
     """Take the lock of the files `{stem}*` until `release_all` or the end of this process.
 
-    Errors: UserError that names the process that has it. Where the file system has no locks, a line says so.
+    Errors: UserError that names the process that holds it. If the file system has no locks, a note is printed.
     """
     stem = stem.absolute()
     lock = file_lock(stem.with_name(f".{stem.name}.lock"), file_stays=True)
@@ -97,9 +96,9 @@ def hold(stem: Path) -> None:
                 raise
             announce(
                 f"{stem}: {who} is writing these files, or its machine was lost and its lock is not free yet: waiting for "
-                f"{WAIT_FOR_A_MACHINE_S:g} seconds at most"
+                f"{WAIT_FOR_LOST_MACHINE_S:g} seconds at most"
             )
-            lock.acquire(timeout=WAIT_FOR_A_MACHINE_S)
+            lock.acquire(timeout=WAIT_FOR_LOST_MACHINE_S)
     except Timeout:
         raise UserError(
             f"{stem}: {_holder(running)[1]} is writing these files: wait for it, stop it, or name another --out_dir"
@@ -111,13 +110,13 @@ def hold(stem: Path) -> None:
         return
     _held.append((lock, running))
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-    # A full disk: the lock itself holds all the same.
+    # Best effort, as on a full disk: the lock holds without it.
     with contextlib.suppress(OSError), atomic_file(running) as file:
         file.write(json.dumps(owner).encode())
 
 
 def release_all() -> None:
-    """Give back what `hold` took."""
+    """Release the locks that `hold` took."""
     while _held:
         lock, running = _held.pop()
         with contextlib.suppress(OSError):
@@ -126,7 +125,7 @@ def release_all() -> None:
 
 
 def _holder(running: Path) -> tuple[str | None, str]:
-    """(host, words) of the process that holds the lock, as its file tells; the host is None where it does not."""
+    """(host, description) of the process that holds the lock, from its file; the host is None if unknown."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         owner = json.loads(running.read_text())
         return str(owner["host"]), f"process {owner['pid']} on {owner['host']!r} (since {owner['started']})"

@@ -1,4 +1,4 @@
-"""Saving a run and going on with it: what a checkpoint holds, what may differ at a resume, and what is said of it."""
+"""Saving and resuming a run: the content of a checkpoint, and what a resume may change."""
 
 import contextlib
 import time
@@ -23,14 +23,14 @@ from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_dig
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
 
-# version of a checkpoint's content; raised when an older trainer's cannot be continued
+# version of a checkpoint's content; raised when older ones cannot be resumed any more
 FORMAT = 2
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0
 
 
 class Saver:
-    """Saves a run, and goes on with the run that its checkpoints hold."""
+    """Saves a run, and resumes it from its checkpoints."""
 
     def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job = job
@@ -38,21 +38,21 @@ class Saver:
         self.reporter = reporter
         self.engine = job.engine
         self.ranks = job.engine.ranks
-        # Rank 0 saves.
+        # Only rank 0 saves.
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
-        # On rank 0: the weights of the lowest validation loss, in the type in which they are saved; none before the first evaluation.
+        # on rank 0: weights of the lowest validation loss, in the dtype of the file; empty before the first evaluation
         self.best_weights: dict[str, torch.Tensor] = {}
-        # what is in the newest checkpoint: (update, whether its evaluation is due)
+        # newest checkpoint: (update, whether its evaluation is due)
         self.saved = (-1, False)
 
     # ------------------------------------------------------------------------------------------------ saving
 
     def save(self, progress: Progress, is_last: bool) -> None:
-        """Begin to write a checkpoint and the half-precision weights. A disk that is full is reported, and training goes on.
+        """Start writing a checkpoint and the half-precision weights. A full disk is reported, and training goes on.
 
-        is_last: the run is finished. A collective: all ranks must call it.
+        is_last: the run is finished. A collective.
         """
-        # A loader may fail behind a save, and a signal break off the last evaluation, before which there was one.
+        # Saved already: the loader failed right after a save, or a signal interrupted the last evaluation, which follows one.
         now = (progress.update, progress.evaluation_due)
         if self.saved == now:
             return
@@ -60,12 +60,12 @@ class Saver:
         problem = self._wait()
         if problem:
             self.reporter.say(f"warning: the save before this one failed {problem}; training goes on")
-        # All ranks take part in both.
+        # both are collectives
         state = snapshot(self._state_dict(progress), keeps=self.ranks.is_main)
         if not self.ranks.is_main:
             return
 
-        # Weights first: a run that was killed between the two does its last updates again, and finds nothing missing.
+        # Weights first: a run killed between the two repeats its last updates, and nothing is missing.
         def save_weights() -> None:
             self.job.save_weights(state["model"], state["progress"]["update"], is_last)
             self.write_best(state["best"], state["progress"])
@@ -74,7 +74,7 @@ class Saver:
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""
-        # The sums stay apart for each rank: added up in another order they would differ in the last bit.
+        # Sums are saved for each rank: added up in another order they would differ in the last bit.
         own = {"rng": rng_state(self.engine.device), "sums": self.engine.sums.tolist()}
         ranks: list[Any] | None = [own]
         if self.ranks.world_size > 1:
@@ -83,13 +83,13 @@ class Saver:
         clock = self.job.length.clock
         return {
             "format": FORMAT,
-            # The parameters themselves, of which a tied one is seen to be one.
+            # keep_vars: `snapshot` recognises tied parameters by identity.
             "model": self.engine.model.state_dict(keep_vars=True),
             "engine": self.engine.state_dict(),
             "progress": asdict(progress),
             "best": self.best_weights,
             "ranks": ranks,
-            # How many of them shared a micro-batch.
+            # number of ranks that share a micro-batch
             "sharing": self.ranks.sharing,
             "identity": self.job.identity.entries,
             "settings": {name: value for name, value in vars(self.settings).items() if value is not None},
@@ -97,9 +97,9 @@ class Saver:
         }
 
     def _wait(self) -> str:
-        """Wait for the save that is under way, if any. Returns how it failed and what there is to go on from, "": it did not.
+        """Wait for the save in progress, if any. Returns its error and what a resume would start from; "": no error.
 
-        All ranks wait for that of rank 0, which may take longer than they wait for a message: they hear that it still works.
+        All ranks wait for rank 0, which may take longer than the timeout of a message: `on_main` allows for that.
         """
 
         def wait() -> str:
@@ -107,21 +107,21 @@ class Saver:
                 with user_errors():
                     self.checkpoints.wait()
             except UserError as error:
-                return f"({error}); {self.how_to_go_on()}"
+                return f"({error}); {self.how_to_resume()}"
             return ""
 
         return on_main(self.ranks, wait)
 
     def finish(self) -> None:
-        """Wait for the last save; UserError if it failed, since nothing comes after it.
+        """Wait for the last save. Errors: UserError if it failed, since no other follows.
 
-        All ranks wait for it: a launcher that sees one of them gone ends the others at once.
+        All ranks wait for it: a launcher that sees one of them exit ends the others at once.
         """
         problem = self._wait()
         end_all(self.ranks, problem and f"the last save failed {problem}")
 
-    def how_to_go_on(self) -> str:
-        """From which checkpoint a resume would go on: the end of a line on an error. On rank 0, which reads the files."""
+    def how_to_resume(self) -> str:
+        """Names the checkpoint that a resume would start from, for the end of an error message. On rank 0."""
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
@@ -130,14 +130,14 @@ class Saver:
     # ------------------------------------------------------------------------------------------------ resuming
 
     def set_aside_earlier_run(self) -> None:
-        """On rank 0: move what an earlier run has left beside the stem out of the way of a fresh one, its checkpoints too."""
+        """On rank 0: move the files and checkpoints of an earlier run out of the way of a fresh one."""
         files, stem = self.job.files, self.job.files.stem
         records = [Path(f"{stem}.{ending}") for ending in RECORDS]
         stale = [path for pattern in files.stale_patterns for path in sorted(stem.parent.glob(pattern))]
         metrics = Path(f"{stem}.metrics.jsonl")
-        # A run that was killed before its first save has left nothing but these, which are deleted.
+        # A run that was killed before its first save has left only these, which are deleted.
         unsaved = [metrics, Path(f"{stem}.settings.yaml"), *files.write_at_start]
-        # The curve of a run that has ended is kept in any case.
+        # The curve of a finished run is kept in any case.
         with contextlib.suppress(UserError):
             if RunRecords.read(metrics).last("eta") == 0:
                 unsaved = []
@@ -146,29 +146,29 @@ class Saver:
         )
 
     def resume(self) -> Progress | None:
-        """Take over the newest good checkpoint. Returns its progress; None: there is none.
+        """Load the newest intact checkpoint. Returns its progress, or None if there is none.
 
-        Errors: UserError where data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
-        and where none of the checkpoints is good.
+        Errors: UserError if data, tokenizer, model or row layout differ from the checkpoint's, naming the difference,
+        or if none of the checkpoints is intact.
         """
         say = self.reporter.say
-        # Machines that share no disk would each go on with another run, or some of them begin afresh.
+        # Machines without a shared disk would resume different runs, or some of them start afresh.
         seen = {path.name: str(recorded_digests(path)[:12], "ascii", "replace") for path in self.checkpoints.paths()}
         compare_with_main(self.ranks, {"checkpoint": seen}, "one --out_dir, which all machines share")
         found = on_main(self.ranks, lambda: self.checkpoints.newest(say))
         if found is None:
             say("--from_resume 1: there is no checkpoint yet, starting afresh")
             return None
-        # Machines may have the disk that they share in places of their own.
+        # Machines may mount the shared disk at different paths.
         path = self.checkpoints.folder / found.name
-        # A rank reads no more than its part of a sharded model.
+        # mapped: a rank reads only its part of a sharded model.
         state = load_checkpoint(path, mapped=self.engine.is_sharded)
         on_main(self.ranks, lambda: self._check(state, path))
         self.engine.load_weights(state["model"])
         self.engine.load_state_dict(state["engine"])
         progress = Progress(**state["progress"])
         if rows := self.job.length.rows_of_epoch:
-            # With other flags the parts of the plan are longer or shorter; the order of its rows is the same.
+            # Other flags change the length of the plan's parts, but not the order of its rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)
         self.best_weights = state["best"]
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
@@ -181,7 +181,7 @@ class Saver:
         return progress
 
     def _check(self, state: dict[str, Any], path: Path) -> None:
-        """Errors: UserError where it is the checkpoint of another run."""
+        """Errors: UserError if it is the checkpoint of another run."""
         if state["format"] != FORMAT:
             raise UserError(
                 f"{path}: written by another version of this trainer; go on from its .pth with --from_weight"
@@ -201,7 +201,7 @@ class Saver:
                 )
 
     def _restore_rank(self, before: list[dict[str, Any]]) -> None:
-        """Give this rank its random state and its sums for the log. On another world size rank 0 takes all sums."""
+        """Restore this rank's random state and its sums for the log. On another world size rank 0 takes all sums."""
         rank = self.ranks.rank
         sums = self.engine.sums
         if rank < len(before):
@@ -212,7 +212,7 @@ class Saver:
             sums.copy_(torch.tensor([of_rank["sums"] for of_rank in before], dtype=sums.dtype).sum(0))
 
     def _announce_changes(self, state: dict[str, Any]) -> None:
-        """Name the settings that are not those of the checkpoint."""
+        """Report settings that differ from those of the checkpoint."""
         before, now = state["settings"], vars(self.settings)
         for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
             if before.get(name) == now.get(name):
@@ -224,7 +224,7 @@ class Saver:
                 )
             else:
                 self.reporter.say(f"--{name} is {now.get(name)}, was {before.get(name)} before the resume")
-        # Each rank of the run before has left its state.
+        # state["ranks"] has one entry per rank of the run before.
         at_once_before = len(state["ranks"]) // state["sharing"]
         product = before["batch_size"] * before["accumulation_steps"] * at_once_before
         rows_before = before["rows_per_update"] or product
@@ -237,12 +237,12 @@ class Saver:
 
     # ------------------------------------------------------------------------------------------ the best weights
 
-    # `pretrain_512.best.pth` lies beside the weights of the last update once the validation loss has risen. A checkpoint holds the
-    # weights of the lowest one too, and the files follow from it: they are written or deleted before each checkpoint and at each
-    # resume. So a killed run loses no lowest point that came before its checkpoint, and keeps none from the part that it has lost.
+    # `pretrain_512.best.pth` exists beside the weights of the last update once the validation loss has risen. A checkpoint holds
+    # the best weights too, and the files follow it: they are written or deleted before each checkpoint and at each resume. So a
+    # killed run keeps the best weights up to its last checkpoint, and none from the updates that it lost.
 
     def keep_best(self) -> None:
-        """The validation loss has just been found lowest. A collective where the model is sharded."""
+        """Copy the weights, whose validation loss is the lowest so far. A collective if the model is sharded."""
         if self.job.evaluation.save_best is None:
             return
         weights = self.engine.weights()
@@ -250,12 +250,12 @@ class Saver:
             self.best_weights = weights_to_save(weights)
 
     def write_best(self, weights: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
-        """On rank 0: make the files those of a checkpoint with these weights and this Progress. Errors: OSError."""
+        """On rank 0: write or delete the files, to match a checkpoint with these weights and this Progress. Errors: OSError."""
         save = self.job.evaluation.save_best
         if save is None:
             return
         stem = Path(f"{self.job.files.stem}.best")
-        # NaN has risen too.
+        # true for NaN too
         if weights and progress["val_loss"] != progress["best_val_loss"]:
             save(stem, weights)
             return
@@ -264,13 +264,12 @@ class Saver:
 
 
 class SaveTimer:
-    """The micro-batches and the seconds between two saves; 0: they do not count.
+    """Micro-batches and seconds between two saves; 0: not used.
 
-    A GPU does the usual number of micro-batches in a second or two. So where the user has said nothing of saves, a run
-    on one is saved by time.
+    A GPU does the usual number of micro-batches in a second or two. So if the user has not set the interval, a run on one
+    is saved by time.
 
-    The clocks of ranks never agree. So only rank 0 looks at its own, and asks all ranks for a save in
-    the way in which a signal does.
+    Clocks differ between ranks. So only rank 0 reads its own, and requests a save from all ranks, as a signal does.
     """
 
     def __init__(self, settings: RunSettings, device_type: str) -> None:
@@ -285,11 +284,11 @@ class SaveTimer:
         self.restart()
 
     def restart(self) -> None:
-        """From here on the time counts: training begins, or a save is made."""
+        """Restart the timer: training starts, or a save is made."""
         self._last = time.monotonic()
 
     def asks(self) -> bool:
-        """Whether it is time for a save. It is asked for once: on CUDA the ranks learn of it an update later."""
+        """Whether it is time for a save. True only once: on CUDA the ranks learn of it an update later."""
         if not self.seconds or time.monotonic() - self._last < self.seconds:
             return False
         self.restart()

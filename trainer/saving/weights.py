@@ -23,9 +23,9 @@ def save_weights(
 ) -> None:
     """Write `{stem}.pth`, a flat state dict on the CPU with the public key names, and `{stem}.json`, the config.
 
-    The weights are in fp16, or in fp32 where fp16 does not hold one of them.
-    The .json has the SHA-256 of the .pth, and that of the .pth before. vocabulary: the `vocabulary_digest` of the tokenizer that
-    belongs to the weights. parse_special_tokens: how special tokens inside a text were read; None for either: not known.
+    The weights are in fp16, or in fp32 if one of them overflows fp16.
+    The .json has the SHA-256 of the .pth and of the one before it. vocabulary: the `vocabulary_digest` of the tokenizer.
+    parse_special_tokens: whether special tokens inside a text were parsed; None for either: unknown.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")
@@ -41,7 +41,7 @@ def save_weights(
 
 
 def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights on the CPU in float16, or all in float32 where float16 would turn one of them into infinity.
+    """The weights on the CPU in float16, or all in float32 if one of them overflows float16.
 
     A tied matrix is stored once.
     """
@@ -59,18 +59,18 @@ def weights_to_save(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 
 def save_with_digest(state: Any, path: Path, companion: Path, content: Callable[[str], bytes]) -> str:
-    """torch.save to `path`, and to `companion` the content that follows from the SHA-256 of that, which is returned.
+    """torch.save to `path`, and write content(its SHA-256) to `companion`. Returns the SHA-256.
 
-    The companion is renamed first, so that the file is never seen without it. So that a kill between the two leaves a good
-    pair, the content must suit what the file was before as well. Errors: OSError, such as of a full disk.
+    The companion is renamed first, so that the file is never seen without it. After a kill between the two the content must
+    match the previous file as well. Errors: OSError, such as for a full disk.
     """
     with atomic_file(path) as file:
         writer = HashingWriter(file)
         try:
-            # torch asks for a file, and uses `write` and `flush` of it.
+            # torch uses only `write` and `flush` of a file.
             torch.save(state, cast(IO[bytes], writer))
         except RuntimeError as error:
-            # torch reports that it cannot end its file, in the place of the error of `write`.
+            # torch reports that it cannot finish its file, in place of the error of `write`.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

@@ -22,7 +22,7 @@ from tests.trainer.test_train_electra import train as train_electra
 from tests.trainer.test_train_electra import write_vocab
 from trainer import engine, train_pretrain
 from trainer.budget import planner
-from trainer.loop import SETTLED_AFTER
+from trainer.loop import UPDATES_BEFORE_FREEZE
 from trainer.machine import compiling, measure
 from trainer.machine import ranks as ranks_module
 from trainer.saving import checkpoint
@@ -188,14 +188,14 @@ def test_the_collector_has_nothing_to_look_through_between_updates(tmp_path, mon
 
     def watched(running, *arguments):
         frozen.append(gc.get_freeze_count() > 1000)
-        if len(frozen) == SETTLED_AFTER + 2:
+        if len(frozen) == UPDATES_BEFORE_FREEZE + 2:
             raise KeyError("a defect")
         update(running, *arguments)
 
     monkeypatch.setattr(engine.Engine, "update", watched)
     with simulated_cuda(), pytest.raises(KeyError):
         train(data_path=data, out_dir=tmp_path, device="cuda", dtype="float32")
-    assert frozen == [False] * SETTLED_AFTER + [True] * 2 and gc.get_freeze_count() == 0
+    assert frozen == [False] * UPDATES_BEFORE_FREEZE + [True] * 2 and gc.get_freeze_count() == 0
 
 
 def test_electra_starts_and_ends_there(tmp_path):
