@@ -160,10 +160,10 @@ class Clock:
 
         updates_left = self.end - update
         evaluations = 1 + (updates_left // self.evaluation_every if self.evaluation_every else 0)
-        of_evaluation = self.fastest_evaluation
-        if math.isinf(of_evaluation):
-            of_evaluation = self.evaluation * speed + self.samples
-        for_updates = left - self.seconds_at_end - evaluations * of_evaluation
+        evaluation_seconds = self.fastest_evaluation
+        if math.isinf(evaluation_seconds):
+            evaluation_seconds = self.evaluation * speed + self.samples
+        for_updates = left - self.seconds_at_end - evaluations * evaluation_seconds
         possible = min(int(max(for_updates, 0.0) / speed), self.most_updates - update)
         if abs(possible - updates_left) * speed <= TOLERANCE * self.seconds:
             return None

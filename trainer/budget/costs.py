@@ -83,9 +83,9 @@ FEWEST_HELD_OUT_TOKENS = 1000
 class Data:
     """The text of a run.
 
-    tokens_of_pass: trained by one pass; parts: its sources, since later passes over a mixture bring other text of some. most:
-    maximum trained tokens where shares change over the run; None: unlimited. T: positions of a row; fill: share of them that hold
-    a token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
+    tokens_of_pass: trained by one pass; parts: its sources, since later passes over a mixture bring other text of some.
+    most_tokens: trained where shares change over the run; None: unlimited. T: positions of a row; fill: share of them that hold a
+    token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
     share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
     of useful passes over the text.
     """
@@ -101,13 +101,13 @@ class Data:
     text_scale: float
     parts: tuple[laws.Part, ...]
     batch_of: Callable[[int], Batch]
-    most: float | None = None
+    most_tokens: float | None = None
     most_passes: float = laws.MOST_PASSES
 
     @property
-    def different(self) -> float:
+    def unique(self) -> float:
         """Unique tokens of all sources."""
-        return laws.different_tokens(self.parts)
+        return laws.unique_tokens(self.parts)
 
     def tokens_of_update(self, rows: int) -> float:
         """Mean trained tokens of an update of this many rows: the last one of each pass has fewer."""
@@ -118,16 +118,16 @@ class Data:
 
 
 def look_at_data(
-    settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS, tell: bool = True
+    settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS, verbose: bool = True
 ) -> Data:
-    """Tokenise new text, and count. given: names of the settings that the user gives. tell: see open_corpus. Errors: DataError, UserError."""
+    """Tokenise new text, and count. given: names of the given settings. verbose: see open_corpus. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    corpus = open_corpus(settings, encoder, ranks, kind, tell)
+    corpus = open_corpus(settings, encoder, ranks, kind, verbose)
     epoch = corpus.plan(0)
     # Beyond what the user holds out, which is not in the epoch
-    held_out_now = 0.0
+    newly_held_out = 0.0
     n_documents = len(corpus.documents)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
@@ -139,17 +139,17 @@ def look_at_data(
         and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS
     ):
         # One long document: its last part
-        held_out_now = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
+        newly_held_out = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
     elif is_free and n_documents >= FEWEST_DOCUMENTS:
         fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
-        held_out_now = float(f"{fraction:.1g}")
+        newly_held_out = float(f"{fraction:.1g}")
         # Copies of a document are held out together: with few unique ones it may be none or all.
-        _, held_out = split_by_hash(corpus.store, corpus.documents, held_out_now)
+        _, held_out = split_by_hash(corpus.store, corpus.documents, newly_held_out)
         if not 0 < len(held_out) < n_documents:
-            held_out_now = 0.0
-    val_fraction = held_out_now or settings.val_fraction
-    trained_part = 1 - held_out_now
+            newly_held_out = 0.0
+    val_fraction = newly_held_out or settings.val_fraction
+    trained_part = 1 - newly_held_out
     tokens_of_pass = trained_part * epoch.n_pairs
     validation = corpus.validation()
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
@@ -168,12 +168,10 @@ def look_at_data(
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer),
-        parts=tuple(
-            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
-        ),
+        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus, epoch.n_pairs)),
         batch_of=batch_of,
         # One pass is the longest run there is, see dataset/mixture.py.
-        most=tokens_of_pass if corpus.is_one_plan else None,
+        most_tokens=tokens_of_pass if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
     )
 
@@ -306,9 +304,9 @@ class RunCosts:
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of one evaluation, in a run with updates of this many rows."""
-        of_position = self.update_seconds(config, rows) / (rows * self.data.T)
+        position_seconds = self.update_seconds(config, rows) / (rows * self.data.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
-        return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
+        return evaluation_share(self.compiled) * position_seconds * self.data.evaluated + samples
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
         """Number of evaluations before the last one. training_seconds: of all updates."""
@@ -405,15 +403,15 @@ class RunCosts:
         # The first one compiles.
         micro_batch()
         last_of_update()
-        of_micro_batch: list[float] = []
-        of_last: list[float] = []
+        micro_batch_seconds: list[float] = []
+        last_seconds: list[float] = []
 
         def is_too_short() -> bool:
-            return sum(of_micro_batch) + sum(of_last) < self.timed_seconds()
+            return sum(micro_batch_seconds) + sum(last_seconds) < self.timed_seconds()
 
         # Rank 0 decides: all ranks must time as many.
-        while len(of_last) < times or on_main(ranks, is_too_short):
-            of_micro_batch.append(seconds(micro_batch, device))
-            of_last.append(seconds(last_of_update, device))
+        while len(last_seconds) < times or on_main(ranks, is_too_short):
+            micro_batch_seconds.append(seconds(micro_batch, device))
+            last_seconds.append(seconds(last_of_update, device))
         engine.close()
-        return median(of_micro_batch), median(of_last) - median(of_micro_batch)
+        return median(micro_batch_seconds), median(last_seconds) - median(micro_batch_seconds)

@@ -29,9 +29,9 @@ class LossLaw(NamedTuple):
 
     def loss(self, parameters: float, tokens: float) -> float:
         """Final loss of a well-tuned run, on text like that of the runs behind the constants."""
-        of_size = self.size_factor / parameters**self.size_power
-        of_data = self.data_factor / tokens**self.data_power
-        return self.floor + of_size + of_data
+        size_term = self.size_factor / parameters**self.size_power
+        data_term = self.data_factor / tokens**self.data_power
+        return self.floor + size_term + data_term
 
 
 # Two-layer models on encyclopaedias, half English and half Chinese, in this repository's tokenizer. Fitted jointly with the gain of
@@ -56,9 +56,9 @@ TOKENS_OF_INDUCTION = 8.6e5
 def factor_of_depth(layers: int, tokens: float) -> float:
     """Ratio of the loss with this many layers to that of WIKI, for two layers. tokens: see effective_tokens."""
     half = TOKENS_OF_THREE_LAYERS if layers == 3 else TOKENS_OF_DEPTH
-    of_tokens = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
-    of_layers = 1 - math.exp(-max(layers - 2, 0))
-    return 1 - GAIN_OF_DEPTH * of_tokens * of_layers
+    onset = 1 / (1 + (half / tokens) ** POWER_OF_DEPTH)
+    depth = 1 - math.exp(-max(layers - 2, 0))
+    return 1 - GAIN_OF_DEPTH * onset * depth
 
 
 def factor_of_induction(heads: int, tokens: float) -> float:
@@ -110,21 +110,21 @@ WORTH_OF_REPEATS = 15.4
 # less and less, until the model overfits and its validation loss rises. So a plan with little text ends before its budget is used up.
 MOST_PASSES = 8
 # Maximum passes of a run from existing weights: enough to memorise a few answers word for word
-MOST_PASSES_BY_HEART = 40
+MOST_PASSES_FROM_WEIGHTS = 40
 # Maximum parameters per unique token: the largest ratio measured, with MOST_PASSES
-PARAMETERS_OF_A_TOKEN = 24
+MOST_PARAMETERS_PER_TOKEN = 24
 
 
 class Part(NamedTuple):
     """A source of the text: its share of the trained tokens, and its unique tokens. name: for messages."""
 
     share: float
-    different: float
+    unique: float
     name: str = ""
 
     def passes(self, tokens: float) -> float:
         """Passes over this source in a run of this many tokens of all sources."""
-        return tokens * self.share / max(self.different, 1.0)
+        return tokens * self.share / max(self.unique, 1.0)
 
 
 def effective_tokens(tokens: float, parts: Sequence[Part]) -> float:
@@ -134,22 +134,22 @@ def effective_tokens(tokens: float, parts: Sequence[Part]) -> float:
     new text.
     """
     effective = 0.0
-    for share, different, _ in parts:
+    for share, unique, _ in parts:
         own = tokens * share
-        repeats = max(own / different - 1, 0.0)
-        effective += min(own, different) + different * WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS))
+        repeats = max(own / unique - 1, 0.0)
+        effective += min(own, unique) + unique * WORTH_OF_REPEATS * (1 - math.exp(-repeats / WORTH_OF_REPEATS))
     return effective
 
 
-def different_tokens(parts: Sequence[Part]) -> float:
+def unique_tokens(parts: Sequence[Part]) -> float:
     """Unique tokens in all sources together."""
-    return sum(part.different for part in parts)
+    return sum(part.unique for part in parts)
 
 
 def most_passes(from_weight: str) -> float:
     """Maximum passes over the text. from_weight: the initial weights; fine-tuning of existing ones may need to memorise a few
     documents, such as answers."""
-    return MOST_PASSES if from_weight == "none" else MOST_PASSES_BY_HEART
+    return MOST_PASSES if from_weight == "none" else MOST_PASSES_FROM_WEIGHTS
 
 
 def is_repeated_too_often(passes: float) -> bool:
@@ -175,10 +175,10 @@ def expected_loss(
     if not muon:
         effective /= TOKENS_OF_ADAMW
     # Repeated text teaches little about copying: a megabyte that is read eight times ends at the loss expected here.
-    different = min(tokens, different_tokens(parts))
-    loss = scale * WIKI.loss(parameters, effective) * factor_of_context(context, different)
+    unique = min(tokens, unique_tokens(parts))
+    loss = scale * WIKI.loss(parameters, effective) * factor_of_context(context, unique)
     if induction_heads:
-        return loss * factor_of_induction(induction_heads, different)
+        return loss * factor_of_induction(induction_heads, unique)
     return loss * factor_of_depth(layers, effective)
 
 
@@ -208,15 +208,15 @@ DECAY_SHARE = 0.65
 WARMUP_UPDATES = 20
 
 
-def muon_weight_decay(passes: float, updates: int, parameters_of_a_token: float) -> float:
+def muon_weight_decay(passes: float, updates: int, parameters_per_token: float) -> float:
     """Weight decay of Muon and of AdamW beside it, at the rates above, for this many passes and updates.
 
-    parameters_of_a_token: the model's parameters per unique token.
+    parameters_per_token: the model's parameters per unique token.
     """
     repeated = min(max(passes - 1, 0.0), 1.0)
-    of_many_passes = max(passes / PASSES_WITH_THIS_DECAY, 1.0) ** POWER_OF_PASSES
-    of_large_models = max(parameters_of_a_token, 1.0) ** POWER_OF_SIZE
-    decay = repeated * of_many_passes * of_large_models * DECAY_OF_REPEATED_TEXT / updates
+    passes_factor = max(passes / PASSES_WITH_THIS_DECAY, 1.0) ** POWER_OF_PASSES
+    size_factor = max(parameters_per_token, 1.0) ** POWER_OF_SIZE
+    decay = repeated * passes_factor * size_factor * DECAY_OF_REPEATED_TEXT / updates
     return min(max(decay, WEIGHT_DECAY), MOST_WEIGHT_DECAY)
 
 
@@ -231,7 +231,7 @@ def adamw_rate(parameters: float, tokens: float) -> float:
 
 # Minimum for a budget of tokens. The best model measured for ten minutes on a CPU has 2.02 M parameters for 10 M tokens. For the same
 # FLOPs the law alone picks smaller ones, but they reach fewer FLOP/s.
-TOKENS_OF_A_PARAMETER = 5
+FEWEST_TOKENS_PER_PARAMETER = 5
 
 
 # ------------------------------------------------------------------------------------------ the shape of a model
@@ -264,7 +264,7 @@ def layers_for(width: int, tokens: float) -> tuple[int, int]:
     return max(FEWEST_MIDDLE_LAYERS, round(width / MIDDLE_ASPECT)), deep
 
 
-def layers_off(layers: int, width: int, tokens: float) -> float:
+def depth_mismatch(layers: int, width: int, tokens: float) -> float:
     """Factor by which a model has too few or too many layers for its width. 1: neither."""
     fewest, most = layers_for(width, tokens)
     return max(fewest / layers, layers / most, 1.0)

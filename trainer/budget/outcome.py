@@ -22,7 +22,7 @@ from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
 from trainer.budget.costs import FEWEST_DOCUMENTS, Cut, RunCosts
-from trainer.budget.settings import BUDGETS, said_ends
+from trainer.budget.settings import BUDGETS, length_flags
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints, kept_of_run
@@ -31,7 +31,7 @@ from trainer.saving.checkpoint import Checkpoints, kept_of_run
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
 # A plan that uses less of its budget has too little text for it.
-USED = 0.9
+USED_SHARE = 0.9
 # Saves of a run; more where they would be further apart than the seconds below.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
@@ -116,7 +116,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         # A rate given by the user applies to all that AdamW trains.
         if "learning_rate" not in costs.given:
             chosen["embed_lr"] = laws.EMBED_RATE
-        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.unique)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
@@ -193,7 +193,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     used, limit = total_seconds, costs.seconds
     if limit is None:
         used, limit = plan.flops, chosen.budget_flops
-    if limit is not None and used < USED * limit:
+    if limit is not None and used < USED_SHARE * limit:
         lines.append(
             f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
@@ -203,7 +203,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
                 f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
-                f"often: give it a share of at most {laws.MOST_PASSES * part.different / plan.tokens:.1%} (now {part.share:.1%}), or add text"
+                f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
@@ -219,7 +219,7 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
     # unique tokens
-    tokens = min(plan.tokens, costs.data.different)
+    tokens = min(plan.tokens, costs.data.unique)
     ranges = [
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
@@ -234,16 +234,16 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
 
 
-def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
+def explicit_command(settings: PretrainSettings, names: Collection[str], at_once: int) -> str:
     """The command that trains the plan again in one process.
 
-    said: names of the settings that the user or the plan gives. at_once: micro-batches that the ranks compute side by side.
+    names: of the settings that the user or the plan gives. at_once: micro-batches that the ranks compute side by side.
     """
     words = ["python", f"trainer/{settings.prog}"]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
-        if name in NOT_REPEATED or value is None or name not in said:
+        if name in NOT_REPEATED or value is None or name not in names:
             continue
         if name in IN_MICRO_BATCHES:
             value *= at_once
@@ -267,7 +267,7 @@ def plan_path(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}.plan.yaml")
 
 
-def plan_to_keep(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
+def plan_writer(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
     """{path of a run's plan: function that writes it when the run starts}; a no-op for a run that is not planned."""
 
     def write() -> None:
@@ -278,7 +278,7 @@ def plan_to_keep(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[P
     return {plan_path(stem): write}
 
 
-def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
+def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
     """(file, settings) of the plan that a resume continues; None: there is none.
 
     The newest of the planned runs with this --save_weight, with a checkpoint and the model that the flags name. given: names of the
@@ -322,7 +322,7 @@ def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) 
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
     if "hidden_size" in given or Checkpoints(f"{own}_resume").paths():
         # The flags that a plan prints say where the run ends, and need no clock.
-        if said_ends(settings, given):
+        if length_flags(settings, given):
             return
         given = {*given, "hidden_size", "use_moe"}
-    kept_plan(settings, given)
+    plan_to_resume(settings, given)

@@ -34,8 +34,8 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
-from trainer.budget.outcome import PLANNED, Plan, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.settings import said_ends
+from trainer.budget.outcome import PLANNED, Plan, chosen_settings, plan_lines, plan_to_resume, quantity, shape_text
+from trainer.budget.settings import length_flags
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype
@@ -86,7 +86,7 @@ def plan_run(
     """
     ranks, device = surroundings.ranks, surroundings.device
     refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
-    kept = on_main(ranks, lambda: kept_plan(settings, given)) if settings.from_resume else None
+    kept = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
@@ -110,8 +110,8 @@ def plan_run(
             # Existing weights have a fixed shape.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
         costs = RunCosts(settings, data, machine, given)
-        said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
-        shape = {name: value for name, value in said.items() if value is not None}
+        flags = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
+        shape = {name: value for name, value in flags.items() if value is not None}
         fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
         # Not the fault of the budget: rows that no model can take, and a model that the user has made too large.
@@ -120,11 +120,11 @@ def plan_run(
         costs = with_best_rows(candidates, costs, kind)
         data = costs.data
         plan = choose(candidates, costs)
-    if data.most is not None and plan.tokens > data.most:
-        times = math.ceil(plan.tokens / data.most)
+    if data.most_tokens is not None and plan.tokens > data.most_tokens:
+        times = math.ceil(plan.tokens / data.most_tokens)
         raise UserError(
             f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-            f"{quantity(data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
+            f"{quantity(data.most_tokens)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
             "--mixture file, where there is one now), or give a smaller budget"
         )
     # Ranks that evaluated or saved at different updates would deadlock.
@@ -138,7 +138,7 @@ def plan_run(
 
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
     """Errors: UserError for a flag that contradicts a budget."""
-    for name in said_ends(settings, given):
+    for name in length_flags(settings, given):
         raise UserError(
             f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
         )
@@ -222,22 +222,22 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = look_at_data(longer, given, ranks, kind, tell=False)
-    of_longer = RunCosts(longer, data, costs.machine, given)
+    data = look_at_data(longer, given, ranks, kind, verbose=False)
+    longer_costs = RunCosts(longer, data, costs.machine, given)
 
     def is_worth_it() -> bool:
         try:
             plan = best_of_now(candidates, costs)
-            plan_of_longer = best_of_now(candidates, of_longer)
+            longer_plan = best_of_now(candidates, longer_costs)
         except UserError:
             # The plan itself reports what is too little.
             return False
         # With many ranks, a row each may be too many.
-        is_too_large = plan_of_longer.cut.rows * data.T > NEAR * laws.batch_tokens(plan_of_longer.tokens)
-        return not is_too_large and plan_of_longer.loss < WORTH_LONG_ROWS * plan.loss
+        is_too_large = longer_plan.cut.rows * data.T > NEAR * laws.batch_tokens(longer_plan.tokens)
+        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
     # Rank 0 knows how much time is left.
-    return of_longer if on_main(ranks, is_worth_it) else costs
+    return longer_costs if on_main(ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
@@ -248,8 +248,8 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
     ranks = costs.machine.ranks
     measurements = 0
     if costs.seconds is not None:
-        of_one = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
-        measurements = 1 + int(MEASURING_PART * costs.seconds / (of_one + costs.timed_seconds()))
+        seconds_each = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
+        measurements = 1 + int(MEASURING_PART * costs.seconds / (seconds_each + costs.timed_seconds()))
     while True:
         # The same on all ranks, by the measurements of rank 0 so far
         plan = on_main(ranks, partial(best_of_now, candidates, costs))
@@ -292,30 +292,30 @@ def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
         raise UserError(what_is_too_little(sizes, costs))
     # The law of the loss does not cover models that are larger for their text than the measured ones: they may overfit. A budget of
     # tokens needs a limit too: by loss alone the largest model would win, and would train for weeks.
-    most = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
+    most = laws.MOST_PARAMETERS_PER_TOKEN * costs.data.unique
     if costs.tokens is not None:
-        most = min(most, costs.tokens / laws.TOKENS_OF_A_PARAMETER)
+        most = min(most, costs.tokens / laws.FEWEST_TOKENS_PER_PARAMETER)
     small_enough = [plan for plan in plans if plan.parameters <= most]
-    suitable = [plan for plan in deep_as_their_tokens_want(plans) if plan.parameters <= most]
+    suitable = [plan for plan in with_suitable_depth(plans) if plan.parameters <= most]
     # A width given by the user may leave only models with fewer layers, or none.
-    suitable = suitable or deep_as_their_tokens_want(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
+    suitable = suitable or with_suitable_depth(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
+def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of each width whose numbers of layers suit their tokens; where none does, those that come nearest.
 
     More layers leave time for fewer tokens, and fewer tokens need fewer layers: so all numbers of layers are planned.
     """
 
-    def off(plan: Plan) -> float:
-        return laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
+    def mismatch(plan: Plan) -> float:
+        return laws.depth_mismatch(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
 
     least_of_width: dict[int, float] = {}
     for plan in plans:
         width = plan.config.hidden_size
-        least_of_width[width] = min(off(plan), least_of_width.get(width, math.inf))
-    return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
+        least_of_width[width] = min(mismatch(plan), least_of_width.get(width, math.inf))
+    return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
 def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
@@ -345,7 +345,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         cut=cut,
         updates=updates,
         tokens=tokens,
-        passes=tokens / data.different,
+        passes=tokens / data.unique,
         seconds=seconds,
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
@@ -395,7 +395,7 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
     if costs.tokens is not None:
         # The user's own number
         return costs.tokens
-    most = costs.data.most_passes * costs.data.different
+    most = costs.data.most_passes * costs.data.unique
     if costs.flops is not None:
         return min(costs.flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
@@ -416,11 +416,11 @@ def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
     if rows is None:
         return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
     # A budget of tokens has no maximum number of passes.
-    if costs.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
+    if costs.tokens is None and data.most_passes * data.unique < FEWEST_UPDATES * data.tokens_of_update(rows):
         # As full rows: one row of text does not show how full the rows of more text would be.
         needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
         return (
-            f"the text is too small: it has {round(data.different):,} tokens to train, and a plan needs about {needed:,} "
+            f"the text is too small: it has {round(data.unique):,} tokens to train, and a plan needs about {needed:,} "
             f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {data.T} in {data.most_passes} passes): give more text by "
             "--data_path, or train it without a budget, by --epochs"
         )

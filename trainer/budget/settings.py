@@ -35,7 +35,7 @@ def duration(text: str) -> str:
     return text.strip()
 
 
-def said_ends(settings: Settings, given: Collection[str]) -> list[str]:
+def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
     """The given flags that say where a run ends, but for defaults, which a settings file names too."""
     return [
         name

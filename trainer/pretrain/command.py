@@ -6,7 +6,7 @@ from pathlib import Path
 
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
-from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
+from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
 from trainer.budget.planner import plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -79,7 +79,7 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
         return None
     whole = why_whole(config)
     is_planned = settings.has_budget and "batch_size" not in given
-    if is_planned and settings.from_resume and (plan := kept_plan(settings, given)):
+    if is_planned and settings.from_resume and (plan := plan_to_resume(settings, given)):
         # A resume keeps the batch size of the first start, and the processes that share it.
         _, before = plan
         shape = (before.batch_size, before.max_seq_len)

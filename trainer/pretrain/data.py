@@ -53,11 +53,11 @@ DOCUMENTS = TextKind(
 
 
 def open_corpus(
-    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, tell: bool = True
+    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, verbose: bool = True
 ) -> Corpus:
     """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
 
-    tell: announce the embedded corpus where it is used.
+    verbose: announce the embedded corpus where it is used.
     """
     # With --batch_size auto, an update has as many rows as without.
     batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
@@ -65,7 +65,7 @@ def open_corpus(
 
     def open_own() -> Corpus:
         return kind.corpus(
-            data_of(settings, kind, tell=tell and ranks.is_main),
+            data_of(settings, kind, verbose=verbose and ranks.is_main),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
@@ -87,7 +87,7 @@ def open_corpus(
     return first_rank_first(ranks, open_own)
 
 
-def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = True) -> Sequence[str | Source]:
+def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = True) -> Sequence[str | Source]:
     """The data of --data_path or --mixture, else the usual file, else the embedded corpus."""
     if settings.mixture:
         return read_mixture(Path(settings.mixture))
@@ -97,7 +97,7 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = Tru
     if default.exists():
         return [str(default)]
     embedded = kind.build_embedded()
-    if tell:
+    if verbose:
         announce(
             f"{default} is not there: training on {embedded}, {kind.in_embedded}.\n"
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
@@ -163,8 +163,8 @@ def length_of_run(
     # is used up; later passes bring other text of the others.
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(laws.parts_of(corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
+    unique = laws.unique_tokens(laws.parts_of(corpus, targets))
+    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * unique / targets
     evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
     interval = settings.eval_interval // settings.accumulation_steps
     length.clock = Clock(

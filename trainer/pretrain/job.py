@@ -13,7 +13,7 @@ import torch
 from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import architecture
-from trainer.budget.outcome import plan_to_keep
+from trainer.budget.outcome import plan_writer
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine
 from trainer.evaluation import Sampler, evaluate, read_prompts
@@ -90,7 +90,7 @@ class PretrainJob(Job):
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
             # the plan of a run with a --budget
-            write_at_start=plan_to_keep(settings, stem, ranks),
+            write_at_start=plan_writer(settings, stem, ranks),
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 

@@ -64,13 +64,13 @@ def pretraining_outlook(
     rows_of_flags = settings.usual_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first.T * first.fill
-    said = []
+    notices = []
     # Not where the user chose so. Where they are read as tokens, no text spells them.
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
-        said += note_on_spelt_tokens(corpus, first_model)
+        notices += note_on_spelt_tokens(corpus, first_model)
     if first_model.encoder.eos_id is None:
-        said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    said += pretraining_notices(
+        notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
+    notices += pretraining_notices(
         asked,
         ranks,
         parameters=parameters,
@@ -105,12 +105,12 @@ def pretraining_outlook(
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
             context=mean_context(first),
         )
-        forecast = Forecast(law, laws.different_tokens(parts), settings.learning_rate)
-        said.append(note_on_expected(parameters, tokens))
+        forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
+        notices.append(note_on_expected(parameters, tokens))
     return Outlook(
         plan=plan,
         lines=lines,
-        notices=said,
+        notices=notices,
         model_fields={**config.to_diff_dict(), "parameters": parameters},
         n_documents=len(corpus.documents),
         data_fields=data_fields,
@@ -132,8 +132,8 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
         texts = [str(first_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
         for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
-                said = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
-                return [f"{said}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
+                note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
+                return [f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
     return []
 
 
