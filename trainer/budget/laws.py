@@ -305,7 +305,7 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
 
 
-def text_of(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
+def decoded_text(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:
     """The text of these token ranges, [begin, end)."""
     ids = (store.tokens[begin:end].tolist() for begin, end in places)
     return "\n".join(tokenizer.decode(some, skip_special_tokens=True) for some in ids).encode(errors="replace")
@@ -316,7 +316,7 @@ def text_scale(store: Documents, tokenizer: Any) -> float:
     n = len(store.tokens)
     bounds = [place * n // SAMPLES for place in range(SAMPLES + 1)]
     places = [(begin, min(begin + SAMPLE_TOKENS, end)) for begin, end in pairwise(bounds)]
-    raw = text_of(store, places, tokenizer)
+    raw = decoded_text(store, places, tokenizer)
     if not raw.strip():
         return 1.0
     bits_per_token = 8 * len(bz2.compress(raw)) / sum(end - begin for begin, end in places)

@@ -248,11 +248,11 @@ def explicit_command(settings: PretrainSettings, names: Collection[str], at_once
         if name in IN_MICRO_BATCHES:
             value *= at_once
         items = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(text_of, items)]
+        words += [f"--{name}", *map(as_text, items)]
     return shlex.join(words)
 
 
-def text_of(value: object) -> str:
+def as_text(value: object) -> str:
     """A value as a flag takes it."""
     if isinstance(value, bool):
         return str(int(value))
@@ -310,7 +310,7 @@ def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[
 
 def budget_flag(settings: PretrainSettings) -> str:
     """As --budget 10m."""
-    return " ".join(f"--{name} {text_of(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
+    return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
 
 
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:

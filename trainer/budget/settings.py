@@ -55,10 +55,10 @@ class BudgetSettings(Settings):
         first=True,
     )
     budget_tokens: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many tokens instead, as 5e7"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, as 5e7"
     )
     budget_flops: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many floating-point operations instead, as 1e16"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, as 1e16"
     )
     dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
 

@@ -163,5 +163,5 @@ def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
     begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
     # A document may be longer than the whole sample; a token hardly ever has less than a byte.
     places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    raw = laws.text_of(store, places, tokenizer)
+    raw = laws.decoded_text(store, places, tokenizer)
     return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)

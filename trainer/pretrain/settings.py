@@ -172,7 +172,7 @@ class TrainingSettings(OptimizerSettings):
     )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
     max_updates: int = setting(
-        0, check=not_negative(int), help="end after so many updates, in as many passes as they take; 0: after --epochs"
+        0, check=not_negative(int), help="end after this many updates, in as many passes as needed; 0: after --epochs"
     )
     lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="of the rate over the run")
     decay_share: float = setting(
