@@ -1,18 +1,18 @@
 """The clock of --budget: it moves the last update of a run, so that the run ends on time with its learning rate at 0.
 
-A run with a time budget is planned as a number of updates, from what the machine was measured to do. Then another
-program takes a core for a while, a laptop gets hot, or sleeps. The rate of such a run is constant first and falls to
-zero afterwards, and a run that is cut off before its rate has fallen is a much worse model. So the end must move.
+A run with a time budget is planned as a number of updates, from the measured speed of the machine. Then another program
+takes a core for a while, or a laptop gets hot or sleeps. The learning rate of such a run is constant first, then decays
+to zero. A run that is cut off before the decay gives a much worse model. So the end must move.
 
 The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. Where the run would
-miss its time by more than a hundredth of the budget, the end moves, to an earlier or a later update. Before the fall
-only the constant phase gets shorter or longer. Within the fall, the rate goes on from where it is to zero at the new
-end. As long as nothing moves, a resume trains the same updates.
+miss its time by more than a hundredth of the budget, the end moves, to an earlier or a later update. Before the decay
+only the constant phase gets shorter or longer. Within the decay, the rate goes on from its current value to zero at the
+new end. As long as nothing moves, a resume trains the same updates.
 
-An update that takes far longer than the others tells of no slow machine but of one that stood still: the program was
-stopped by Ctrl-Z, or the laptop slept. It is left out of the estimate, so what such a pause costs is its own time.
+An update that takes far longer than the others is a pause, not a sign of a slow machine: the program was stopped by
+Ctrl-Z, or the laptop slept. It is left out of the estimate, so a pause costs only its own time.
 
-Rank 0 has the time. The other ranks learn of a new end at the same update.
+Rank 0 keeps the time. The other ranks get a new end at the same update.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks, on_main
 
 LOOKS = 200
-# Part of the budget by which a run may miss its aim. The aim is half of it before the end of the time.
+# Share of the budget by which a run may miss its target, which is half of that before the time is up
 TOLERANCE = 0.01
-# Part of the time that is left, in which updates are timed before the first look
+# Share of the remaining time in which updates are timed before the first look
 FIRST_LOOK = 0.04
-# Part of the planned updates from which the seconds of an update are estimated, and the fewest of them
+# Updates that an estimate is based on, as a share of the planned ones, and their minimum
 WINDOW = 0.2
 FEWEST_TIMED = 6
-# Updates after a start that are not timed, since they compile
+# Updates after a start that are not timed: they compile
 UNTIMED = 2
-# An update is a pause if it takes more than so many times the median, and more than such a part of the budget.
+# An update is a pause if it takes more than this many times the median, and more than this share of the budget.
 PAUSE_TIMES = 20
 PAUSE_PART = 0.01
-# Updates of the shortest fall. An end so near is not moved: a run that is out of time would never end.
+# Updates of the shortest decay. An end this near is not moved: a run that is out of time would never end.
 NEAREST_END = 3
-# Times that an eager micro-batch takes, of a compiled one.
+# Time of an eager micro-batch relative to a compiled one
 EAGER_TIMES = PLAIN_TIME / COMPILED_TIME
-# An evaluation, a forward pass that is not compiled, as a share of a compiled training step on as many positions
+# Time of an evaluation, an eager forward pass, relative to a compiled training step on as many positions
 EVALUATION_SHARE = 0.75
-# Seconds behind the last update and its evaluation, for files, and for a report; of a sample, for each layer.
+# Seconds after the last evaluation, for files and for a report; seconds of a sample, per layer
 FILES_S = 2.0
 REPORT_S = 2.0
 SAMPLE_S_OF_LAYER = 0.25
@@ -53,9 +53,9 @@ SAMPLE_S_OF_LAYER = 0.25
 
 @dataclass(frozen=True)
 class Course:
-    """The rest of a run: from update `fall_from` on the rate falls from `fall_rate` to 0 at update `end`.
+    """The schedule for the rest of a run: a decay from `fall_rate` at update `fall_from` to 0 at update `end`.
 
-    fall_rate: a factor of the learning rate, 1 before the fall.
+    fall_rate: a factor of the learning rate, 1 before the decay.
     """
 
     fall_from: int
@@ -63,10 +63,10 @@ class Course:
     fall_rate: float = 1.0
 
     def factor(self, update: int) -> float:
-        """Factor of the learning rate for the update that comes after `update` others."""
+        """Factor of the learning rate after `update` updates."""
         if update < self.fall_from:
             return self.fall_rate
-        # max: a fall of no updates divides by nothing.
+        # max: no division by zero without updates
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
     def with_end(self, update: int, end: int) -> "Course":
@@ -75,7 +75,7 @@ class Course:
         if update >= self.fall_from:
             # The rate goes on from where it is, without a jump.
             return Course(update, end, self.factor(update))
-        # The fall keeps its length.
+        # The decay keeps its length.
         fall_from = max(end - (self.end - self.fall_from), update)
         return Course(fall_from, end, self.fall_rate)
 
@@ -84,10 +84,10 @@ class Course:
 class Clock:
     """What a budget run hands to the training loop. All ranks have one.
 
-    seconds: the budget, of which `spent_before` had passed. planned: the course without surprises. moved: the course, once the
-    end has moved; None: the run goes as planned. seconds_at_end: needed behind the last update, for files. evaluation: updates
-    that take as long as an evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end.
-    samples: seconds of the samples of an evaluation. most_updates: limit of the run's updates, however much time is left.
+    seconds: the budget, of which `spent_before` had passed. planned: the course if nothing moves. moved: the course once the
+    end has moved, else None. seconds_at_end: needed after the last update, for files. evaluation: updates that take as long as
+    an evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds of the
+    samples of an evaluation. most_updates: upper bound of the run's updates, however much time is left.
     """
 
     seconds: float
@@ -109,7 +109,7 @@ class Clock:
         self.gaps: deque[float] = deque(maxlen=max(FEWEST_TIMED, round(WINDOW * self.planned.end)))
         self.untimed = UNTIMED
         self.last_update = time.monotonic()
-        # Seconds of the fastest evaluation so far: a pause may have come within another one.
+        # Seconds of the fastest evaluation so far: another may include a pause.
         self.fastest_evaluation = math.inf
 
     @property
@@ -118,7 +118,7 @@ class Clock:
         return (self.moved or self.planned).end
 
     def factor(self, update: int) -> float | None:
-        """Factor of the learning rate after so many updates, once the end has moved; None: that of the schedule holds."""
+        """Factor of the learning rate after `update` updates, once the end has moved; None: follow the schedule."""
         return None if self.moved is None else self.moved.factor(update)
 
     def spent(self) -> float:
@@ -127,7 +127,7 @@ class Clock:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The time of the block is spent, but is no update's."""
+        """Counts the time of the block as spent, but not as an update's."""
         start = time.monotonic()
         yield
         took = time.monotonic() - start
@@ -146,7 +146,7 @@ class Clock:
             self.moved = on_main(self.ranks, lambda: self._new_course(update)) or self.moved
 
     def _new_course(self, update: int) -> Course | None:
-        """What should become of the run after `update` updates; None: it stays on its course."""
+        """The new course after `update` updates; None: no change."""
         left = self.seconds * (1 - TOLERANCE / 2) - self.spent()
         if len(self.gaps) < FEWEST_TIMED or self.end - update <= NEAREST_END:
             return None
@@ -160,10 +160,10 @@ class Clock:
 
         updates_left = self.end - update
         evaluations = 1 + (updates_left // self.evaluation_every if self.evaluation_every else 0)
-        of_evaluation = self.fastest_evaluation
-        if math.isinf(of_evaluation):
-            of_evaluation = self.evaluation * speed + self.samples
-        for_updates = left - self.seconds_at_end - evaluations * of_evaluation
+        evaluation_seconds = self.fastest_evaluation
+        if math.isinf(evaluation_seconds):
+            evaluation_seconds = self.evaluation * speed + self.samples
+        for_updates = left - self.seconds_at_end - evaluations * evaluation_seconds
         possible = min(int(max(for_updates, 0.0) / speed), self.most_updates - update)
         if abs(possible - updates_left) * speed <= TOLERANCE * self.seconds:
             return None
@@ -175,7 +175,7 @@ class Clock:
         return {"seconds_spent": self.spent(), **course}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Take over what `state_dict` gave in the run before."""
+        """Restore the `state_dict` of the run before."""
         spent, fall_from, end, fall_rate = (state[name] for name in ("seconds_spent", "fall_from", "end", "fall_rate"))
         self.started -= spent or 0.0
         if fall_from is not None and end is not None and fall_rate is not None:
@@ -183,6 +183,6 @@ class Clock:
 
 
 def evaluation_share(compiled: bool) -> float:
-    """An evaluation as a share of a training step on as many positions. compiled: whether the training is; the evaluation
+    """Time of an evaluation relative to a training step on as many positions. compiled: the training is; the evaluation
     never is."""
     return EVALUATION_SHARE if compiled else EVALUATION_SHARE / EAGER_TIMES

@@ -1,8 +1,7 @@
-"""What a planned run takes, for each size of a model: seconds, memory, floating-point operations; and the text that there is.
+"""Costs of a planned run by model size (seconds, memory, floating-point operations), and the text that it can train on.
 
-Seconds are estimated: the work of an update divided by the machine's rate of large matrix products, times the share of that rate
-that training reaches. The shares were measured on two cores with AVX512-BF16, by runs of 64 to 384 wide models. A machine that
-behaves otherwise is found out by timing some sizes (`measure`), which corrects the estimates.
+Seconds are estimated: FLOPs of an update / (FLOP/s of large matrix products * utilisation). The utilisation was measured on two
+cores with AVX512-BF16, by models of width 64 to 384. For other machines, timing some sizes (`measure`) corrects the estimates.
 """
 
 import math
@@ -37,46 +36,46 @@ from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
-# Share of the rate of large products that a compiled micro-batch of width 128 reaches on a CPU, and what each doubling of the width
-# adds. `PRODUCT_RATE` in trainer/machine/compiling.py is another figure: of the products alone, and without a measurement.
+# Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
+# doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
-# Guesses, for widths that were not measured: without bounds narrow models would reach nothing, and wide ones more than all.
+# Guessed bounds for widths that were not measured: without, narrow models would reach 0, and wide ones more than 1.
 LOWEST_SHARE = 0.2
 HIGHEST_SHARE = 0.8
-# Those shares were measured with rows of 512. A CPU computes the scores of other documents too: each position beyond takes as long as
-# so many of a token's own document. Measured: 1.2 in rows of 1,024 and 0.8 in rows of 2,048 (256 x 8), 0.4 in rows of 1,024 (160 x 2).
+# The above is for rows of 512. A CPU computes attention scores across documents too: each position beyond 512 costs as much as this
+# many of a token's own document. Measured: 1.2 in rows of 1,024 and 0.8 in rows of 2,048 (256 x 8), 0.4 in rows of 1,024 (160 x 2).
 CPU_SCORES = 0.9
-# Large cards wait for small products. No measurement exists yet.
+# Small products leave large GPUs idle. Not measured yet.
 GPU_SHARE = 0.35
 # Muon's products are smaller.
 MUON_SHARE = 0.7
-# Seconds that compiling takes once the compiler has kept its results; COMPILE_SECONDS the first time
+# Seconds of compiling with a warm cache; COMPILE_SECONDS with a cold one
 WARM_COMPILE_S = 6.0
-# A run is compiled where its time is at least so many times that of compiling, which may take longer beside other programs.
+# Minimum time of a compiled run, as a multiple of COMPILE_SECONDS: compiling may take longer beside other programs.
 WORTH_COMPILING = 3.5
-# A CPU is no further above the estimate than this: another program has disturbed the measurement, and the clock of the run mends
-# the rest. Small updates of a GPU wait for its launches, of which the estimate knows nothing.
+# Upper bound of measured / estimated seconds. More on a CPU means that another program disturbed the measurement; the clock of
+# the run corrects the rest. Small updates on a GPU wait for kernel launches, which the estimate ignores.
 MOST_CORRECTION = {"cpu": 4.0, "cuda": 100.0, "mps": 100.0}
-# Evaluations before the last one may take this part of the run, and are no more than this.
+# Maximum share of the training time for evaluations before the last one, and their maximum number
 EVALUATION_PART = 0.02
 MOST_EVALUATIONS = 10
-# Updates that a measurement times, and what part of a run's updates they may be. The middle one counts: a run meets all of
-# them, and not one outlier.
+# Minimum number of updates that a measurement times, unless it is more than this share of the run's updates. The median
+# counts, not an outlier.
 TIMED = 5
 MEASURED_PART_OF_UPDATES = 0.05
-# Where such updates are over at once, a measurement goes on for so much of the time: just after an installation, updates took
-# 0.56 s while they were measured and 0.33 s in the run.
+# Minimum length of a measurement, as a share of the budget, and its upper bound: just after an installation, updates took
+# 0.56 s at first and 0.33 s in the run.
 TIMED_PART = 0.01
 MOST_TIMED_S = 10.0
-# Held out where the user names no validation data: no more than this part of the documents, and no more than about so
-# many tokens, but some documents in any case. Of fewer documents than FEWEST_DOCUMENTS nothing is held out. All four are guesses:
-# little text is lost, an evaluation stays short, and ten documents are at most a twentieth of them.
+# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but at
+# least this many documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost, an evaluation
+# stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10
 FEWEST_DOCUMENTS = 200
-# No smaller part of a text that is one document is held out.
+# Minimum held-out tokens of a corpus that is one document
 FEWEST_HELD_OUT_TOKENS = 1000
 
 
@@ -84,11 +83,11 @@ FEWEST_HELD_OUT_TOKENS = 1000
 class Data:
     """The text of a run.
 
-    tokens_of_pass: that one pass reads, each with a target; parts: its sources, since later passes over a mixture bring other
-    text of some. most: tokens that a run can train where shares change over the run; None: any number. T: positions of a row; fill:
-    share of them that hold a token; length: that of the documents in a row, as `mean_context` in trainer/pretrain/memory.py has
-    it. evaluated: positions of one evaluation. val_fraction: of the documents, that is held out. text_scale: how hard the text
-    is, relative to that of the law. batch_of: the first so many rows. most_passes: how often it helps to read the text.
+    tokens_of_pass: trained by one pass; parts: its sources, since later passes over a mixture bring other text of some.
+    most_tokens: trained where shares change over the run; None: unlimited. T: positions of a row; fill: share of them that hold a
+    token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
+    share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
+    of useful passes over the text.
     """
 
     vocab_size: int
@@ -102,35 +101,35 @@ class Data:
     text_scale: float
     parts: tuple[laws.Part, ...]
     batch_of: Callable[[int], Batch]
-    most: float | None = None
+    most_tokens: float | None = None
     most_passes: float = laws.MOST_PASSES
 
     @property
-    def different(self) -> float:
-        """Tokens of different text."""
-        return laws.different_tokens(self.parts)
+    def unique(self) -> float:
+        """Unique tokens of all sources."""
+        return laws.unique_tokens(self.parts)
 
     def tokens_of_update(self, rows: int) -> float:
-        """What an update of so many rows trains in the mean: the last one of each pass over the text has fewer."""
+        """Mean trained tokens of an update of this many rows: the last one of each pass has fewer."""
         rows_of_pass = self.tokens_of_pass / (self.T * self.fill)
-        # Both factors were rounded, and a whole number must stay one.
+        # Both factors were rounded: a whole number must not be rounded up.
         updates_of_pass = max(1, math.ceil(rows_of_pass / rows - 1e-6))
         return self.tokens_of_pass / updates_of_pass
 
 
 def look_at_data(
-    settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS, tell: bool = True
+    settings: PretrainSettings, given: Collection[str], ranks: Ranks, kind: TextKind = DOCUMENTS, verbose: bool = True
 ) -> Data:
-    """Tokenise what is new, and count. given: what the user has said. tell: see open_corpus. Errors: DataError, UserError."""
+    """Tokenise new text, and count. given: names of the given settings. verbose: see open_corpus. Errors: DataError, UserError."""
     assert settings.tokenizer_path is not None
     tokenizer = load_tokenizer(settings.tokenizer_path)
     encoder = kind.make_encoder(tokenizer, settings)
-    corpus = open_corpus(settings, encoder, ranks, kind, tell)
+    corpus = open_corpus(settings, encoder, ranks, kind, verbose)
     epoch = corpus.plan(0)
-    # What the user holds out is not in the plan of the corpus.
-    held_out_now = 0.0
+    # Beyond what the user holds out, which is not in the epoch
+    newly_held_out = 0.0
     n_documents = len(corpus.documents)
-    # tokens of all sources, from which documents are held out before any share is drawn: a pass may train a small part of them.
+    # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
     n_tokens = int(np.diff(corpus.store.offsets)[corpus.documents].sum())
     is_free = not {"val_path", "val_fraction"} & set(given)
     if (
@@ -139,18 +138,18 @@ def look_at_data(
         and encoder.can_hold_out_part
         and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS
     ):
-        # One long text: its last part.
-        held_out_now = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
+        # One long document: its last part
+        newly_held_out = float(f"{min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens):.1g}")
     elif is_free and n_documents >= FEWEST_DOCUMENTS:
         fraction = max(min(HELD_OUT_PART, HELD_OUT_TOKENS / n_tokens), FEWEST_HELD_OUT / n_documents)
         # One digit is enough, and reads well in a command.
-        held_out_now = float(f"{fraction:.1g}")
-        # Copies of a text are held out together, so of few different texts it may be none or all.
-        _, held_out = split_by_hash(corpus.store, corpus.documents, held_out_now)
+        newly_held_out = float(f"{fraction:.1g}")
+        # Copies of a document are held out together: with few unique ones it may be none or all.
+        _, held_out = split_by_hash(corpus.store, corpus.documents, newly_held_out)
         if not 0 < len(held_out) < n_documents:
-            held_out_now = 0.0
-    val_fraction = held_out_now or settings.val_fraction
-    trained_part = 1 - held_out_now
+            newly_held_out = 0.0
+    val_fraction = newly_held_out or settings.val_fraction
+    trained_part = 1 - newly_held_out
     tokens_of_pass = trained_part * epoch.n_pairs
     validation = corpus.validation()
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
@@ -169,20 +168,18 @@ def look_at_data(
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer),
-        parts=tuple(
-            part._replace(different=trained_part * part.different) for part in laws.parts_of(corpus, epoch.n_pairs)
-        ),
+        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus, epoch.n_pairs)),
         batch_of=batch_of,
         # One pass is the longest run there is, see dataset/mixture.py.
-        most=tokens_of_pass if corpus.is_one_plan else None,
+        most_tokens=tokens_of_pass if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
     )
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the run has. product_rate: FLOP/s of large matrix products of all ranks together. memory: bytes that a rank may take;
-    None: not known."""
+    """Machine of a run. product_rate: FLOP/s of large matrix products, all ranks together. memory: bytes that a rank may take;
+    None: unknown."""
 
     device: torch.device
     dtype: torch.dtype
@@ -205,7 +202,7 @@ class Cut(NamedTuple):
 
 
 def share_of_product_rate(device_type: str, width: int) -> float:
-    """What a compiled micro-batch of this width reaches."""
+    """Utilisation by a compiled micro-batch of this width."""
     if device_type != "cpu":
         return GPU_SHARE
     share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
@@ -213,11 +210,11 @@ def share_of_product_rate(device_type: str, width: int) -> float:
 
 
 class RunCosts:
-    """What runs with these settings cost on this data and machine, and what they may cost.
+    """Costs of runs with these settings on this data and machine, and their budget.
 
-    given: names of the settings that the user has said. seconds, tokens, flops: the budget; two of them are None. seconds_left:
-    what planning has left of the first. batch_size, accumulation_steps, eval_interval: that the user has said; None: free.
-    compiled: whether the run will be.
+    given: names of the settings that the user gives. seconds, tokens, flops: the budget; two of them are None. seconds_left:
+    rest of the seconds after planning. batch_size, accumulation_steps, eval_interval: given by the user; None: free. compiled:
+    the run will be compiled.
     """
 
     def __init__(self, settings: PretrainSettings, data: Data, machine: Machine, given: Collection[str]) -> None:
@@ -235,23 +232,23 @@ class RunCosts:
         self.accumulation_steps = settings.accumulation_steps if "accumulation_steps" in given else None
         self.eval_interval = settings.eval_interval if "eval_interval" in given else None
         self.prompts = len(read_prompts(settings.sample_prompts))
-        # Rank 0 decides: the machines of several nodes may differ in having a compiler.
+        # Rank 0 decides: some nodes may have a compiler, and others none.
         self.compiled = on_main(machine.ranks, self._is_compiled)
-        # {(width, layers): how long an update took, relative to the estimate}, of the sizes that were measured
+        # {(width, layers): measured / estimated seconds of an update}
         self.corrections: dict[tuple[int, int], float] = {}
-        # {width: the updates with which it was measured last}: all blocks of a width are alike, so what was compiled for one
-        # number of layers serves the others.
+        # {width: cut of its last measurement}: all blocks of a width are alike, so their compiled code serves any number of
+        # layers.
         self.measured_cuts: dict[int, Cut] = {}
 
     def init_scheme(self, config: MiniMindConfig) -> str:
-        """The `--init_scheme` of a run of this model. Heads that copy were measured with the rates of plans alone."""
+        """The `--init_scheme` of a run of this model. Induction heads were measured with planned rates only."""
         if "init_scheme" in self.given:
             return self.settings.init_scheme
         has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
         return "induction" if has_planned_rates and can_copy(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
-        """Whether the run will be compiled: decided here, so that the run does what was planned."""
+        """Returns whether the run will be compiled: decided here, so that it does what was planned."""
         choice = self.settings.use_compile
         device = self.machine.device
         if choice == "0":
@@ -260,11 +257,11 @@ class RunCosts:
             is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
-        # A run that is told to compile on a machine that cannot trains the plain code.
+        # Asked to compile on a machine that cannot, a run trains eagerly.
         return failure_to_compile(device.type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Seconds of an update of so many rows, on a machine like those that were measured."""
+        """Seconds of an update of this many rows, on a machine like the measured ones."""
         H, ranks = config.hidden_size, self.machine.ranks
         device_type = self.machine.device.type
         length = self.data.length
@@ -274,21 +271,21 @@ class RunCosts:
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
-            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 in each step, m the short side: about 5 H for each weight of the blocks.
+            # Orthogonalising a matrix takes 4 m^2 n + 2 m^3 FLOPs a step, m the short side: about 5 H per weight of the blocks.
             weights = parameter_count(config) - config.vocab_size * H
             flops = NEWTON_SCHULZ_STEPS * 5 * H * weights
-            # The processes of one command share it; of a launcher's ranks each does all of it.
+            # The processes of one command share this; each rank of a launcher repeats it.
             times = 1 if ranks.sharing > 1 else ranks.world_size
             work += flops / MUON_SHARE * times
         return work / self.machine.product_rate
 
     def update_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Seconds of an update of so many rows, by the estimate and what was measured."""
+        """Seconds of an update of this many rows: the estimate, corrected by measurements."""
         estimate = self.estimated_seconds(config, rows)
         if not self.corrections:
             return estimate
 
-        # What an update takes per operation goes by the width more than by the depth.
+        # Seconds per FLOP depend on the width more than on the depth.
         def distance(size: tuple[int, int]) -> tuple[float, float]:
             width, layers = size
             return abs(math.log(width / config.hidden_size)), abs(math.log(layers / config.num_hidden_layers))
@@ -296,7 +293,7 @@ class RunCosts:
         return estimate * self.corrections[min(self.corrections, key=distance)]
 
     def other_seconds(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> float:
-        """Seconds of what is no training: compiling, evaluations, files. training_seconds: what all updates take."""
+        """Seconds of overhead: compiling, evaluations, files. training_seconds: of all updates."""
         seconds = FILES_S + REPORT_S * self.settings.report
         if self.compiled:
             measured = self.measured_cuts.get(config.hidden_size)
@@ -306,31 +303,31 @@ class RunCosts:
         return seconds + evaluations * self.evaluation_seconds(config, cut.rows)
 
     def evaluation_seconds(self, config: MiniMindConfig, rows: int) -> float:
-        """Seconds of one evaluation, in a run whose updates have so many rows."""
-        of_position = self.update_seconds(config, rows) / (rows * self.data.T)
+        """Seconds of one evaluation, in a run with updates of this many rows."""
+        position_seconds = self.update_seconds(config, rows) / (rows * self.data.T)
         samples = SAMPLE_S_OF_LAYER * config.num_hidden_layers * self.prompts
-        return evaluation_share(self.compiled) * of_position * self.data.evaluated + samples
+        return evaluation_share(self.compiled) * position_seconds * self.data.evaluated + samples
 
     def evaluations(self, config: MiniMindConfig, cut: Cut, training_seconds: float) -> int:
-        """How many come before the last one, in a run whose updates take so many seconds."""
+        """Number of evaluations before the last one. training_seconds: of all updates."""
         if not self.data.evaluated or self.eval_interval == 0:
             return 0
         if self.eval_interval is None:
             affordable = EVALUATION_PART * training_seconds / self.evaluation_seconds(config, cut.rows)
             return int(min(affordable, MOST_EVALUATIONS))
-        # There is one at most after each update.
+        # At most one after each update
         updates_between = max(self.eval_interval / cut.accumulation_steps, 1.0)
         return int(training_seconds / self.update_seconds(config, cut.rows) / updates_between)
 
     def memory(self, config: MiniMindConfig, batch_size: int) -> float:
-        """Bytes at the peak, with micro-batches of so many rows."""
+        """Peak memory in bytes, with micro-batches of this many rows."""
         device_type = self.machine.device.type
         return training_bytes(
             config,
             batch_size,
             self.data.T,
             half=self.machine.dtype.itemsize,
-            # Micro-batches of a GPU are as large as they can be, so plain code counts, which a run may turn out to need.
+            # Micro-batches of a GPU are as large as fit, so eager code counts, to which a run may fall back.
             compiled=self.compiled and device_type != "cuda",
             recomputes=self.settings.gradient_checkpointing,
             device_type=device_type,
@@ -341,12 +338,12 @@ class RunCosts:
         return flops_per_token(config, self.data.length)
 
     def timed_seconds(self) -> float:
-        """How long the updates of a measurement take together, at least. Only a budget of time is measured for."""
+        """Minimum seconds of a measurement. Only a budget of time needs one."""
         assert self.seconds is not None
         return min(TIMED_PART * self.seconds, MOST_TIMED_S)
 
     def measure(self, config: MiniMindConfig, cut: Cut, updates: int) -> None:
-        """Time some updates of a plan that has so many, and correct the estimates by that. A collective: all ranks must call it."""
+        """Time some updates of a plan of `updates` updates, to correct the estimates. A collective: all ranks must call it."""
         ranks = self.machine.ranks
         times = max(1, min(TIMED, int(MEASURED_PART_OF_UPDATES * updates)))
         micro_batch, rest = self.timed(config, ranks.rows_of(cut.batch_size), times)
@@ -360,19 +357,19 @@ class RunCosts:
         self.corrections[size] = min(factor, MOST_CORRECTION[self.machine.device.type])
 
     def timed(self, config: MiniMindConfig, rows: int, times: int) -> tuple[float, float]:
-        """(seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), on the text itself: where the same tokens
-        come often, and where a row has several documents, some kernels take another time.
+        """Returns (seconds of a micro-batch of `rows` rows on this rank, of the rest of an update), measured on the text itself:
+        the time of some kernels depends on repeated tokens, and on several documents in a row.
 
-        Both are the middle of at least `times`, and of as many more as it takes until they have taken `timed_seconds()`: a machine
-        may be slower for the first of them than it will be in the run. The rest is the exchange of gradients and the optimiser.
-        All ranks must call it: they wait for each other, as in the run.
+        Both are medians of at least `times` updates, and of more until `timed_seconds()` have passed: a machine may be slower at
+        first than later in the run. The rest is the exchange of gradients and the optimiser. A collective: ranks wait for each
+        other, as in the run.
         """
         device = self.machine.device
         dtype = self.machine.dtype
         ranks = self.machine.ranks
         T = self.data.T
         recomputes = self.settings.gradient_checkpointing
-        # What was compiled for another size is in the way. What is compiled here stays: the run most often has this size.
+        # Code compiled for another size is in the way. That compiled here stays: the run usually has this size.
         torch.compiler.reset()
         batch = to_device(self.data.batch_of(rows), device)
         model = MiniMindForCausalLM(config).train()
@@ -390,7 +387,7 @@ class RunCosts:
             ranks=ranks,
             device=device,
         )
-        # Also where nothing is compiled: it prepares the device for plain code as the run does.
+        # Also without compiling: it prepares the device for eager code as the run does.
         choice = "1" if self.compiled else "0"
         compile_blocks(model.compile_training, choice, device, (rows, T), dtype=dtype)
         totals = Totals(batch.n_targets, batch.n_documents)
@@ -406,15 +403,15 @@ class RunCosts:
         # The first one compiles.
         micro_batch()
         last_of_update()
-        of_micro_batch: list[float] = []
-        of_last: list[float] = []
+        micro_batch_seconds: list[float] = []
+        last_seconds: list[float] = []
 
         def is_too_short() -> bool:
-            return sum(of_micro_batch) + sum(of_last) < self.timed_seconds()
+            return sum(micro_batch_seconds) + sum(last_seconds) < self.timed_seconds()
 
-        # Rank 0 decides, so that all ranks time as many.
-        while len(of_last) < times or on_main(ranks, is_too_short):
-            of_micro_batch.append(seconds(micro_batch, device))
-            of_last.append(seconds(last_of_update, device))
+        # Rank 0 decides: all ranks must time as many.
+        while len(last_seconds) < times or on_main(ranks, is_too_short):
+            micro_batch_seconds.append(seconds(micro_batch, device))
+            last_seconds.append(seconds(last_of_update, device))
         engine.close()
-        return median(of_micro_batch), median(of_last) - median(of_micro_batch)
+        return median(micro_batch_seconds), median(last_seconds) - median(micro_batch_seconds)

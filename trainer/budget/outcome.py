@@ -1,7 +1,7 @@
-"""What a plan leads to: the settings of the run, the lines that tell a person of it, and the file in which a resume finds it.
+"""Output of a plan: the settings of the run, the lines for the user, and the file from which a resume reads the plan.
 
-A resume must know the plan before it knows how wide the model is. It lies among the files of its run, as
-`out/pretrain_384.plan.yaml` beside `out/pretrain_384.pth`, so a later run of the same name sets both aside together.
+A resume needs the plan before it knows the model's width. The plan is stored with the files of its run, as
+`out/pretrain_384.plan.yaml` beside `out/pretrain_384.pth`, so a later run of the same name moves both away together.
 """
 
 import dataclasses
@@ -22,36 +22,36 @@ from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
 from trainer.budget.costs import FEWEST_DOCUMENTS, Cut, RunCosts
-from trainer.budget.settings import BUDGETS, said_ends
+from trainer.budget.settings import BUDGETS, length_flags
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
 from trainer.saving.checkpoint import Checkpoints, kept_of_run
 
-# Log lines of a run, and the fewest seconds between two
+# Log lines of a run, and the minimum seconds between two
 LOG_LINES = 200
 SECONDS_OF_LOG_LINE = 3.0
-# A plan that uses less of its budget leaves something over.
-USED = 0.9
-# Saves of a run; where so few would be further apart than the seconds below, there are more.
+# A plan that uses less of its budget has too little text for it.
+USED_SHARE = 0.9
+# Saves of a run; more where they would be further apart than the seconds below.
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
-# The law of the loss was measured with one value of each, but for those taken away here.
+# Settings of which the law of the loss was measured with one value: all but those removed here
 UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
 UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
-# What a resume takes from the first start, where nobody says it again
+# Settings that a resume takes from the first start, unless given again
 PLANNED = MODEL_AND_TRAINING - {"from_resume", "from_weight", "tokenizer_path"}
 PLANNED |= {"max_seq_len", "val_fraction", "eval_interval", "log_interval", "save_interval", "dtype", "use_compile"}
-# Not repeated by the command of a plan. With the first ones it would plan again; the others say how processes share a run, which
-# changes no update, and another machine may have none to share it.
+# Not repeated by the command of a plan. The first ones would plan again; the others say how processes share a run, which changes
+# no update, and another machine may have none to share it.
 NOT_REPEATED = (*BUDGETS, "dry_run", "from_resume", "ddp", "local_rank", "dist_timeout", "cpu_processes")
-# They count micro-batches of one rank.
+# Counted in micro-batches of one rank
 IN_MICRO_BATCHES = ("accumulation_steps", "warmup_iters", "eval_interval", "log_interval", "save_interval")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is worked out."""
+    """A planned run."""
 
     config: MiniMindConfig
     parameters: int
@@ -64,7 +64,7 @@ class Plan:
     other_seconds: float
     flops: float
     memory: float
-    # expected on validation text, in nats per token
+    # expected validation loss, in nats per token
     loss: float
 
     @property
@@ -73,7 +73,7 @@ class Plan:
 
 
 def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
-    """What the plan says of the settings that the user has left open."""
+    """{name: planned value} of the settings that the user does not give."""
     config = plan.config
     steps = plan.cut.accumulation_steps
     micro_batches = plan.updates * steps
@@ -98,7 +98,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
             1, micro_batches // LOG_LINES, math.ceil(SECONDS_OF_LOG_LINE / plan.update_seconds * steps)
         ),
     }
-    # Only what the planner has changed: a default need not be named.
+    # Only where the planner has changed it: a default need not be named.
     if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
@@ -109,21 +109,21 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         evaluations = costs.evaluations(config, plan.cut, plan.seconds)
         chosen["eval_interval"] = math.ceil(micro_batches / (evaluations + 1)) if evaluations else 0
     if costs.seconds is not None:
-        # Without a clock the run decides, which compiles where that pays.
+        # Without a clock, the run itself decides whether compiling pays.
         chosen["use_compile"] = "1" if costs.compiled else "0"
     if costs.optimizer == "muon":
         chosen["muon_lr"] = laws.MUON_RATE
-        # Who names a rate means it for all that AdamW trains.
+        # A rate given by the user applies to all that AdamW trains.
         if "learning_rate" not in costs.given:
             chosen["embed_lr"] = laws.EMBED_RATE
-        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.different)
+        decay = laws.muon_weight_decay(plan.passes, plan.updates, plan.parameters / costs.data.unique)
         chosen["weight_decay"] = float(f"{decay:.2g}")
     else:
         chosen["learning_rate"] = float(f"{laws.adamw_rate(plan.parameters, plan.tokens):.2g}")
     return {name: value for name, value in chosen.items() if name not in costs.given}
 
 
-# ------------------------------------------------------------------------------------------- what is said of a plan
+# ------------------------------------------------------------------------------------------- the lines for the user
 
 
 def quantity(value: float) -> str:
@@ -151,8 +151,8 @@ def shape_text(plan: Plan) -> str:
 
 
 def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: Collection[str]) -> list[str]:
-    """The plan for a person, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
-    has said."""
+    """The plan for the user, and the command that repeats it. chosen: the settings with the plan; decided: names of those that it
+    sets."""
     T, cut = costs.data.T, plan.cut
     budget = chosen.budget or f"{chosen.budget_flops or 0:g} FLOP"
     if chosen.budget_tokens is not None:
@@ -193,7 +193,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
     used, limit = total_seconds, costs.seconds
     if limit is None:
         used, limit = plan.flops, chosen.budget_flops
-    if limit is not None and used < USED * limit:
+    if limit is not None and used < USED_SHARE * limit:
         lines.append(
             f"the text is small for this budget: the run ends after {costs.data.most_passes} passes over it, "
             "since a model that reads it more often learns it by heart; more text would use the rest"
@@ -203,7 +203,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         if part.share < 1 and chosen.from_weight == "none" and laws.is_repeated_too_often(passes):
             lines.append(
                 f"warning: {part.name} is read {passes:.0f} times, and a model learns by heart what it reads so "
-                f"often: give it a share of at most {laws.MOST_PASSES * part.different / plan.tokens:.1%} (now {part.share:.1%}), or add text"
+                f"often: give it a share of at most {laws.MOST_PASSES * part.unique / plan.tokens:.1%} (now {part.share:.1%}), or add text"
             )
     if not costs.data.evaluated and not {"val_path", "val_fraction"} & set(costs.given):
         lines.append(
@@ -215,11 +215,11 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
-    """The relative range of the expected loss; None: nothing is known of it."""
+    """Relative error band of the expected loss; None: unknown."""
     if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
-    # of different text
-    tokens = min(plan.tokens, costs.data.different)
+    # unique tokens
+    tokens = min(plan.tokens, costs.data.unique)
     ranges = [
         (plan.parameters, laws.MEASURED_PARAMETERS),
         (tokens, laws.MEASURED_TOKENS),
@@ -234,25 +234,25 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
 
 
-def explicit_command(settings: PretrainSettings, said: Collection[str], at_once: int) -> str:
-    """What a user types to train the plan again in one process.
+def explicit_command(settings: PretrainSettings, names: Collection[str], at_once: int) -> str:
+    """The command that trains the plan again in one process.
 
-    said: names of the settings that the user or the plan says. at_once: micro-batches that the ranks compute side by side.
+    names: of the settings that the user or the plan gives. at_once: micro-batches that the ranks compute side by side.
     """
     words = ["python", f"trainer/{settings.prog}"]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)
-        if name in NOT_REPEATED or value is None or name not in said:
+        if name in NOT_REPEATED or value is None or name not in names:
             continue
         if name in IN_MICRO_BATCHES:
             value *= at_once
         items = value if isinstance(value, list) else [value]
-        words += [f"--{name}", *map(text_of, items)]
+        words += [f"--{name}", *map(as_text, items)]
     return shlex.join(words)
 
 
-def text_of(value: object) -> str:
+def as_text(value: object) -> str:
     """A value as a flag takes it."""
     if isinstance(value, bool):
         return str(int(value))
@@ -263,26 +263,26 @@ def text_of(value: object) -> str:
 
 
 def plan_path(stem: Path) -> Path:
-    """Where the plan of a run is. stem: the path of the run's files without their endings."""
+    """The path of a run's plan. stem: the path of the run's files without their endings."""
     return stem.with_name(f"{stem.name}.plan.yaml")
 
 
-def plan_to_keep(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
-    """{where the plan of a run is: what writes it there when the run begins}, which does nothing for a run that was not planned."""
+def plan_writer(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
+    """{path of a run's plan: function that writes it when the run starts}; a no-op for a run that is not planned."""
 
     def write() -> None:
-        # A resume must split a micro-batch as the first start did, or sums differ: the plan of the first start says into how many.
+        # A resume must split a micro-batch into as many parts as the first start, or sums differ: the plan has their number.
         if settings.has_budget and not plan_path(stem).is_file():
             write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
 
     return {plan_path(stem): write}
 
 
-def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
-    """(file, settings) of the plan that a resume goes on with, the newest; None: there is none.
+def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:
+    """(file, settings) of the plan that a resume continues; None: there is none.
 
-    Of the planned runs with this --save_weight, those with a checkpoint and with the model that the flags name. given: names of the
-    settings that the user has said. Errors: UserError where all have other budgets.
+    The newest of the planned runs with this --save_weight, with a checkpoint and the model that the flags name. given: names of the
+    settings that the user gives. Errors: UserError where all have other budgets.
     """
     prefix = Path(settings.out_dir) / settings.save_weight
     plans = []
@@ -310,19 +310,19 @@ def kept_plan(settings: PretrainSettings, given: Collection[str]) -> tuple[Path,
 
 def budget_flag(settings: PretrainSettings) -> str:
     """As --budget 10m."""
-    return " ".join(f"--{name} {text_of(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
+    return " ".join(f"--{name} {as_text(value)}" for name in BUDGETS if (value := getattr(settings, name)) is not None)
 
 
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
-    """For a resume without a budget. Errors: UserError where the run was a planned one, which would end elsewhere, or where a run
-    of the default width would begin beside it."""
-    # The width of a folder of weights is that folder's.
+    """Checks a resume without a budget. Errors: UserError where the run was planned and would end elsewhere, or where a new run of
+    the default width would start beside it."""
+    # None: the width of a folder of weights
     if settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))
     if "hidden_size" in given or Checkpoints(f"{own}_resume").paths():
         # The flags that a plan prints say where the run ends, and need no clock.
-        if said_ends(settings, given):
+        if length_flags(settings, given):
             return
         given = {*given, "hidden_size", "use_moe"}
-    kept_plan(settings, given)
+    plan_to_resume(settings, given)

@@ -1,9 +1,9 @@
 """From a budget to the settings of a run: what --budget, --budget_tokens and --budget_flops do.
 
-    plan_run             the settings that the run is started with
-      look_at_machine    in which precision it multiplies faster, and how fast
-      look_at_data       how much text there is, and how hard it is (costs.py)
-      RunCosts           what each size takes, estimated and measured (costs.py)
+    plan_run             the settings of the run
+      look_at_machine    the faster precision, and its FLOP/s
+      look_at_data       the amount of text, and how hard it is (costs.py)
+      RunCosts           the costs of each size, estimated and measured (costs.py)
       sizes              the models to try
       with_best_rows     rows of 512 positions, or of 1,024
       choose             the best of all plans, of a size that was measured here
@@ -11,12 +11,12 @@
           plan_for       the plan of one size
       chosen_settings    the plan as settings (outcome.py)
 
-For each size of a list it is worked out how many tokens the budget buys, with the batch that suits so many tokens, and what loss
-is then to be expected. Little text is read only so often, and by models that are no larger than was measured for it; then the
-run ends before its budget does. Of each width those count whose number of layers suits their tokens; of all these, the one with
-the lowest expected loss wins. Whatever the user has said by a flag is not tried, but kept.
+For each size of a list, the planner computes the tokens that the budget buys, with the batch size that suits them, and the
+expected loss. It limits the passes over the text, and the parameters per unique token, to what was measured: with little text
+the run ends before its budget is used up. Of the sizes whose number of layers suits their tokens, the one with the lowest
+expected loss wins. Settings that the user gives are kept.
 
-All ranks plan together, since all of them measure at once, as they will train at once. Rank 0 decides and prints.
+All ranks plan together: they measure at once, as they will train at once. Rank 0 decides and prints.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
-from trainer.budget.outcome import PLANNED, Plan, chosen_settings, kept_plan, plan_lines, quantity, shape_text
-from trainer.budget.settings import said_ends
+from trainer.budget.outcome import PLANNED, Plan, chosen_settings, plan_lines, plan_to_resume, quantity, shape_text
+from trainer.budget.settings import length_flags
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype
@@ -46,31 +46,30 @@ from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
 from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
 
-# Part of the free memory that a plan may take
+# Maximum share of the free memory
 MEMORY_SHARE = 0.8
-# Further sizes are measured as long as that takes no more than this part of the time. The second is that of a size
-# that need not be compiled.
+# Maximum share of the budget for measuring further sizes, and seconds for measuring one without compiling
 MEASURING_PART = 0.05
 PLAIN_MEASUREMENT_S = {"cpu": 10.0, "cuda": 3.0, "mps": 3.0}
-# How many times as fast as those of bfloat16 the products of float32 must be to be worth it: they are on Intel Xeons whose virtual
-# machine hides AMX. A guess: 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
+# Minimum speed-up of products by float32 over bfloat16 to be worth it, as on Intel Xeons whose virtual machine hides AMX. A guess:
+# 1.8 times in products were 1.5 times in a run, since everything between them moves twice the bytes.
 WORTH_FLOAT32 = 1.25
-# The expected loss with longer rows, relative to that with shorter ones, from which they are taken. Half of what it gains is only that
-# validation is cut into longer rows too: where the windows of both slide, 1.8 % become 0.9 %.
+# Longer rows are taken below this ratio of expected losses. Half of the gain is only that validation has longer rows too: with
+# sliding windows for both, 1.8 % become 0.9 %.
 WORTH_LONG_ROWS = 0.99
-# Part of a row of 512 that `mean_context` is at least where documents are long enough to try longer ones
+# Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
-# Two sizes of an update that differ by less than this factor teach about as much from as many tokens.
+# Update sizes that differ by less than this factor learn about as much from as many tokens.
 NEAR = 1.7
-# Rows of an update that are tried; even ones, so that two processes can share them.
+# Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-# Micro-batches of an update that are tried where the user has said how many rows one has
+# Candidate micro-batches of an update where the user gives their rows
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# A run of fewer updates learns nothing that is worth a plan.
+# A run of fewer updates is not worth a plan.
 FEWEST_UPDATES = 20
-# The number of tokens decides the batch, and the batch decides a little how many tokens the time buys. Of 2,048 plans that were
-# tried 1,922 settled within two rounds, 124 within three and one within four. One swung between two neighbouring batches for
-# ever, and either of them will do.
+# Rounds of a fixed-point iteration: the tokens decide the batch size, and that decides a little how many tokens the time buys. Of
+# 2,048 plans 1,922 settled within two rounds, 124 within three and one within four. One oscillated between two neighbouring batch
+# sizes, either of which will do.
 ROUNDS = 4
 
 
@@ -80,19 +79,19 @@ def plan_run(
     surroundings: Surroundings,
     kind: TextKind = DOCUMENTS,
 ) -> PretrainSettings | None:
-    """The settings with everything chosen that the user has left open; None: --dry_run has shown the plan.
+    """The settings with all open ones chosen; None: --dry_run has shown the plan.
 
-    given: names of the settings that the user has said, by flags or by --config. kind: what is read.
+    given: names of the settings that the user gives, by flags or --config. kind: of the text.
     Errors: UserError, DataError.
     """
     ranks, device = surroundings.ranks, surroundings.device
     refuse_contradictions(settings, {*given, *settings.fixed_in_plans})
-    kept = on_main(ranks, lambda: kept_plan(settings, given)) if settings.from_resume else None
+    kept = on_main(ranks, lambda: plan_to_resume(settings, given)) if settings.from_resume else None
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
         with until_all_are_ready(ranks), user_errors():
-            # On each rank, whose machine may have paths of its own
+            # On each rank: paths may differ between machines.
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))
         return None if settings.dry_run else resumed
@@ -108,27 +107,27 @@ def plan_run(
         settings, machine = look_at_machine(settings, given, surroundings)
         data = look_at_data(settings, given, ranks, kind)
         if settings.from_weight != "none":
-            # The shape of a model that is gone on from is not free.
+            # Existing weights have a fixed shape.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
         costs = RunCosts(settings, data, machine, given)
-        said = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
-        shape = {name: value for name, value in said.items() if value is not None}
+        flags = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
+        shape = {name: value for name, value in flags.items() if value is not None}
         fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
-        # Rows that no model can take are no fault of the budget, and neither is a model that the user has made too large.
+        # Not the fault of the budget: rows that no model can take, and a model that the user has made too large.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
         costs = with_best_rows(candidates, costs, kind)
         data = costs.data
         plan = choose(candidates, costs)
-    if data.most is not None and plan.tokens > data.most:
-        times = math.ceil(plan.tokens / data.most)
+    if data.most_tokens is not None and plan.tokens > data.most_tokens:
+        times = math.ceil(plan.tokens / data.most_tokens)
         raise UserError(
             f"--data_path: the plan takes {quantity(plan.tokens)} tokens, and with these shares the sources have "
-            f"{quantity(data.most)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
+            f"{quantity(data.most_tokens)}: allow {times} times as many passes (x{times} behind each share, repeat: {times} in a "
             "--mixture file, where there is one now), or give a smaller budget"
         )
-    # Ranks that evaluated or saved at different updates would wait for each other for ever.
+    # Ranks that evaluated or saved at different updates would deadlock.
     chosen_by_main = on_main(ranks, lambda: chosen_settings(plan, costs))
     chosen = dataclasses.replace(settings, **chosen_by_main)
     if ranks.is_main:
@@ -138,8 +137,8 @@ def plan_run(
 
 
 def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) -> None:
-    """Errors: UserError for a flag that a budget cannot keep to."""
-    for name in said_ends(settings, given):
+    """Errors: UserError for a flag that contradicts a budget."""
+    for name in length_flags(settings, given):
         raise UserError(
             f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
         )
@@ -158,11 +157,11 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
 def look_at_machine(
     settings: PretrainSettings, given: Collection[str], surroundings: Surroundings
 ) -> tuple[PretrainSettings, Machine]:
-    """Time matrix products. The settings get float32 where the user has said nothing, and this CPU is slower at bfloat16. A collective."""
+    """Time matrix products. The settings get float32 where the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
     ranks, device = surroundings.ranks, surroundings.device
     dtype, _ = pick_dtype(settings.dtype, device)
     types = [dtype]
-    # With a budget of time alone: a number of tokens or FLOP shall give the same run at each start, whatever a clock says.
+    # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
     if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
         types.append(torch.float32)
     own_rates = [product_rate(device, kind, sizes=[2048] if device.type == "cpu" else None) for kind in types]
@@ -181,14 +180,14 @@ def look_at_machine(
 
 
 def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
-    """The models to try: widths, each with the numbers of layers that some number of tokens wants.
+    """The models to try: widths, each with the numbers of layers that suit some number of tokens.
 
-    fields: of their configs, what is not free; the vocabulary is among them. Errors: ValueError where no model has such fields.
+    fields: fixed fields of their configs, the vocabulary size among them. Errors: ValueError where no model has such fields.
     """
     found = []
     for width in [fields["hidden_size"]] if "hidden_size" in fields else laws.WIDTHS:
         heads = fields.get("num_attention_heads", laws.heads_for(width))
-        # From what the shortest runs want to what the longest ones do, in steps of a tenth or less
+        # From what suits the shortest runs to what suits the longest, in steps of a tenth or less
         (fewest, _), (_, most) = laws.layers_for(width, 0), laws.layers_for(width, math.inf)
         numbers_of_layers: Sequence[int] = range(fewest, most + 1, max(1, fewest // 10))
         for layers in [fields["num_hidden_layers"]] if "num_hidden_layers" in fields else numbers_of_layers:
@@ -201,7 +200,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
             try:
                 found.append(MiniMindConfig(**{**shape, **fields}))
             except ValueError:
-                # The fields do not go with this width, as heads that do not divide it.
+                # The fields do not fit this width, such as heads that do not divide it.
                 if "hidden_size" in fields:
                     raise
     if not found:
@@ -210,7 +209,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
 
 
 def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: TextKind) -> RunCosts:
-    """The costs with rows of LONG_ROW positions, where the user has left it open and WORTH_LONG_ROWS is met; else as they are. A collective.
+    """The costs with rows of LONG_ROW positions, where the user leaves it open and WORTH_LONG_ROWS is met; else unchanged. A collective.
 
     In longer rows a token sees more of its document, and costs more.
     """
@@ -218,41 +217,41 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     ranks = costs.machine.ranks
     given = costs.given
     is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
-    # Plain code computes the scores of all pairs of a row, so the short runs that it trains have short ones.
+    # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
     is_plain = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
     if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
-    data = look_at_data(longer, given, ranks, kind, tell=False)
-    of_longer = RunCosts(longer, data, costs.machine, given)
+    data = look_at_data(longer, given, ranks, kind, verbose=False)
+    longer_costs = RunCosts(longer, data, costs.machine, given)
 
     def is_worth_it() -> bool:
         try:
             plan = best_of_now(candidates, costs)
-            plan_of_longer = best_of_now(candidates, of_longer)
+            longer_plan = best_of_now(candidates, longer_costs)
         except UserError:
-            # The plan itself will say what is too little.
+            # The plan itself reports what is too little.
             return False
-        # Each of many ranks has a row at least.
-        is_too_large = plan_of_longer.cut.rows * data.T > NEAR * laws.batch_tokens(plan_of_longer.tokens)
-        return not is_too_large and plan_of_longer.loss < WORTH_LONG_ROWS * plan.loss
+        # With many ranks, a row each may be too many.
+        is_too_large = longer_plan.cut.rows * data.T > NEAR * laws.batch_tokens(longer_plan.tokens)
+        return not is_too_large and longer_plan.loss < WORTH_LONG_ROWS * plan.loss
 
     # Rank 0 knows how much time is left.
-    return of_longer if on_main(ranks, is_worth_it) else costs
+    return longer_costs if on_main(ranks, is_worth_it) else costs
 
 
 def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
-    """The best plan. With a budget of time it is of a size that was measured here, as long as there is time for that.
+    """The best plan; with a budget of time, of a size that was measured here, as long as there is time for that.
 
     A collective. Errors: UserError where nothing can be trained.
     """
     ranks = costs.machine.ranks
     measurements = 0
     if costs.seconds is not None:
-        of_one = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
-        measurements = 1 + int(MEASURING_PART * costs.seconds / (of_one + costs.timed_seconds()))
+        seconds_each = COMPILE_SECONDS if costs.compiled else PLAIN_MEASUREMENT_S[costs.machine.device.type]
+        measurements = 1 + int(MEASURING_PART * costs.seconds / (seconds_each + costs.timed_seconds()))
     while True:
-        # The same on all ranks, by what rank 0 knows of the speeds so far
+        # The same on all ranks, by the measurements of rank 0 so far
         plan = on_main(ranks, partial(best_of_now, candidates, costs))
         size = (plan.config.hidden_size, plan.config.num_hidden_layers)
         if not measurements or size in costs.corrections:
@@ -265,10 +264,10 @@ def choose(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
 
 
 def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
-    """The best plan of all sizes for what is left of the budget. Errors: UserError.
+    """The best plan of all sizes for the rest of the budget. Errors: UserError.
 
-    What was compiled for a measurement, a block of its width, serves its own micro-batches only. So a plan of a width that was
-    measured, with as many layers or others, keeps them where they are not far off.
+    A measurement compiles one block of its width, for its own micro-batches only. So a plan of a measured width, with any number
+    of layers, keeps these micro-batches where they are not far off.
     """
     if costs.seconds is not None:
         costs.seconds_left = costs.seconds - seconds_since_start()
@@ -284,44 +283,44 @@ def best_of_now(candidates: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
 
 
 def best_plan(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> Plan:
-    """The plan with the lowest expected loss, of those that are as deep as their tokens want.
+    """The plan with the lowest expected loss, of those whose depth suits their tokens.
 
     Errors: UserError that says what is too little.
     """
     plans = [plan for config in sizes if (plan := plan_for(config, costs)) is not None]
     if not plans:
         raise UserError(what_is_too_little(sizes, costs))
-    # The law of the loss knows nothing of models that are larger for their text than was measured: they may learn little text by
-    # heart. Nor does anything else limit a budget of tokens: by loss alone the largest model would win, and would train for weeks.
-    most = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
+    # The law of the loss does not cover models that are larger for their text than the measured ones: they may overfit. A budget of
+    # tokens needs a limit too: by loss alone the largest model would win, and would train for weeks.
+    most = laws.MOST_PARAMETERS_PER_TOKEN * costs.data.unique
     if costs.tokens is not None:
-        most = min(most, costs.tokens / laws.TOKENS_OF_A_PARAMETER)
+        most = min(most, costs.tokens / laws.FEWEST_TOKENS_PER_PARAMETER)
     small_enough = [plan for plan in plans if plan.parameters <= most]
-    suitable = [plan for plan in deep_as_their_tokens_want(plans) if plan.parameters <= most]
-    # A width that the user has said may leave only models with fewer layers, or none.
-    suitable = suitable or deep_as_their_tokens_want(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
+    suitable = [plan for plan in with_suitable_depth(plans) if plan.parameters <= most]
+    # A width given by the user may leave only models with fewer layers, or none.
+    suitable = suitable or with_suitable_depth(small_enough) or [min(plans, key=lambda plan: plan.parameters)]
     return min(suitable, key=lambda plan: plan.loss)
 
 
-def deep_as_their_tokens_want(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans of each width whose numbers of layers go with their tokens. Where none does, those that come nearest.
+def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of each width whose numbers of layers suit their tokens; where none does, those that come nearest.
 
-    More layers leave time for fewer tokens, and fewer tokens want fewer layers: so all numbers of layers are planned.
+    More layers leave time for fewer tokens, and fewer tokens need fewer layers: so all numbers of layers are planned.
     """
 
-    def off(plan: Plan) -> float:
-        return laws.layers_off(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
+    def mismatch(plan: Plan) -> float:
+        return laws.depth_mismatch(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
 
     least_of_width: dict[int, float] = {}
     for plan in plans:
         width = plan.config.hidden_size
-        least_of_width[width] = min(off(plan), least_of_width.get(width, math.inf))
-    return [plan for plan in plans if off(plan) == least_of_width[plan.config.hidden_size]]
+        least_of_width[width] = min(mismatch(plan), least_of_width.get(width, math.inf))
+    return [plan for plan in plans if mismatch(plan) == least_of_width[plan.config.hidden_size]]
 
 
 def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) -> Plan | None:
-    """The plan for one size; None where the budget buys too few updates, or the memory has no room for a row. cut: None: the one
-    that suits best."""
+    """The plan for one size; None where the budget buys too few updates, or the memory has no room for a row. cut: None: choose
+    the best."""
     data = costs.data
     choices = cuts(config, costs) if cut is None else [cut]
     if not choices:
@@ -346,7 +345,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         cut=cut,
         updates=updates,
         tokens=tokens,
-        passes=tokens / data.different,
+        passes=tokens / data.unique,
         seconds=seconds,
         other_seconds=costs.other_seconds(config, cut, seconds),
         flops=tokens * costs.token_flops(config),
@@ -365,10 +364,10 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
 
 
 def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
-    """The updates to choose from, as far as the user has left them open, in the largest micro-batches that fit the memory."""
+    """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    # Fewer of longer rows, which have as many positions.
+    # Fewer of longer rows, for as many positions
     times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
     if costs.batch_size is not None:
@@ -376,7 +375,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     elif steps is not None:
         found = [Cut(rows * sharing, steps, at_once) for rows in (1, *ROWS) if rows <= most]
     else:
-        # rows of the whole update where the ranks can share such a number, and else of each rank
+        # rows of the whole update where the ranks can share them, else of each rank
         of_ranks = [rows // ranks.world_size for rows in ROWS if rows % ranks.world_size == 0] or [1, *ROWS]
         found = [
             Cut(micro_rows * sharing, rows // micro_rows, at_once)
@@ -392,11 +391,11 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
 
 
 def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
-    """What the budget buys with such updates, as far as it helps to read the text again."""
+    """Tokens that the budget buys with such updates, up to the maximum number of passes."""
     if costs.tokens is not None:
-        # Somebody has counted them.
+        # The user's own number
         return costs.tokens
-    most = costs.data.most_passes * costs.data.different
+    most = costs.data.most_passes * costs.data.unique
     if costs.flops is not None:
         return min(costs.flops / costs.token_flops(config), most)
     seconds = costs.seconds_left
@@ -404,24 +403,24 @@ def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> floa
     without_updates = costs.other_seconds(config, cut, 0.0)
     if seconds <= without_updates:
         return 0.0
-    # What is no training grows with the updates, in which the evaluations come: it is taken to grow in proportion.
+    # Overhead grows with the updates, since evaluations come between them: assumed in proportion.
     growth = (costs.other_seconds(config, cut, seconds) - without_updates) / seconds
     updates = (seconds - without_updates) / (1 + growth) / costs.update_seconds(config, cut.rows)
     return min(updates * costs.data.tokens_of_update(cut.rows), most)
 
 
 def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
-    """The line where no model can be trained."""
+    """The message where no model can be trained."""
     data = costs.data
     rows = min((cut.rows for config in sizes for cut in cuts(config, costs)), default=None)
     if rows is None:
         return "no model can be trained, since the memory is too small: drop flags that fix the size or the batch, or give smaller ones"
-    # A number of tokens is kept to, however often the text is read for it.
-    if costs.tokens is None and data.most_passes * data.different < FEWEST_UPDATES * data.tokens_of_update(rows):
-        # As full rows: a text of one row tells nothing of how full the rows of more text would be.
+    # A budget of tokens has no maximum number of passes.
+    if costs.tokens is None and data.most_passes * data.unique < FEWEST_UPDATES * data.tokens_of_update(rows):
+        # As full rows: one row of text does not show how full the rows of more text would be.
         needed = math.ceil(FEWEST_UPDATES * rows * data.T / data.most_passes)
         return (
-            f"the text is too small: it has {round(data.different):,} tokens to train, and a plan needs about {needed:,} "
+            f"the text is too small: it has {round(data.unique):,} tokens to train, and a plan needs about {needed:,} "
             f"({FEWEST_UPDATES} updates of {counted(rows, 'row')} of {data.T} in {data.most_passes} passes): give more text by "
             "--data_path, or train it without a budget, by --epochs"
         )

@@ -1,4 +1,4 @@
-"""The flags that say how much a run may cost, and leave the rest to the planner."""
+"""The flags that say how much a run may cost; the planner chooses the rest."""
 
 import argparse
 import re
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from common.flags import positive
 from common.settings import Settings, default_of, setting, switch
 
-# The flags that say how much a run may cost
 BUDGETS = ("budget", "budget_tokens", "budget_flops")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-# Below this a run is over before anything is learned; above it is a slip of the keyboard.
+# A shorter run learns nothing; a longer one is a typing error.
 SHORTEST_S = 20
 LONGEST_S = 366 * 24 * 3600
 # Tokens or floating-point operations: more than the largest run that was ever published
@@ -31,13 +30,13 @@ def seconds_of(text: str) -> float:
 
 
 def duration(text: str) -> str:
-    """The text itself, once it is known to be a time: so it stands in a settings file as it was typed."""
+    """The text itself, checked to be a time: so a settings file shows it as typed."""
     seconds_of(text)
     return text.strip()
 
 
-def said_ends(settings: Settings, given: Collection[str]) -> list[str]:
-    """The flags that say where a run ends, of those that somebody has chosen: a settings file also names what is as by default."""
+def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
+    """The given flags that say where a run ends, but for defaults, which a settings file names too."""
     return [
         name
         for name in ("epochs", "max_updates")
@@ -56,10 +55,10 @@ class BudgetSettings(Settings):
         first=True,
     )
     budget_tokens: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many tokens instead, as 5e7"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, as 5e7"
     )
     budget_flops: float | None = setting(
-        None, check=positive(float, LARGEST_AMOUNT), help="plan for so many floating-point operations instead, as 1e16"
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, as 1e16"
     )
     dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
 
@@ -74,5 +73,5 @@ class BudgetSettings(Settings):
 
     @property
     def has_budget(self) -> bool:
-        """Whether the run is planned."""
+        """The run is planned."""
         return any(getattr(self, name) is not None for name in BUDGETS)

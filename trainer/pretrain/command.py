@@ -6,7 +6,7 @@ from pathlib import Path
 
 from model.config import MiniMindConfig, parameter_count
 from model.hf_format import read_config
-from trainer.budget.outcome import kept_plan, refuse_forgotten_budget
+from trainer.budget.outcome import plan_to_resume, refuse_forgotten_budget
 from trainer.budget.planner import plan_run
 from trainer.job import Surroundings
 from trainer.launch import launch
@@ -28,11 +28,11 @@ def run_command(
 ) -> int:
     """Train what the flags say. Returns the exit code.
 
-    given: the settings that the user has said. argv: the flags as they were typed. is_own_command: this process was started
-    for it. Another program may have computed something before, and then cannot be divided by copying it.
+    given: names of the settings that the user gives. argv: the flags as typed. is_own_command: this process was started for
+    the run. Another program may have computed something before, and then cannot be forked.
     """
     if settings.batch_size == AUTO_ROWS:
-        # It is left open, as if nothing had been said of it.
+        # Left open, as if not given
         given = set(given) - {"batch_size"}
     processes, notices = divide(settings, partial(divisible_of, settings, given), by_itself=is_own_command)
     work = partial(train, job_kind=job_kind, given=given)
@@ -45,10 +45,10 @@ def train(
     job_kind: type[PretrainJob] = PretrainJob,
     given: Collection[str] = (),
 ) -> int:
-    """Set everything up, train, and show what came out."""
+    """Set up, train, and report."""
     if settings.has_budget:
         if not settings.dry_run:
-            # A plan takes a while: a folder that cannot be written is told before, as far as its name is known before the width.
+            # A plan takes a while: a folder without write access is reported before, by the name that does not need the width.
             on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
         planned = plan_run(settings, given, surroundings, job_kind.kind)
         if planned is None:
@@ -60,12 +60,12 @@ def train(
     return Trainer(job, surroundings).run()
 
 
-# Entries of a tokenizer that is not opened yet: more than most have, since too much memory is counted rather than too little.
+# Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
 LARGE_VOCABULARY = 64_000
 
 
 def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Divisible | None:
-    """given: names of the settings that the user has said. None where flags or a folder of weights are wrong: the job says why."""
+    """given: names of the settings that the user gives. None where flags or a folder of weights are wrong: the job reports why."""
     folder = settings.weight_folder()
     try:
         if folder is not None:
@@ -79,12 +79,12 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
         return None
     whole = why_whole(config)
     is_planned = settings.has_budget and "batch_size" not in given
-    if is_planned and settings.from_resume and (plan := kept_plan(settings, given)):
-        # A run that goes on: its first start has chosen the batch, and the processes that share it.
+    if is_planned and settings.from_resume and (plan := plan_to_resume(settings, given)):
+        # A resume keeps the batch size of the first start, and the processes that share it.
         _, before = plan
         shape = (before.batch_size, before.max_seq_len)
         return Divisible(*shape, parameter_count(config), whole, processes=int(before.cpu_processes))
-    # The plan, or the job, will take a batch that the processes can share.
+    # The plan, or the job, chooses a batch that the processes can share.
     is_free = is_planned or settings.batch_size == AUTO_ROWS
     rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
     return Divisible(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)

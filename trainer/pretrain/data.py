@@ -1,4 +1,4 @@
-"""The data of a run as its flags name it, and where the run ends."""
+"""The data of a run as its flags name it, and the length of the run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,11 +25,11 @@ from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 
 
 class TextKind(NamedTuple):
-    """What is read, and how. make_encoder: of a tokenizer; it makes ids of a text. answers: conversations, of which the answers
-    alone are trained. flags_of_data: what mends data that is not that of a resumed run.
+    """Kind of the training text. make_encoder: builds the encoder of a tokenizer. answers: conversations, of which only the
+    answers are trained. flags_of_data: flags to check where a resume finds other data.
 
-    usual_file: in dataset/, what is trained on where no data is named. Where that is absent, an embedded one: what writes it unless
-    it is there, and what is in it.
+    usual_file: default data, in dataset/. Where that is absent, build_embedded writes an embedded corpus, unless it exists, and
+    returns its path; in_embedded: its content.
     """
 
     corpus: type[Corpus]
@@ -53,19 +53,19 @@ DOCUMENTS = TextKind(
 
 
 def open_corpus(
-    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, tell: bool = True
+    settings: PretrainSettings, encoder: DocumentEncoder, ranks: Ranks, kind: TextKind, verbose: bool = True
 ) -> Corpus:
-    """The Corpus of the settings, when all ranks have theirs: one may have to tokenise or to fetch, where another finds all.
+    """The Corpus of the settings, once all ranks have theirs: one may have to tokenise or fetch what another finds cached.
 
-    tell: say where the embedded data take the place of others.
+    verbose: announce the embedded corpus where it is used.
     """
-    # While --batch_size auto has no number yet, an update has the rows that it has without.
+    # With --batch_size auto, an update has as many rows as without.
     batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
     rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
 
     def open_own() -> Corpus:
         return kind.corpus(
-            data_of(settings, kind, tell=tell and ranks.is_main),
+            data_of(settings, kind, verbose=verbose and ranks.is_main),
             encoder,
             max_seq_len=settings.max_seq_len,
             seed=settings.seed,
@@ -87,8 +87,8 @@ def open_corpus(
     return first_rank_first(ranks, open_own)
 
 
-def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = True) -> Sequence[str | Source]:
-    """What --data_path or --mixture names; the embedded data where neither that nor the usual file is there."""
+def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = True) -> Sequence[str | Source]:
+    """The data of --data_path or --mixture, else the usual file, else the embedded corpus."""
     if settings.mixture:
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
@@ -97,7 +97,7 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = Tru
     if default.exists():
         return [str(default)]
     embedded = kind.build_embedded()
-    if tell:
+    if verbose:
         announce(
             f"{default} is not there: training on {embedded}, {kind.in_embedded}.\n"
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
@@ -106,16 +106,16 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, tell: bool = Tru
 
 
 def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
-    """The data of a run, which its tokenizer knows. Errors: DataError, UserError."""
-    # The first run on a corpus tokenises it here, which may take long: whatever else can be wrong was looked at.
+    """The data of a run, known to its tokenizer. Errors: DataError, UserError."""
+    # The first run on a corpus tokenises it here, which may take long: all else was checked before.
     corpus = open_corpus(settings, first.encoder, ranks, kind)
     with until_all_are_ready(ranks):
         what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
-        # Each document has them, so they do not count as known.
+        # Each document has these, so they do not count as known tokens.
         added = (first.encoder.bos_id, first.encoder.eos_id)
         check_known(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
         plan = corpus.plan(0)
-        # A clock that finds more time may ask for more than there is.
+        # The clock of a budget may ask for more updates than there is text for.
         may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget
         shortage = corpus.mixture.shortage(plan) if corpus.mixture is not None and may_be_short else ""
         if shortage:
@@ -127,7 +127,7 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
 
 
 def length_of_mixture(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> str:
-    """What a course of changing shares is laid out for; "": for epochs, which are in the row layout."""
+    """The length that changing shares are laid out for; "": epochs, which are in the row layout."""
     if not (settings.max_updates and corpus.shares_change):
         return ""
     return f"{counted(settings.max_updates, 'update')} of {counted(rows_of_update(settings, ranks), 'row')}"
@@ -141,9 +141,9 @@ def length_of_run(
     layers: int,
     prompts: int,
 ) -> Length:
-    """Where a run ends: by its flags or by the clock of a --budget.
+    """The length of a run, by its flags or the clock of a --budget.
 
-    layers: of the model. prompts: how many samples it draws.
+    layers: of the model. prompts: number of samples.
     """
     length = Length(settings.epochs, settings.max_updates or UNLIMITED)
     update_rows = rows_of_update(settings, ranks)
@@ -154,17 +154,17 @@ def length_of_run(
         length.epochs = 1
         length.rows_of_epoch = settings.max_updates * update_rows
     if settings.budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
-        # A plan is for one budget or one course of shares, and another number of passes would be another plan from the first row on.
+        # A plan is for one budget or one course of shares: another number of passes would change it from the first row on.
         length.flag = ""
     if not settings.budget:
         return length
     updates = settings.max_updates
-    # A machine that is faster than planned reads the text no more often than a plan does. A pass over a mixture ends where one
-    # source is used up; later passes bring other text of the others.
+    # A machine that is faster than planned keeps to the maximum passes of a plan. A pass over a mixture ends where one source
+    # is used up; later passes bring other text of the others.
     first = corpus.plan(0)
     targets = first.row_targets(0, first.n_rows)
-    different = laws.different_tokens(laws.parts_of(corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * different / targets
+    unique = laws.unique_tokens(laws.parts_of(corpus, targets))
+    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * unique / targets
     evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
     interval = settings.eval_interval // settings.accumulation_steps
     length.clock = Clock(
@@ -175,7 +175,7 @@ def length_of_run(
         seconds_at_end=FILES_S + REPORT_S * settings.report,
         samples=SAMPLE_S_OF_LAYER * layers * prompts,
         evaluation=evaluation_share(settings.use_compile != "0") * evaluated_rows / update_rows,
-        # Without validation there are samples at the end alone.
+        # Without validation there are samples only at the end.
         evaluation_every=max(1, interval) if settings.eval_interval and evaluated_rows else 0,
         most_updates=max(updates, int(most_rows / update_rows)),
     )

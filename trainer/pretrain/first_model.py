@@ -1,5 +1,5 @@
-"""Tokenizer and model that a run begins with: a fresh model, or one with weights that are there; where they are missing, which
-others there are."""
+"""Tokenizer and model that a run starts with: fresh, or with existing weights; where these are missing, the error suggests
+others."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
 from trainer.sharding import group_size_of
 
-# Such as Qwen/Qwen3-0.6B-Base
+# such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -40,8 +40,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 class FirstModel:
     """Tokenizer and model, which fit each other and the rows.
 
-    settings: those of the run, in which a folder of --from_weight has decided on some. vocabulary: digest of the tokenizer's.
-    notices: lines on the two.
+    settings: of the run, some set by a folder of --from_weight. vocabulary: digest of the tokenizer's vocabulary. notices: lines
+    for the user.
     """
 
     settings: PretrainSettings
@@ -82,7 +82,7 @@ def open_model(
                 f"warning: {folder} has a tokenizer of its own, with another vocabulary than --tokenizer_path {path}"
             )
         config.dropout = settings.dropout
-        # The documents begin and end with the tokenizer's own.
+        # Documents start and end with the tokenizer's ids.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
         make = partial(load_folder, MiniMindForCausalLM, folder, config)
@@ -126,7 +126,7 @@ def init_model(
     if from_weight == "none":
         model = MiniMindForCausalLM(config)
         if init_scheme != "default":
-            # Every block begins as the identity.
+            # Every block starts as the identity.
             for name, parameter in model.named_parameters():
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     torch.nn.init.zeros_(parameter)
@@ -134,10 +134,10 @@ def init_model(
             init_induction(model)
         return model
     path = find_weight(from_weight, out_dir, config.hidden_size, config.use_moe)
-    # Unlike Path.exists, this one has no errors of its own for texts that are no path.
+    # Unlike Path.exists, this does not raise for strings that are no path.
     if not os.path.exists(path):
         raise UserError(f"--from_weight {from_weight}: {why_not_found(from_weight, path, Path(out_dir))}")
-    # Not the dropout with which the weights were trained before
+    # with the dropout of this run, not of the earlier one
     asked = {name: getattr(config, name) for name in (*MODEL_FLAGS, "dropout")}
     try:
         return MiniMindForCausalLM.from_pth(path, **asked)
@@ -146,7 +146,7 @@ def init_model(
 
 
 def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
-    """What to say of a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
+    """Message for a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
     if from_weight.endswith(".safetensors"):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
     instead = weights_instead(path.parent, out_dir)
@@ -156,7 +156,7 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
 
 
 def weights_instead(*folders: Path) -> str:
-    """As "there is out/pretrain_256.pth", a part of a line: the newest weights of the first folder that has some."""
+    """Such as "there is out/pretrain_256.pth", for an error: the newest weights of the first folder with any."""
     for folder in folders:
         # MiniMind's own trainer keeps its checkpoints beside the weights.
         found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
@@ -174,22 +174,22 @@ def from_here(path: Path) -> Path:
 
 
 def check_length(max_seq_len: int, config: MiniMindConfig) -> None:
-    """Errors: UserError for rows that are longer than the table of positions."""
+    """Errors: UserError for rows that are longer than the position table."""
     if max_seq_len > config.max_position_embeddings:
         raise UserError(f"--max_seq_len {max_seq_len} is beyond the position table of {config.max_position_embeddings}")
 
 
 def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMindConfig) -> PretrainSettings:
-    """The settings with what the folder tells: they describe the run as those of a fresh model would.
+    """The settings with the model shape and tokenizer of the folder, as if given by flags for a fresh model.
 
-    config: the folder's. Errors: UserError for a flag that says otherwise, and for a folder without a tokenizer where
-    none is named.
+    config: of the folder. Errors: UserError for a flag that contradicts it, and for a folder without a tokenizer where
+    none is given.
     """
     found: dict[str, object] = {}
     for name in MODEL_FLAGS:
         found[name] = getattr(config, name)
         asked = getattr(settings, name)
-        # None: the user has not said it. One that says a fresh model's default contradicts as any other value does.
+        # None: not given. The default of a fresh model, if given, contradicts like any other value.
         if asked is not None and asked != found[name]:
             raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
     found["tokenizer_path"] = settings.tokenizer_path or str(folder)

@@ -1,4 +1,4 @@
-"""Pretraining of a MiniMind as a Job: its data, model, loss, rate and files, in the order in which they come about."""
+"""Pretraining of a MiniMind as a Job: data, model, loss, learning rate and files, in the order of their creation."""
 
 import glob
 import math
@@ -13,7 +13,7 @@ import torch
 from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import architecture
-from trainer.budget.outcome import plan_to_keep
+from trainer.budget.outcome import plan_writer
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine
 from trainer.evaluation import Sampler, evaluate, read_prompts
@@ -34,15 +34,15 @@ from trainer.saving.weights import save_weights
 class PretrainJob(Job):
     """train_pretrain.py's part of a run.
 
-    The constructor opens whatever can be wrong, the quick things first: prompts, tokenizer and model, the names of the run's
-    files, and then the data, which a first run tokenises. Then it settles on a batch size, and puts the model on its device
-    before the optimiser is made. The methods are the answers to what the Trainer asks, in the words of trainer/job.py.
-    Errors: UserError, in one line, for whatever of the flags does not fit.
+    The constructor opens everything that can be wrong, quick things first: prompts, tokenizer and model (on its device before
+    the optimiser is made), the names of the run's files, and then the data, which a first run tokenises. Then it settles on a
+    batch size. The methods are those that the Trainer calls, see trainer/job.py. Errors: UserError, in one line, for flags
+    that do not fit.
     """
 
     settings: PretrainSettings
 
-    # Documents or conversations: how they are read, and where they lie (data.py)
+    # Documents or conversations, and where they are stored (data.py)
     kind: ClassVar[TextKind] = DOCUMENTS
 
     def __init__(self, settings: PretrainSettings, surroundings: Surroundings) -> None:
@@ -56,11 +56,11 @@ class PretrainJob(Job):
             self.notices.append(precision_notice)
         # before the model takes any
         free = free_memory(device, ranks)
-        # The same seed on all ranks, so that all begin with the same weights.
+        # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():
             self.prompts = read_prompts(settings.sample_prompts)
-            # Tokenizer and model. A folder of --from_weight decides on some of the settings.
+            # Tokenizer and model. A folder of --from_weight sets some of the settings.
             self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
             settings = self.first_model.settings
@@ -90,16 +90,16 @@ class PretrainJob(Job):
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
             # the plan of a run with a --budget
-            write_at_start=plan_to_keep(settings, stem, ranks),
+            write_at_start=plan_writer(settings, stem, ranks),
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
-        # From here on every rank draws other numbers (dropout).
+        # From here on ranks draw different random numbers (dropout).
         seed_everything(settings.seed, ranks.rank)
         encoder = self.first_model.encoder
         self.identity = Identity(
             entries={
-                # Order matters: the first difference is the one reported. The tokenizer's fingerprint has this one too.
+                # Order matters: the first difference is the one reported. The tokenizer's fingerprint covers this one too.
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -114,7 +114,7 @@ class PretrainJob(Job):
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",
             },
-            # They decide the first weights. A resume takes those of its checkpoint.
+            # They only set the initial weights. A resume loads those of its checkpoint.
             only_at_start=("from_weight", "init_scheme"),
         )
         self.engine = make_engine(
@@ -159,7 +159,7 @@ class PretrainJob(Job):
             self.settings,
             self.first_model,
             self.corpus,
-            # All is said of a run that is one plan, wherever it stands.
+            # A run that is one plan is described as a whole.
             epoch=0 if self.corpus.is_one_plan else progress.epoch,
             epochs=self.length.epochs,
             ranks=self.ranks,
@@ -169,7 +169,7 @@ class PretrainJob(Job):
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:
-        """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to say."""
+        """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
         rows = self.ranks.rows_of(settings.batch_size)
@@ -181,8 +181,8 @@ class PretrainJob(Job):
             self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
         if is_gpu and self.model.compiled_backend is not None:
-            # The last micro-batch of an epoch has fewer rows. Filled up it takes the compiled code too. The plain code's
-            # attention may add up in any order in its backward pass there, so that a resume would end with other bits.
+            # The last micro-batch of an epoch has fewer rows; padded, it takes the compiled code too. Eager attention may add
+            # up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
         return [notice] if notice else []
 
@@ -190,19 +190,18 @@ class PretrainJob(Job):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        # Warm-up is counted in micro-batches: all that the ranks compute at once are one, but with --rows_per_update each is one, so
+        # Warm-up counts micro-batches: those that the ranks compute at once as one, but with --rows_per_update each as one, so
         # that the rate of an update does not depend on the ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         factor = self.length.clock.factor(progress.update) if self.length.clock else None
         if factor is not None:
-            # The clock of a --budget has moved the end: its own curve leads there.
+            # The clock of a --budget has moved the end: its schedule applies.
             return settings.learning_rate * factor * min(1.0, warmup)
         if settings.max_updates:
             done = progress.update / settings.max_updates
         else:
-            # The share of the run's rows that is done, not of its updates: with another batch size or another number of ranks the
-            # rate ends at the same value.
+            # Progress in rows, not updates: with another batch size or number of ranks the rate ends at the same value.
             done = (update.epoch + update.first_row / update.n_rows) / self.length.epochs
         return learning_rate(done, warmup, settings.learning_rate, settings.lr_schedule, settings.decay_share)
 

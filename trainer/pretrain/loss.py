@@ -15,7 +15,7 @@ Count = TypeVar("Count", int, torch.Tensor)
 
 
 def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> tuple[torch.Tensor, torch.Tensor]:
-    """(a micro-batch's share of the update's loss, 0-d; what to add up, float32 [n_sums(config)]).
+    """(a micro-batch's share of the update's loss, 0-d; sums to log, float32 [n_sums(config)]).
 
     The sums: cross-entropy, auxiliary loss times documents, targets, documents, and the tokens that each expert of each
     layer got. The counts of batch and totals are numbers, or 0-d tensors where CUDA graphs read them.
@@ -34,14 +34,14 @@ def pretrain_loss(model: MiniMindForCausalLM, batch: Batch, totals: Totals) -> t
 
 
 def n_sums(config: MiniMindConfig) -> int:
-    """How many numbers `pretrain_loss` adds up."""
+    """Length of the sums of `pretrain_loss`."""
     if not config.use_moe:
         return 4
     return 4 + config.num_hidden_layers * config.num_experts
 
 
 def metrics(sums: Sequence[float], num_experts: int = 0) -> tuple[dict[str, Any], float]:
-    """(what to log, tokens) of the sums of `pretrain_loss`.
+    """(values to log, tokens), from sums of `pretrain_loss`.
 
     expert_load: share of the routed tokens that each expert got, mean over the layers; expert_load_max: the largest
     share in any layer (1 / num_experts where the load is even).

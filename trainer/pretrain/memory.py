@@ -1,11 +1,11 @@
-"""What training a MiniMind takes, floating-point operations and bytes; and how `--batch_size auto` cuts an update to fit.
+"""FLOPs and memory of training a MiniMind; and how `--batch_size auto` cuts an update to fit.
 
-One formula of memory, for plans and for a line before the run. On a GPU `--batch_size auto` does not trust it: the largest
-micro-batch is computed and thrown away, and halved until it fits. On a CPU a try would end the process, and the formula decides.
+One formula of memory, for plans and for a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
+largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
 An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
-the default of --batch_size). Its loss does not depend on how it is cut (docs/design.md), but for the last bits; so a resume keeps
-the rows of its run. What the flags count in micro-batches, as --log_interval does, they count in those of the usual rows.
+the default of --batch_size). How it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of
+its run. Flags that count micro-batches, such as --log_interval, count those of the usual rows.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def flops_per_token(config: MiniMindConfig, length: float) -> float:
     H = config.hidden_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    # weights of one layer that a token is multiplied with: three matrices of an MLP, and the router of experts.
+    # Weights of one layer that a token is multiplied with: three matrices of an MLP, and the router of experts.
     if config.use_moe:
         experts = config.num_experts_per_tok + config.n_shared_experts
         mlp = 3 * H * config.moe_intermediate_size * experts + H * config.num_experts
@@ -66,13 +66,13 @@ def mean_context(plan: RowPlan) -> float:
     return float((pairs**2).sum() / max(pairs.sum(), 1))
 
 
-# Rows that one rank computes at once. More of them make the products of a CPU no faster, and take memory. A GPU has then as
-# much to do as it takes the host to launch the next operations; fewer are taken where they do not fit.
+# Maximum rows that one rank computes at once. More make the products of a CPU no faster, and take memory. On a GPU this many
+# keep it busy while the host launches the next kernels; fewer are taken where they do not fit.
 MOST_ROWS_OF_MICRO_BATCH = {"cpu": 16, "mps": 16, "cuda": 256}
 FP32 = 4
 # Weight, gradient and AdamW's two moments of a parameter; Muon keeps a little less.
 STATE_BYTES = 4 * FP32
-# Libraries, compiler and threads of a process on the CPU; and the holes in its heap, as a part of what the blocks keep
+# Libraries, compiler and threads of a process on the CPU; and its heap fragmentation, as a share of the activations
 PROGRAM_BYTES = 250e6
 HEAP_PART = 0.15
 
@@ -88,8 +88,8 @@ def training_bytes(
     device_type: str,
     sharing: int = 1,
 ) -> float:
-    """Bytes at the peak, of all processes that share a micro-batch of `rows` rows of T positions: a tenth less to a quarter more
-    than was measured (docs/performance.md, docs/gpu.md).
+    """Peak memory in bytes of all processes that share a micro-batch of `rows` rows of T positions: a tenth below to a quarter
+    above the measured one (docs/performance.md, docs/gpu.md).
 
     half: bytes of a number in matrix products. recomputes: --gradient_checkpointing. sharing: processes.
     """
@@ -98,13 +98,13 @@ def training_bytes(
     mlp = config.intermediate_size
     if config.use_moe:
         mlp = config.moe_intermediate_size * (config.num_experts_per_tok + config.n_shared_experts)
-    # Kept by a block for the backward pass, bytes a token. The plain code keeps twice as much.
+    # Activations of a block, in bytes per token. Eager code keeps twice as much.
     block: float = half * (10 * H + 3 * mlp) * (1 if compiled else 2)
     if device_type == "cpu":
-        # The weights of all pairs of positions before and after the dropout, and what it drew; exp(scores) of half of the pairs.
+        # With dropout, weights of all pairs of positions before and after it, and its mask; else exp(scores) of half of the pairs.
         of_pair = 3 * FP32 if config.dropout else 0.6 * half * compiled
         block += config.num_attention_heads * T * of_pair
-    # Recomputed, a block is there with its gradients, and the others with what goes in.
+    # With recomputation: one block with its gradients, and the inputs of the others.
     activations = rows * T * (layers * FP32 * H + 2 * block if recomputes else layers * block)
     # One chunk of logits with its gradients
     logits = min(rows * T, chunk_rows(device_type, V)) * V * (2 * half + 2 * FP32)
@@ -116,7 +116,7 @@ def training_bytes(
 
 
 def free_memory(device: torch.device, ranks: Ranks) -> float | None:
-    """Bytes that a rank can have, on the rank with the least; None: not known. A collective."""
+    """Bytes available to a rank, the minimum of all ranks; None: unknown. A collective."""
     own = available_memory(device)
     if own is not None and device.type == "cpu":
         own //= ranks.local_world_size
@@ -125,7 +125,7 @@ def free_memory(device: torch.device, ranks: Ranks) -> float | None:
 
 
 def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks, shard: str = NONE) -> None:
-    """Errors: UserError where not even weights, gradients and moments fit: the system would end the process without a line.
+    """Errors: UserError where not even weights, gradients and moments fit: the system would kill the process without a line.
 
     shard: --shard.
     """
@@ -197,7 +197,7 @@ def settle_on_rows(
         return least_of_ranks(ranks, float(own)) > 0
 
     settled, lines = settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
-    # A plan has looked at the memory, and leaves compiled code and a heap in this process, for which its estimate had room.
+    # A plan has checked the memory. It leaves compiled code and a heap in this process, which its estimate included.
     is_open = not settled.has_budget and settled.shard == NONE
     if is_open and free is not None and needed(settled.batch_size) > free:
         lines.append(
@@ -216,25 +216,25 @@ def settle(
     ranks: Ranks,
     fits: Callable[[int], bool],
 ) -> tuple[PretrainSettings, list[str]]:
-    """The settings with a number of rows in the place of AUTO_ROWS and the same updates, and a line that tells it. A collective.
+    """The settings with a number of rows in the place of AUTO_ROWS and the same updates, and a line that reports it. A collective.
 
-    stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: whether a micro-batch of so many
-    rows does, on all ranks. Errors: UserError for a number of processes that do not divide the update.
+    stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: a micro-batch of this many rows
+    fits on all ranks. Errors: UserError for a number of processes that do not divide the update.
     """
     if settings.batch_size != AUTO_ROWS:
         return settings, []
     usual = settings.usual_rows()
     rows_of_update = usual * settings.accumulation_steps
-    # Another machine may divide itself into another number of processes.
+    # Another machine may have another number of processes.
     recorded = on_main(ranks, partial(recorded_rows, settings, stem))
     if recorded is not None and recorded % ranks.sharing == 0:
         rows, why = recorded, ", as before the resume"
     else:
-        # A micro-batch of more rows than there are would never be full, and what is compiled is compiled for full ones.
+        # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
         most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
         most = min(max(most, ranks.sharing), rows_of_update)
-        # They divide the update and, so that each learning rate stays what it is, the rows of the warm-up. The ranks that share a
-        # micro-batch get equal parts of it.
+        # They divide the rows of the update and, to keep each learning rate, those of the warm-up. Ranks that share a micro-batch
+        # get equal parts of it.
         numbers = (rows_of_update, usual * settings.warmup_iters)
         choices = [n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)]
         if why_whole(config):
@@ -248,13 +248,13 @@ def settle(
         while not fits(rows):
             smaller = [choice for choice in choices if 2 * choice <= rows]
             if not smaller:
-                # The run itself will say what helps.
+                # The run itself reports what helps.
                 break
             rows = smaller[0]
         why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
 
     def converted(count: int) -> int:
-        """So many micro-batches of the usual rows, counted in those of `rows`. 0 means never, and stays."""
+        """Converts a count of micro-batches of the usual rows to those of `rows`. 0 means never, and stays."""
         return min(max(1, round(count * usual / rows)), LARGEST) if count else 0
 
     steps = rows_of_update // rows
@@ -279,14 +279,14 @@ def fits_gpu(
     dtype: torch.dtype,
     optimizer_bytes: int,
 ) -> bool:
-    """Whether a GPU has the memory for a micro-batch in the midst of an update. Nothing of it is left.
+    """Returns whether a GPU has the memory for a micro-batch within an update, and frees all that it took.
 
-    It is computed by the plain code, which takes no less than the compiled one.
+    It runs eagerly, which takes no less than compiled code.
     """
     fitted = True
     with torch.random.fork_rng(devices=[device]):
         try:
-            # What is there at a later micro-batch of a later update: the optimiser's moments, and all gradients.
+            # As in a later micro-batch of a later update: the optimiser's moments, and all gradients.
             moments = torch.empty(optimizer_bytes, dtype=torch.uint8, device=device)
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
@@ -298,7 +298,7 @@ def fits_gpu(
             if not is_out_of_memory(error):
                 raise
             fitted = False
-    # Behind the block: within it the error holds the tensors that filled the memory.
+    # After the block: within it the error holds the tensors that filled the memory.
     model.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
     # The peak in the log is that of the run.
@@ -307,7 +307,7 @@ def fits_gpu(
 
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
-    """The rows of a micro-batch of the run that a resume goes on with; None: there is none, or its updates are others."""
+    """Rows of a micro-batch of the run to resume; None: there is none, or its updates have other sizes."""
     path = kept_of_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
     if path is None:
         return None

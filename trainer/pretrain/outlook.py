@@ -1,4 +1,4 @@
-"""What a pretraining or fine-tuning run says of itself before its first update, and what its report knows of it."""
+"""The lines that a pretraining or fine-tuning run prints before its first update, and the fields of its report."""
 
 import gzip
 import math
@@ -33,11 +33,11 @@ def pretraining_outlook(
     ranks: Ranks,
     answers: bool,
 ) -> Outlook:
-    """settings: of the run; those of first_model may have --batch_size auto. epoch: that comes next, of so many epochs. answers: the
-    run trains the answers of conversations."""
+    """settings: of the run; those of first_model may have --batch_size auto. epoch: the next one of `epochs`. answers: the run
+    trains the answers of conversations."""
     asked = first_model.settings
     model, config = first_model.model, first_model.model.config
-    # Epoch 0 whatever comes next: a resume decides on compiling as the first start did.
+    # Always epoch 0: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
     n_rows = first.n_rows * epochs
@@ -45,7 +45,7 @@ def pretraining_outlook(
         # The last update of an epoch may have fewer rows.
         passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
         n_rows = min(first.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
-    # As if each row were one document, which is the most that it can cost: this decides on compiling.
+    # Upper bound, as if each row were one document: this decides on compiling.
     flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
     trained = first.row_targets(0, first.n_rows)
     parameters = sum(p.numel() for p in model.parameters())
@@ -64,13 +64,13 @@ def pretraining_outlook(
     rows_of_flags = settings.usual_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first.T * first.fill
-    said = []
-    # Not where the user chose so. Where they were read as tokens, no text spells them.
+    notices = []
+    # Not where the user chose so. Where they are read as tokens, no text spells them.
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
-        said += note_on_spelt_tokens(corpus, first_model)
+        notices += note_on_spelt_tokens(corpus, first_model)
     if first_model.encoder.eos_id is None:
-        said.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
-    said += pretraining_notices(
+        notices.append("warning: the tokenizer has no EOS, so no document tells the model where it ends")
+    notices += pretraining_notices(
         asked,
         ranks,
         parameters=parameters,
@@ -82,13 +82,13 @@ def pretraining_outlook(
 
     data_fields: dict[str, object] = {"sources": corpus.sources_of_epoch(epoch)} if ranks.is_main else {}
     if answers:
-        # Whoever shows a sample of the run must ask as it did.
+        # A sample of the run needs prompts like those trained on.
         data_fields["trained"] = ANSWERS
     elif ranks.is_main and corpus.val_store is not None:
         assert corpus.val_documents is not None
         data_fields["gzip"] = bits_of_gzip(corpus.val_store, corpus.val_documents, first_model.tokenizer)
 
-    # Known are fresh dense models on documents, with an optimiser that has a law; a run of seconds has no curve.
+    # The law covers fresh dense models on documents, with AdamW or Muon. A run of seconds needs no curve.
     forecast = None
     has_law = settings.optimizer in ("adamw", "muon")
     is_known = has_law and settings.from_weight == "none" and not config.use_moe and not answers
@@ -105,16 +105,16 @@ def pretraining_outlook(
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
             context=mean_context(first),
         )
-        forecast = Forecast(law, laws.different_tokens(parts), settings.learning_rate)
-        said.append(note_on_expected(parameters, tokens))
+        forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
+        notices.append(note_on_expected(parameters, tokens))
     return Outlook(
         plan=plan,
         lines=lines,
-        notices=said,
+        notices=notices,
         model_fields={**config.to_diff_dict(), "parameters": parameters},
         n_documents=len(corpus.documents),
         data_fields=data_fields,
-        # For the share of the product rate in the log: what a trained token of this corpus really needs.
+        # For the utilisation in the log: FLOPs that a trained token of this corpus really needs.
         flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
         flops=flops,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
@@ -125,22 +125,22 @@ def pretraining_outlook(
 
 
 def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
-    """A line where more than a tenth of a source's first documents spell a special token: a few may only speak of it."""
+    """A line where more than a tenth of a source's first documents spell a special token: a few may only mention it."""
     for store in corpus.stores:
         places = pairwise(store.offsets[:201].tolist())
         ids = [store.tokens[begin : min(end, begin + 2000)] for begin, end in places]
         texts = [str(first_model.tokenizer.decode(one, skip_special_tokens=True)) for one in ids]
         for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
-                said = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
-                return [f"{said}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
+                note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
+                return [f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
     return []
 
 
 def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list[Command]:
-    """What a user may want to do with the finished run. stem: of its files. answers: see pretraining_outlook."""
+    """Suggested commands for the finished run. stem: of its files. answers: see pretraining_outlook."""
     weight = ["--weight", f"{stem}.pth"]
-    # The scripts take the repository's own tokenizer unless they are given another.
+    # The default of the scripts is the repository's tokenizer.
     if settings.tokenizer_path != DEFAULT_TOKENIZER:
         weight += ["--tokenizer_path", str(settings.tokenizer_path)]
     generate, evaluate = "scripts/generate.py", "scripts/evaluate.py"
@@ -153,15 +153,15 @@ def next_commands(settings: PretrainSettings, stem: Path, answers: bool) -> list
     return [next_command("continue texts, chat", generate, *weight), play, measure, export]
 
 
-# bytes of text that are compressed at most, which takes a second
+# maximum bytes of text to compress, which takes a second
 SAMPLE_BYTES = 1 << 20
 
 
 def bits_of_gzip(store: Documents, documents: Ints, tokenizer: Any) -> float:
-    """Bits per byte, beside which those of the model stand. documents: their numbers; of a long text every n-th is taken."""
+    """Bits per byte of gzip, to compare the model with. documents: their numbers; of much text every n-th is taken."""
     chosen = documents[:: math.ceil(int(store.text_bytes[documents].sum(dtype=np.int64)) / SAMPLE_BYTES) or 1]
     begins, ends = store.offsets[chosen], store.offsets[chosen + 1]
-    # A document may be longer than all of the sample; hardly a token stands for less than a byte of it.
+    # A document may be longer than the whole sample; a token hardly ever has less than a byte.
     places = zip(begins.tolist(), np.minimum(ends, begins + SAMPLE_BYTES).tolist(), strict=True)
-    raw = laws.text_of(store, places, tokenizer)
+    raw = laws.decoded_text(store, places, tokenizer)
     return 8 * len(gzip.compress(raw, 9, mtime=0)) / max(len(raw), 1)

@@ -15,10 +15,10 @@ from trainer.budget.settings import BudgetSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
 
-# What --batch_size auto is in the settings until the job knows how many rows fit: no number of rows is 0.
+# Value of --batch_size auto in the settings, until the job knows how many rows fit
 AUTO_ROWS = 0
 DEFAULT_TOKENIZER = str(ROOT / "model")
-# values of flags that are not given, unless a folder of weights tells
+# Defaults of flags that are not given, unless a folder of weights sets them
 DEFAULT_MODEL: dict[str, Any] = {
     "generation": "minimind2",
     "hidden_size": 512,
@@ -27,7 +27,7 @@ DEFAULT_MODEL: dict[str, Any] = {
     "use_moe": False,
     "tokenizer_path": DEFAULT_TOKENIZER,
 }
-# Files by which a folder of a Hugging Face model is told from any other folder
+# Files by which a folder of a Hugging Face model is recognised
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 
 
@@ -36,37 +36,37 @@ def rows_or_auto(text: str) -> int:
     return AUTO_ROWS if text == "auto" else positive(int)(text)
 
 
-# What argparse calls it in its message.
+# its name in argparse's message
 rows_or_auto.__name__ = "positive int or auto"
 
 
 def file_prefix(text: str) -> str:
-    """What file names begin with. --out_dir says which folder they are in."""
+    """Prefix of file names; --out_dir is their folder."""
     if not text.strip() or "/" in text or "\\" in text:
         raise argparse.ArgumentTypeError(f"{text!r} must be the beginning of a file name, not a path: see --out_dir")
     return text
 
 
 def weight_name(prefix: str, hidden_size: int, use_moe: bool) -> str:
-    """What the weight files of a model are called, without their endings."""
+    """Name of a model's weight files without their endings."""
     return f"{prefix}_{hidden_size}{'_moe' if use_moe else ''}"
 
 
 def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe: bool) -> Path:
-    """What --from_weight means: the folder of a Hugging Face model, or a .pth, which need not be there.
+    """The path that --from_weight means: the folder of a Hugging Face model, or a .pth, which need not exist.
 
-    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So a folder is
-    one of a model by what it holds, and a bare name means a .pth first.
+    Any folder may have the name of a weight, as trainer/pretrain has where a run is started in trainer/. So the folder of
+    a model is recognised by its files, and a bare name means a .pth first.
     """
     path = Path(from_weight)
     if path.suffix == ".pth":
         return path
     # MiniMind's way: --from_weight pretrain means out/pretrain_512.pth.
     candidates = [Path(out_dir) / f"{weight_name(from_weight, hidden_size, use_moe)}.pth"]
-    # The name may also be whole but for its ending, with a folder or in --out_dir. A path such as / has no name.
+    # Or the full name without its ending, with a folder or in --out_dir. A path such as / has no name.
     if path.name:
         candidates += [path.with_name(f"{path.name}.pth"), Path(out_dir) / f"{path.name}.pth"]
-    # Unlike the methods of Path, those of os.path have no errors of their own for texts that are no path.
+    # Unlike methods of Path, os.path does not raise for strings that are no path.
     found = next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
     is_bare_name = path.name == from_weight
     is_model = os.path.isdir(path) and any(any(path.glob(pattern)) for pattern in FILES_OF_MODELS)
@@ -82,7 +82,7 @@ class PretrainOutput(OutputSettings):
     save_weight: str = setting(
         "pretrain", check=file_prefix, help="prefix of the weight file: {prefix}_{hidden}[_moe].pth"
     )
-    # An empty prompt is one: the model begins by itself.
+    # An empty prompt counts: the model starts by itself.
     sample_prompts: list[str] = setting(
         [],
         several=True,
@@ -95,7 +95,7 @@ class PretrainOutput(OutputSettings):
 class ModelSettings(Settings):
     """model"""
 
-    # None: not given. Then it is the value of DEFAULT_MODEL, or that of the folder which --from_weight names.
+    # None: not given. The value is then that of DEFAULT_MODEL, or of the folder that --from_weight names.
     generation: str | None = setting(
         None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
     )
@@ -172,7 +172,7 @@ class TrainingSettings(OptimizerSettings):
     )
     epochs: int = setting(1, check=positive(int), help="passes over the data", first=True)
     max_updates: int = setting(
-        0, check=not_negative(int), help="end after so many updates, in as many passes as they take; 0: after --epochs"
+        0, check=not_negative(int), help="end after this many updates, in as many passes as needed; 0: after --epochs"
     )
     lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="of the rate over the run")
     decay_share: float = setting(
@@ -208,7 +208,7 @@ class ValidationSettings(ValidationDataSettings):
 class LauncherSettings(DividedMachineSettings):
     """machine"""
 
-    # PyTorch's own attention is faster without, and another run then ends with other weights.
+    # PyTorch's attention is faster without, but a repeated run ends with other weights.
     deterministic: bool = with_default(DividedMachineSettings, "deterministic", True)
     cuda_graphs: str = setting(
         "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
@@ -231,28 +231,28 @@ class PretrainSettings(
 
     prog: ClassVar[str] = "train_pretrain.py"
     description: ClassVar[str] = "Pretrain a MiniMind causal language model."
-    # What a plan does not choose, though the user has not said it
+    # Settings that a plan leaves as they are, though not given
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def usual_rows(cls) -> int:
-        """Rows of a micro-batch where nothing is said of them: the updates of --batch_size auto are made of such ones."""
+        """Default rows of a micro-batch: updates of --batch_size auto have the rows of such ones."""
         rows: int = default_of(cls, "batch_size")
         return rows
 
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
-        """The path of a run's files without their endings. hidden_size, use_moe: of its model, which a folder may tell."""
+        """The path of a run's files without their endings. hidden_size, use_moe: of its model, perhaps by a folder."""
         return Path(self.out_dir) / weight_name(self.save_weight, hidden_size, use_moe)
 
     def weight(self) -> Path | None:
-        """What --from_weight means: a folder or a .pth, see find_weight; None: fresh weights."""
+        """The folder or .pth of --from_weight, see find_weight; None: fresh weights."""
         if self.from_weight == "none":
             return None
         width = self.hidden_size or DEFAULT_MODEL["hidden_size"]
         return find_weight(self.from_weight, self.out_dir, width, bool(self.use_moe))
 
     def weight_folder(self) -> Path | None:
-        """The folder of a model that --from_weight names, if it names one."""
+        """The folder of a model that --from_weight names, if any."""
         weight = self.weight()
         return None if weight is None or weight.suffix == ".pth" else weight
 
@@ -264,9 +264,9 @@ class PretrainSettings(
             raise ValueError(f"--rows_per_update: {chosen} chooses the micro-batches of an update: drop one of the two")
 
     def fill_in(self) -> None:
-        """What is not given and the weights of --from_weight tell. The shape of those in a folder is read later.
+        """Sets what is not given by the weights of --from_weight. The shape of those in a folder is read later.
 
-        Errors: ValueError for a .json beside them that cannot be read, and where special tokens were read otherwise for them.
+        Errors: ValueError for an unreadable .json beside them, and for another --parse_special_tokens than theirs.
         """
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
@@ -281,7 +281,7 @@ class PretrainSettings(
             if recorded is not None:
                 self.parse_special_tokens = recorded
             for name in MODEL_FLAGS if weight.suffix == ".pth" else ():
-                # What has another type than the flag is passed over: the weight's loader says what is wrong with it.
+                # Values of another type than the flag's are skipped: the weight's loader reports them.
                 if type(record.get(name)) is type(DEFAULT_MODEL.get(name, 0)):
                     shape[name] = record[name]
         if self.weight_folder() is not None:

@@ -67,7 +67,7 @@ def test_the_range_of_a_small_run_holds_what_was_seen(small):
 
 def test_repeated_text_has_the_decay_of_the_law():
     chosen = chosen_settings(dataclasses.replace(PLAN, passes=6.0, updates=1000), costs_of())
-    law = laws.muon_weight_decay(6.0, 1000, PLAN.parameters / data_of().different)
+    law = laws.muon_weight_decay(6.0, 1000, PLAN.parameters / data_of().unique)
     assert chosen["weight_decay"] == pytest.approx(law, rel=0.05) and law > laws.WEIGHT_DECAY
 
 

@@ -89,7 +89,7 @@ def test_the_best_of_all_sizes_is_taken(seconds, rate):
     others = [plan_for(config, costs) for config in ALL]
     others = [other for other in others if other is not None]
     # Of models that were measured with so much text.
-    most_parameters = laws.PARAMETERS_OF_A_TOKEN * costs.data.different
+    most_parameters = laws.MOST_PARAMETERS_PER_TOKEN * costs.data.unique
     assert plan.parameters <= most_parameters
     for other in others:
         if layers_off(other) == 0 and other.parameters <= most_parameters:
@@ -116,7 +116,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     found = []
     for tokens in (1e6, 1e7, 1e8, 1e9):
         plan = best(tokens=tokens, tokens_of_pass=tokens)
-        assert plan.parameters <= max(tokens / laws.TOKENS_OF_A_PARAMETER, parameter_count(ALL[0]))
+        assert plan.parameters <= max(tokens / laws.FEWEST_TOKENS_PER_PARAMETER, parameter_count(ALL[0]))
         found.append(plan.parameters)
     assert found == sorted(found) and found[-1] > 20 * found[0]
     # What the user fixes is kept.
@@ -125,7 +125,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     # Of one width, a model with fewer layers than its tokens want is small enough.
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     plan = best(of_one_width, tokens=24e6, tokens_of_pass=24e6)
-    assert plan.parameters <= 24e6 / laws.TOKENS_OF_A_PARAMETER and plan.config.num_hidden_layers > 3
+    assert plan.parameters <= 24e6 / laws.FEWEST_TOKENS_PER_PARAMETER and plan.config.num_hidden_layers > 3
 
 
 def test_what_the_user_has_said_is_kept():
@@ -190,7 +190,7 @@ def test_little_text_is_read_several_times_and_no_more(budget):
     little = best(**budget, tokens_of_pass=different)
     assert little.loss > much.loss and little.seconds < much.seconds / 2
     assert little.passes == pytest.approx(laws.MOST_PASSES, rel=0.02)
-    assert little.parameters <= laws.PARAMETERS_OF_A_TOKEN * different
+    assert little.parameters <= laws.MOST_PARAMETERS_PER_TOKEN * different
 
 
 @pytest.mark.parametrize("width", [2, 96, 202, 1018])
@@ -210,7 +210,7 @@ def test_more_tokens_want_more_layers():
     assert laws.layers_for(192, 15.1e6) == laws.layers_for(192, 39e6) == (3, 6)
     assert laws.layers_for(192, math.inf) == laws.layers_for(192, 1e8) == (6, 6)
     assert laws.layers_for(96, math.inf) == laws.layers_for(202, math.inf) == (2, 2)
-    assert [laws.layers_off(4, 192, tokens) for tokens in (15.1e6, 1e6, 1e8)] == [1, 2, 1.5]
+    assert [laws.depth_mismatch(4, 192, tokens) for tokens in (15.1e6, 1e6, 1e8)] == [1, 2, 1.5]
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     layers = [best(of_one_width, seconds=seconds).config.num_hidden_layers for seconds in (600.0, 3600.0, 36000.0)]
     assert layers == sorted(layers) and (layers[0], layers[-1]) == (3, 8)

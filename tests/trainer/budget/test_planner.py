@@ -168,7 +168,7 @@ def test_a_resumed_plan_keeps_the_paths_of_each_machine(tmp_path, monkeypatch):
         ["--budget_tokens", "3000", "--from_resume", "1", "--out_dir", str(tmp_path)]
     )
     monkeypatch.setattr(planner, "on_main", on_main)
-    monkeypatch.setattr(planner, "kept_plan", lambda *_: (tmp_path / "pretrain_16.plan.yaml", settings))
+    monkeypatch.setattr(planner, "plan_to_resume", lambda *_: (tmp_path / "pretrain_16.plan.yaml", settings))
     surroundings = Surroundings(Ranks(), torch.device("cpu"), StopSignals())
     assert planner.plan_run(settings, given, surroundings).out_dir == str(tmp_path)
 
@@ -287,7 +287,7 @@ def test_what_is_trained_was_measured(text, tmp_path, monkeypatch, capfd, words,
     monkeypatch.setattr(planner, "product_rate", lambda *args, **kwargs: rate)
     if is_long:
         monkeypatch.setattr(laws, "MOST_PASSES", math.inf)
-        monkeypatch.setattr(laws, "PARAMETERS_OF_A_TOKEN", math.inf)
+        monkeypatch.setattr(laws, "MOST_PARAMETERS_PER_TOKEN", math.inf)
     arguments = ["--data_path", str(text), "--out_dir", str(tmp_path), "--max_seq_len", "128", "--cpu_processes", "1"]
     assert train_pretrain.main([*arguments, *words.split(), "--dry_run", "1"]) == 0
     command = repeated_command(capfd.readouterr().out)
