@@ -34,7 +34,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from common.start import guard_imports
 
-    guard_imports(ends_at_ctrl_c=False)
+    guard_imports(exit_on_ctrl_c=False)
 
 import argparse
 import contextlib

@@ -72,7 +72,7 @@ class Training:
             dtype=products,
             ranks=Ranks(),
             n_sums=n_sums(config),
-            is_recordable=device.type == "cuda" and products is not torch.float16,
+            allows_cuda_graphs=device.type == "cuda" and products is not torch.float16,
             cuda_graphs=cuda_graphs,
         )
         if self.engine.graphs is not None:

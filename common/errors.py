@@ -10,7 +10,7 @@ class UserError(ValueError):
     """Something that the user can fix: a flag, a file, something missing on the machine."""
 
 
-class SaidByAnotherRank(UserError):
+class PrintedByAnotherRank(UserError):
     """Ends this rank silently: another rank has the error and prints it."""
 
 

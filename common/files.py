@@ -76,7 +76,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
         raise
 
 
-def forget_cached(path: Path) -> None:
+def drop_page_cache(path: Path) -> None:
     """Drop a file that is on disk already from the page cache. No-op on macOS and Windows, which have no such call."""
     if hasattr(os, "posix_fadvise"):
         with open(path, "rb") as file, contextlib.suppress(OSError):
@@ -105,7 +105,7 @@ def file_digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def refuse_irregular(path: str | Path) -> None:
+def check_regular_file(path: str | Path) -> None:
     """Raises OSError for an existing path that is no regular file: a folder, or a pipe, which could block forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -116,7 +116,7 @@ def read_small(path: str | Path) -> bytes:
 
     Errors: OSError for what is no regular file, and for more than MAX_BYTES.
     """
-    refuse_irregular(path)
+    check_regular_file(path)
     with open(path, "rb") as file:
         # One byte over the limit suffices: the file may be huge.
         content = file.read(MAX_BYTES + 1)
@@ -141,10 +141,10 @@ def read_object(path: str | Path) -> dict[str, object]:
     return content
 
 
-def is_link_of(path: Path, original: Path) -> bool:
+def is_hard_link(path: Path, original: Path) -> bool:
     """Returns whether `path` is a hard link to the file `original`, or a folder of links to all files in that folder."""
     if original.is_dir():
-        return path.is_dir() and all(is_link_of(path / entry.name, entry) for entry in original.iterdir())
+        return path.is_dir() and all(is_hard_link(path / entry.name, entry) for entry in original.iterdir())
     return path.exists() and path.samefile(original)
 
 
@@ -182,8 +182,8 @@ def remove_if_possible(path: Path) -> None:
         remove(path)
 
 
-def file_lock(path: Path, file_stays: bool = False) -> Any:
-    """Returns a FileLock, not acquired yet; any thread may release it. file_stays: its file is not deleted then.
+def file_lock(path: Path, keep_file: bool = False) -> Any:
+    """Returns a FileLock, not acquired yet; any thread may release it. keep_file: its file is not deleted then.
 
     acquire raises OSError on a file system without locks (Lustre without `-o flock`). filelock's fallback is off: it takes
     the mere existence of the file as the lock, which a killed process would hold forever.
@@ -191,7 +191,7 @@ def file_lock(path: Path, file_stays: bool = False) -> Any:
     # Imported lazily: it takes 0.1 s, and the flags of every trainer import a user of this function.
     from filelock import FileLock
 
-    return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=file_stays)
+    return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=keep_file)
 
 
 def utf8_folder(flag: str, path: str | Path) -> Path:

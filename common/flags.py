@@ -11,7 +11,7 @@ from common.wording import one_line
 Number = TypeVar("Number", int, float)
 
 # Upper bound of numeric flags: a typo ends in an error, not in an overflow, an endless loop or a full memory.
-LARGEST = 10**9
+MAX_INT = 10**9
 # maximum characters of an error line: a value pasted by mistake can be a whole file
 LONGEST_MESSAGE = 300
 # value of a flag that leaves the decision to the command
@@ -65,25 +65,25 @@ def number(kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted
     return convert
 
 
-def positive(kind: Callable[[str], Number], most: int = LARGEST) -> Callable[[str], Number]:
+def positive(kind: Callable[[str], Number], most: int = MAX_INT) -> Callable[[str], Number]:
     """An argparse type for numbers above 0."""
     return number(kind, lambda value: 0 < value <= most, f"a number above 0 and at most {most:,}")
 
 
 def at_least(least: int, reason: str) -> Callable[[str], int]:
     """An argparse type for integers from `least` on. reason: the end of the error message."""
-    return number(int, lambda value: least <= value <= LARGEST, f"at least {least} {reason}")
+    return number(int, lambda value: least <= value <= MAX_INT, f"at least {least} {reason}")
 
 
 def not_negative(kind: Callable[[str], Number]) -> Callable[[str], Number]:
     """An argparse type for numbers from 0 on."""
-    return number(kind, lambda value: 0 <= value <= LARGEST, f"a number from 0 to {LARGEST:,}")
+    return number(kind, lambda value: 0 <= value <= MAX_INT, f"a number from 0 to {MAX_INT:,}")
 
 
 # argparse types for the intervals (0, 1], [0, 1) and (0, 1)
 share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
 fraction = number(float, lambda value: 0 <= value < 1, "at least 0 and below 1")
-inner_share = number(float, lambda value: 0 < value < 1, "above 0 and below 1")
+open_fraction = number(float, lambda value: 0 < value < 1, "above 0 and below 1")
 seed = number(int, lambda value: 0 <= value < 2**32, "at least 0 and below 2**32")
 
 

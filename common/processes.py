@@ -28,12 +28,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def pid_for_children() -> int:
-    """The argument for `end_with` in the processes that this one starts."""
+    """The argument for `die_with_parent` in the processes that this one starts."""
     # PR_SET_PDEATHSIG is sent when the thread ends that started the process.
     return os.getpid() if threading.current_thread() is threading.main_thread() else 0
 
 
-def end_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Kill this process as soon as its parent is gone, whatever it is doing.
 
     On Linux the kernel does it; elsewhere a thread polls every 0.2 s. parent: the parent's `pid_for_children`; 0: no-op, and
@@ -57,7 +57,7 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def obey_ctrl_c() -> None:
+def restore_ctrl_c() -> None:
     """Make Ctrl-C raise KeyboardInterrupt again, after `guard_imports` let it kill the process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,7 +78,7 @@ def ignore_stop_signals() -> None:
 # -------------------------------------------------------------------------------------------------- a pool of processes
 
 
-class WorkerLost(Exception):
+class WorkerDied(Exception):
     """A process of a pool ended, or could not be started. The message is part of a line."""
 
 
@@ -87,7 +87,7 @@ class Workers:
 
     Each has its own pipe, so its death closes the pipe even in the middle of a result. The pools of the standard library share
     one, and would wait forever for the rest of that result.
-    init: called first in each process. Without fork both functions are pickled. Errors: WorkerLost.
+    init: called first in each process. Without fork both functions are pickled. Errors: WorkerDied.
     """
 
     def __init__(self, number: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
@@ -109,12 +109,12 @@ class Workers:
                 self._free.put((process, own_end))
         except OSError as error:
             self.close()
-            raise WorkerLost(f"processes cannot be started ({error}); raise the machine's limit") from error
+            raise WorkerDied(f"processes cannot be started ({error}); raise the machine's limit") from error
 
     def results(self, items: Iterator[Any], ahead: int) -> Iterator[Any]:
         """Yields work(item) for each item, in order. ahead: number of items submitted in advance.
 
-        Errors: those of work; WorkerLost.
+        Errors: those of work; WorkerDied.
         """
         waiting = deque(self._threads.submit(self._result, item) for item in islice(items, ahead))
         while waiting:
@@ -149,18 +149,18 @@ class Workers:
             process.join()
 
 
-def _lost(process: BaseProcess) -> WorkerLost:
+def _lost(process: BaseProcess) -> WorkerDied:
     """The error for a process that ended too early."""
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name} (out of memory?)" if code < 0 else f"ended with code {code}"
-    return WorkerLost(f"process {process.pid} {how}")
+    return WorkerDied(f"process {process.pid} {how}")
 
 
 def _serve(pipe: Connection, parent: int, work: Callable[[Any], Any], init: Callable[[], object]) -> None:
     """Main loop of a process of a pool, until its pipe is closed."""
     ignore_stop_signals()
-    end_with(parent)
+    die_with_parent(parent)
     init()
     answer: tuple[Exception | None, Any]
     # Either error, depending on what the parent was doing when it ended
@@ -199,7 +199,7 @@ def environment(name: str, value: str) -> Iterator[None]:
 _start_time = STARTED
 
 
-def count_from_here() -> None:
+def restart_clock() -> None:
     """Restart `seconds_since_start`: another program, such as a notebook, calls the command as a function."""
     global _start_time
     _start_time = time.monotonic()

@@ -107,7 +107,7 @@ class Settings:
         return cls.read(argv)[0]
 
 
-def default_of(kind: type[Settings], name: str) -> Any:
+def field_default(kind: type[Settings], name: str) -> Any:
     """Returns the default of a field; MISSING: its flag is required."""
     one = kind.__dataclass_fields__[name]
     if one.default_factory is not MISSING:
@@ -134,7 +134,7 @@ class SettingsParser(Parser):
         self.kind = kind
         self.may_be_empty = tuple(one.name for one in fields(kind) if one.metadata["may_be_empty"])
         # The usage line has only the required flags: all of them would be ten lines that nobody reads.
-        self.required = [one.name for one in fields(kind) if default_of(kind, one.name) is MISSING]
+        self.required = [one.name for one in fields(kind) if field_default(kind, one.name) is MISSING]
         must = "".join(f"--{name} {name.upper()} " for name in self.required)
         self.usage = f"{kind.prog} {must}[--flag value ...]"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=CONFIG_HELP)
@@ -147,7 +147,7 @@ class SettingsParser(Parser):
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
-                default = default_of(group, one.name)
+                default = field_default(group, one.name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
                 # SUPPRESS leaves out a flag that is not given: the field has the default.

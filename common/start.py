@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 STARTED = time.monotonic()
 
 
-def guard_imports(ends_at_ctrl_c: bool = True) -> None:
+def guard_imports(exit_on_ctrl_c: bool = True) -> None:
     """End the command with one line and exit code 2 if Python is too old or a package is missing.
 
-    ends_at_ctrl_c: during the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
+    exit_on_ctrl_c: during the imports Ctrl-C kills the process at once; `run_cli` restores KeyboardInterrupt.
     """
     if sys.version_info < (3, 11):  # noqa: UP036 - this file runs where the others cannot
         stop("Python 3.11 or newer is needed, and this is {}.{}".format(*sys.version_info[:2]))
-    if ends_at_ctrl_c:
+    if exit_on_ctrl_c:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.excepthook = missing_package_hook
 

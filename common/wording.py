@@ -40,7 +40,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {plural or noun + 's'}"
 
 
-def reason_of(error: Exception) -> str:
+def compiler_error_line(error: Exception) -> str:
     """Returns the error line of a compiler's output; part of a line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in lines:
@@ -50,7 +50,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {first}"[:LONGEST_REASON]
 
 
-def loader_reason(error: Exception) -> str:
+def loader_error_reason(error: Exception) -> str:
     """Returns why a loader of transformers failed; part of a line."""
     # transformers' message advises to run that code.
     if "trust_remote_code" in str(error):
@@ -58,7 +58,7 @@ def loader_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
-def nowhere() -> TextIO:
+def null_stream() -> TextIO:
     """Returns a stream to os.devnull, to replace one without a reader. It stays open for the rest of the process."""
     return open(os.devnull, "w", encoding="utf-8")
 
@@ -75,6 +75,6 @@ def announce(text: str, to_stderr: bool = False) -> None:
     except OSError:
         # The reader of the pipe is gone, or the terminal is closed.
         if to_stderr:
-            sys.stderr = nowhere()
+            sys.stderr = null_stream()
         else:
-            sys.stdout = nowhere()
+            sys.stdout = null_stream()

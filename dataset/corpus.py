@@ -296,7 +296,7 @@ class Corpus:
         targets = int(target_counts(store)[documents].sum(dtype=np.int64))
         return n_bytes / max(targets, 1)
 
-    def cut_off_report(self, plan: RowPlan) -> list[str]:
+    def truncation_report(self, plan: RowPlan) -> list[str]:
         """A line on the tokens that --pack 0 or --long_documents truncate leave out of an epoch, if any."""
         if self.mixture is not None or (self.pack and self.long_documents == "split"):
             return []

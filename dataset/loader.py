@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import torch
 
-from common.processes import WorkerLost, Workers
+from common.processes import WorkerDied, Workers
 from dataset.packing import Recipe
 from dataset.store.format import Documents
 from model.loss import IGNORE
@@ -207,11 +207,11 @@ class MakesBatches(Protocol):
 
 
 class LoaderError(RuntimeError):
-    """No further batch can be made; one line says why. is_fault_of_data: the token store has to be rebuilt."""
+    """No further batch can be made; one line says why. is_data_fault: the token store has to be rebuilt."""
 
-    def __init__(self, message: str, is_fault_of_data: bool = False) -> None:
+    def __init__(self, message: str, is_data_fault: bool = False) -> None:
         super().__init__(message)
-        self.is_fault_of_data = is_fault_of_data
+        self.is_data_fault = is_data_fault
 
 
 def assembled(assembler: MakesBatches, recipe: Any) -> Any:
@@ -226,7 +226,7 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
             f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
             "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
             "is made anew",
-            is_fault_of_data=True,
+            is_data_fault=True,
         ) from error
 
 
@@ -312,7 +312,7 @@ class Loader:
                 yield type(arrays)(
                     *(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in arrays)
                 )
-        except WorkerLost as lost:
+        except WorkerDied as lost:
             raise LoaderError(f"the loader's {lost}; --num_workers 0 does without processes") from lost
 
     def close(self) -> None:

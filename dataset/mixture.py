@@ -139,7 +139,7 @@ class Mixture:
 
     sources: all with shares. documents: ascending numbers in `store`. bounds: documents of the store before each
     source, and in total. make_plan: see MakePlan. targets: int [documents of the store], the trained tokens of each.
-    n_rows: planned rows of the run, which may need more than the sources have (see `shortage`); 0: `epochs` decides.
+    n_rows: planned rows of the run, which may need more than the sources have (see `repeats_beyond_limit`); 0: `epochs` decides.
     Errors: DataError for a source without documents, and for a run of too many passes.
     """
 
@@ -295,7 +295,7 @@ class Mixture:
 
     # --------------------------------------------------------------------------------------------------- reports
 
-    def shortage(self, plan: RowPlan) -> str:
+    def repeats_beyond_limit(self, plan: RowPlan) -> str:
         """Text on sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
         excesses = []
         for source, full, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):

@@ -16,7 +16,7 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConf
 
 from common.errors import UserError
 from common.files import read_object
-from common.wording import loader_reason
+from common.wording import loader_error_reason
 from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
 from model.pth_format import TABLES, ModelT, StateDict, model_with
 
@@ -157,7 +157,7 @@ def load_config(what: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # Loaders raise many kinds of errors.
-        raise UserError(f"{what}: no config can be loaded from there ({loader_reason(error)})") from error
+        raise UserError(f"{what}: no config can be loaded from there ({loader_error_reason(error)})") from error
     # transformers would download an attention kernel from the hub and run it, despite trust_remote_code=False.
     implementation = str(getattr(config, "_attn_implementation", None) or "")
     if "/" in implementation:
@@ -183,7 +183,7 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
             **options,
         )
     except Exception as error:
-        raise UserError(f"{what}: no model can be loaded from there ({loader_reason(error)})") from error
+        raise UserError(f"{what}: no model can be loaded from there ({loader_error_reason(error)})") from error
     shapes = "{} is {} in the file, {} in the config"
     faults["mismatched_keys"] = [
         shapes.format(key, list(found), list(wanted)) for key, found, wanted in faults["mismatched_keys"]

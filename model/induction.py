@@ -41,7 +41,7 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     Errors: ValueError for a model of one layer, and for minimind3, which has q_norm and k_norm.
     """
     config = model.config
-    if not can_copy(config):
+    if not supports_induction(config):
         raise ValueError("init_scheme induction is for models of generation minimind2 with two layers or more")
     H, D = config.hidden_size, config.head_dim
     n = min(D, (H - 1) // 2)
@@ -77,6 +77,6 @@ def init_induction(model: MiniMindForCausalLM) -> None:
     second.o_proj.weight[:, :n] = COPY * token.T
 
 
-def can_copy(config: MiniMindConfig) -> bool:
+def supports_induction(config: MiniMindConfig) -> bool:
     """Returns whether `init_induction` supports this config."""
     return config.generation == "minimind2" and config.num_hidden_layers > 1

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from common.files import file_digest, read_object, refuse_irregular
+from common.files import check_regular_file, file_digest, read_object
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
@@ -134,7 +134,7 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
 
 def check_kind(path: Path) -> None:
     """Raises ValueError for a file that torch.save did not write, or that is larger when unpacked."""
-    refuse_irregular(path)
+    check_regular_file(path)
     with open(path, "rb") as file:
         head = file.read(64).lstrip()
     reason = ""

@@ -16,7 +16,7 @@ SPECIAL_TOKENS_FIELD = "parse_special_tokens"
 THOUGHTS_FIELD = "trained_thoughts"
 
 
-def record_of(weight: Path) -> dict[str, Any]:
+def read_record(weight: Path) -> dict[str, Any]:
     """Returns the record of a .pth or a folder; {} if there is none. Errors: ValueError for a file that is no JSON."""
     path = weight.with_suffix(".json") if weight.suffix == ".pth" else weight / "config.json"
     return read_object(path) if path.is_file() else {}

@@ -15,23 +15,23 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
 from common.files import read_object, utf8_folder
-from common.flags import LARGEST
+from common.flags import MAX_INT
 from common.start import ROOT
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE, WITHOUT_THOUGHTS
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     DEFAULT,
-    check_size,
+    check_vocabulary_size,
     has_tokenizer,
-    unnamed_vocabulary,
+    unnamed_tokenizer_warning,
     vocabulary_digest,
 )
 from model.hf_format import load_config, load_folder, load_network, read_config
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from trainer.machine.devices import pick_device, pick_dtype
-from trainer.pretrain.first_model import weights_instead
+from trainer.pretrain.first_model import existing_weights_hint
 
 
 def dtype_of_flag(name: str, device: torch.device) -> torch.dtype:
@@ -51,10 +51,10 @@ def load(
         place = pick_device(device)
         model = load_model(weight)
         tokenizer = tokenizer_of(weight, tokenizer_path)
-        encoder = DocumentEncoder(tokenizer, bool(record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
+        encoder = DocumentEncoder(tokenizer, bool(read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD)))
         folder = tokenizer_folder(weight, tokenizer_path)
         embeddings = vocabulary_size(model.config)
-        check_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
+        check_vocabulary_size(encoder.vocab_size, embeddings, f"--tokenizer_path {folder}", fewer_are_fine=True)
     model = model.to(place, dtype_of_flag(dtype, place))  # type: ignore[arg-type]  # transformers wraps it without its types
     return model, tokenizer, encoder
 
@@ -67,7 +67,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
     """
     path = Path(weight)
     tokenizer = load_tokenizer(tokenizer_folder(weight, tokenizer_path))
-    record = record_of(path)
+    record = read_record(path)
     recorded = record.get(VOCABULARY_FIELD)
     is_other = recorded not in (None, vocabulary_digest(tokenizer))
     if tokenizer_path:
@@ -83,7 +83,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
             to_stderr=True,
         )
     elif recorded is None and path.suffix == ".pth":
-        announce(unnamed_vocabulary(path), to_stderr=True)
+        announce(unnamed_tokenizer_warning(path), to_stderr=True)
     # A folder keeps its own template.
     if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not record.get(THOUGHTS_FIELD):
         tokenizer.chat_template = WITHOUT_THOUGHTS
@@ -97,7 +97,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     """
     path = Path(weight)
     if not path.exists():
-        raise UserError(f"{path}: no such file; {weights_instead(path.parent, ROOT / 'out')}")
+        raise UserError(f"{path}: no such file; {existing_weights_hint(path.parent, ROOT / 'out')}")
     if not path.is_dir():
         own = MiniMindForCausalLM.from_pth(path)
         # A single id may be just the config's default: then the tokenizer's counts, see `end_ids`.
@@ -108,7 +108,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
         # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
         raise UserError(
             f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
-            f"{weights_instead(path, path.parent)}"
+            f"{existing_weights_hint(path, path.parent)}"
         )
     utf8_folder("--weight", path)
     disable_progress_bar()
@@ -146,10 +146,10 @@ def vocabulary_size(config: PretrainedConfig) -> int:
 
 
 def max_positions(config: PretrainedConfig) -> int:
-    """Maximum length in tokens; LARGEST for a model without a bound on positions, such as Bloom or Mamba."""
+    """Maximum length in tokens; MAX_INT for a model without a bound on positions, such as Bloom or Mamba."""
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     # Some configs write -1 for no bound.
-    return LARGEST if positions in (None, -1) else int(positions)
+    return MAX_INT if positions in (None, -1) else int(positions)
 
 
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:

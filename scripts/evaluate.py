@@ -44,7 +44,7 @@ from dataset.chat.encoder import ChatEncoder
 from dataset.embedded_corpus import build_embedded_questions, first_sentence
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.documents import read_documents
-from dataset.reading.faults import BadLine, BadLines, Fault, pass_over
+from dataset.reading.faults import BadLine, BadLines, Fault, skip_or_raise
 from dataset.reading.file_kinds import find_files
 from dataset.reading.json_files import ANY_TEXT, text_of_line
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
@@ -164,7 +164,7 @@ def perplexity(
             for part in encoder.encode_in_parts(text):
                 ids.extend(part)
         except TooLongToEncode as error:
-            pass_over(Fault(file, line, "too long", str(error)), args.bad_lines)
+            skip_or_raise(Fault(file, line, "too long", str(error)), args.bad_lines)
             continue
         # A single token has nothing to predict.
         if len(ids) > 1:
@@ -225,7 +225,7 @@ def pairs(
                     raise BadLine("number of tokens", what)
                 pair.append(Row(ids, 1))
         except BadLine as bad:
-            pass_over(Fault(file, line, *bad.args), args.bad_lines)
+            skip_or_raise(Fault(file, line, *bad.args), args.bad_lines)
             continue
         rows += pair
         files.append(file)
@@ -254,7 +254,7 @@ def answers(
     right = []
     for conversation in (conversations[i * len(conversations) // n_asked] for i in range(n_asked)):
         *turns, last = conversation["messages"]
-        ids = chat.turns_ids(turns, conversation.get("tools", []))
+        ids = chat.chat_prompt_ids(turns, conversation.get("tools", []))
         whole = chat.encode([json.dumps(conversation, ensure_ascii=False)])[0]
         most = len(whole) - len(ids) + MORE_TOKENS
         if last["role"] != "assistant" or len(ids) + most > max_positions(model.config):

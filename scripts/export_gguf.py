@@ -26,7 +26,7 @@ from common.errors import UserError, optional_package, user_errors
 from common.files import atomic_file, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import check_size, starts_with_bos
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
 from scripts.arguments import export_gguf_parser
 from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of
 from scripts.export_hf import cast, smallest_exact
@@ -62,7 +62,7 @@ def export(
     tokenizer = tokenizer_of(weight, tokenizer_path)
     folder = f"--tokenizer_path {tokenizer_folder(weight, tokenizer_path)}"
     ids = DocumentEncoder(tokenizer).vocab_size
-    check_size(ids, config.vocab_size, folder)
+    check_vocabulary_size(ids, config.vocab_size, folder)
 
     architecture = gguf.MODEL_ARCH_NAMES[gguf_format.architecture_of(config)]
     tensors = gguf_format.to_gguf(model.state_dict(), config)

@@ -38,10 +38,16 @@ from common.files import atomic_folder, utf8_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import add_bos, check_size, has_tokenizer, save_tokenizer, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import (
+    add_bos,
+    check_vocabulary_size,
+    has_tokenizer,
+    save_tokenizer,
+    vocabulary_digest,
+)
 from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, record_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
 from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of, vocabulary_size
 from trainer.machine.command_line import run_cli
@@ -90,7 +96,7 @@ def export(
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
-    if record_of(Path(weight)).get(SPECIAL_TOKENS_FIELD):
+    if read_record(Path(weight)).get(SPECIAL_TOKENS_FIELD):
         # Our own field, read by evaluate.py, generate.py and `convert_to_pth`
         setattr(config, SPECIAL_TOKENS_FIELD, True)
     state = {name: cast(tensor, out_dtype, name) for name, tensor in state.items()}
@@ -159,7 +165,7 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     tokenizer = load_tokenizer(tokenizer_folder(folder, tokenizer_path))
     # Otherwise the repository's tokenizer is only a fallback: the folder's record may name the one used in training.
     is_the_models_own = tokenizer_path is not None or has_tokenizer(folder)
-    record = record_of(folder)
+    record = read_record(folder)
     vocabulary = vocabulary_digest(tokenizer) if is_the_models_own else record.get(VOCABULARY_FIELD)
     difference, positions = compare(theirs, model, DocumentEncoder(tokenizer))
     comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
@@ -220,7 +226,7 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     """
     worst = torch.zeros(())
     positions = 0
-    check_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
+    check_vocabulary_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
     for text in TEXTS:
         ids = torch.tensor([encoder.prompt_ids(text)])
         ours = first(ids).logits
@@ -299,7 +305,7 @@ def write_model_card(
     if records is not None:
         from trainer.reporting.html_report import loss_picture
 
-        settings = records.noted("settings")
+        settings = records.start_record("settings")
         flags = [(f"`--{flag}`", f"`{settings[flag]}`") for flag in SHAPING if flag in settings]
         training = f"{table(records.figures())}\n\n{table(flags)}"
         if "loss" in records.columns:

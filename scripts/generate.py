@@ -167,13 +167,13 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     if template in OUR_TEMPLATES:
         # Of several templates only this one is used.
         tokenizer.chat_template = template
-        return ChatEncoder(tokenizer).turns_ids
+        return ChatEncoder(tokenizer).chat_prompt_ids
 
-    def turns_ids(messages: list[dict[str, str]]) -> list[int]:
+    def chat_prompt_ids(messages: list[dict[str, str]]) -> list[int]:
         # The template writes its special tokens itself.
         return list(tokenizer(chat_text(tokenizer, messages), add_special_tokens=False).input_ids)
 
-    return turns_ids
+    return chat_prompt_ids
 
 
 def chat_ids(encode: TurnsEncoder, messages: list[dict[str, str]], length: int) -> list[int]:

@@ -35,7 +35,7 @@ ARCHITECTURES = {
 ROTATE_NEIGHBOURS = (MODEL_ARCH.LLAMA, MODEL_ARCH.BAILINGMOE)
 
 # Fields of the config that are exported here, or that matter in training only
-HANDED_ON = {
+EXPORTED_FIELDS = {
     "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
     "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob", *YARN_FIELDS,
@@ -53,7 +53,7 @@ GENERATION_MARK = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 def architecture_of(config: MiniMindConfig) -> MODEL_ARCH:
     """Errors: UserError, or ValueError of `hf_config`, for a model that llama.cpp does not compute."""
     # A field unknown here could change the logits, but not the tensors.
-    assert set(ARCHITECTURE) <= HANDED_ON, set(ARCHITECTURE) - HANDED_ON
+    assert set(ARCHITECTURE) <= EXPORTED_FIELDS, set(ARCHITECTURE) - EXPORTED_FIELDS
     hf_config(config)
     if config.generation == "minimind3" and config.use_moe and not config.norm_topk_prob:
         raise UserError("llama.cpp always normalises the experts' weights of a Qwen3-MoE; norm_topk_prob is false here")

@@ -74,12 +74,12 @@ from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_c
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
 from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints, TokenStore
-from dataset.store.token_store import files_of, first_writable, places_of
+from dataset.store.token_store import candidate_folders, files_of, first_writable
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
 from trainer.pretrain.data import DOCUMENTS, data_of, open_corpus
-from trainer.pretrain.first_model import from_here
+from trainer.pretrain.first_model import relative_to_cwd
 from trainer.sft.job import CONVERSATIONS
 from trainer.sft.settings import SftSettings
 
@@ -180,7 +180,7 @@ class DataLook:
             return [self._sources(), self._lengths(), self._copies(copies)]
         paths = self.groups[0]
         first = files_of(paths, self.run.text_suffixes, self.run.cache_dir)[0]
-        scratch = first_writable(places_of(paths[0], first, self.run.cache_dir))
+        scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
         copies = near_copies(self._texts(), copies, scratch)
         odd = []
         examples = []
@@ -213,7 +213,7 @@ class DataLook:
                 texts = stored_texts(store, files, self.encoder, self.run.text_field)
                 for number, (file, line, text) in enumerate(texts, int(self.store.bounds[i])):
                     self.source_of[number] = source_of_file[file]
-                    self.place_of[number] = f"{from_here(files[file])}:{line}"
+                    self.place_of[number] = f"{relative_to_cwd(files[file])}:{line}"
                     body = self.encoder.body(text)
                     if self.is_chat:
                         # The store counts the bytes of the whole line.
@@ -315,7 +315,7 @@ class DataLook:
             begin, end = (int(offset) for offset in store.offsets[document : document + 2])
             tokens = store.tokens[begin + start : begin + start + pairs + 1]
             if isinstance(self.encoder, ChatEncoder):
-                tokens = self.encoder.answers.as_read(tokens)
+                tokens = self.encoder.answers.restore_turn_starts(tokens)
             # The first token is input only. Each further one is the target of the position before it.
             is_trained = [False] + [targets[place] >= 0 for place in places]
             part = "whole"

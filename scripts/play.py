@@ -49,8 +49,8 @@ from scripts.chat_template import default_template
 from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder, utf8
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.first_model import weights_instead
-from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, smooth, thin
+from trainer.pretrain.first_model import existing_weights_hint
+from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
 DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 MOST_NEW_TOKENS = 1024
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.weight or DEFAULT_WEIGHT.exists():
         model = PlayedModel(for_page(str(weight)), *load(str(weight), args.tokenizer_path, args.device, args.dtype))
     else:
-        announce(f"{weight} is not there: only runs are shown; {weights_instead(DEFAULT_WEIGHT.parent)}")
+        announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(DEFAULT_WEIGHT.parent)}")
     try:
         server = Server(args.port, model, RunFolder(Path(args.out_dir)))
     except OSError as error:
@@ -230,7 +230,7 @@ class LiveRun(RunRecords):
             for curve in self.curves(chart):
                 drawn: dict[str, Any] = {
                     "label": for_page(curve.label),
-                    "points": points(*thin(curve.x, curve.y, BUCKETS)),
+                    "points": points(*downsample(curve.x, curve.y, BUCKETS)),
                 }
                 if curve.is_noisy:
                     drawn["means"] = points(*smooth(curve.x, curve.y))
@@ -273,7 +273,7 @@ class RunFolder:
                     run = LiveRun(path)
                     run.name = str(path.relative_to(self.folder)).removesuffix(METRICS_SUFFIX)
                 with contextlib.suppress(OSError):
-                    run.read_on()
+                    run.read_new_lines()
                 del run.samples[:-MOST_SAMPLES]
                 run.changed_at = status.st_mtime
                 runs[key] = run

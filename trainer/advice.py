@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.settings import default_of
+from common.settings import field_default
 from common.start import ROOT
 from common.wording import counted
 from trainer.budget import laws
@@ -31,17 +31,17 @@ MIN_TOKENS_FOR_FORECAST = 3e5
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected loss curve. law: loss of a run that ends after this many tokens. different_tokens: unique tokens of the data, which
+    """Expected loss curve. law: loss of a run that ends after this many tokens. unique_tokens: unique tokens of the data, which
     repeat beyond that. full_rate: learning rate before the decay.
     """
 
     law: Callable[[float], float]
-    different_tokens: float
+    unique_tokens: float
     full_rate: float
 
     def loss(self, tokens: float, rate: float) -> float | None:
         """Expected training loss after this many tokens, at this learning rate; None: unknown."""
-        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / self.different_tokens):
+        if tokens < MIN_TOKENS_FOR_FORECAST or laws.is_repeated_too_often(tokens / self.unique_tokens):
             return None
         return self.law(tokens) * (1 + EXCESS_BEFORE_DECAY * min(rate / self.full_rate, 1.0))
 
@@ -54,7 +54,7 @@ def warnings_of(settings: Any, reasons: Mapping[str, str]) -> list[str]:
     lines = []
     for name, why in reasons.items():
         value = getattr(settings, name)
-        if why and value != default_of(type(settings), name):
+        if why and value != field_default(type(settings), name):
             lines.append(f"warning: --{name} {value} has no effect: {why}")
     return lines
 
@@ -136,7 +136,7 @@ def unsuitable_settings(settings: PretrainSettings, parameters: int, tokens: flo
     return lines
 
 
-def plain_advice(settings: RunSettings) -> str:
+def out_of_memory_advice(settings: RunSettings) -> str:
     """Advice for a run that is out of memory."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps
@@ -152,7 +152,7 @@ def plain_advice(settings: RunSettings) -> str:
     return f"try {', or '.join(ways)}"
 
 
-def note_on_expected(parameters: float, tokens: float) -> str:
+def explain_expected_loss(parameters: float, tokens: float) -> str:
     """Explanation of `expected` in the log lines, printed before them. tokens: of the run."""
     error = laws.LOSS_ERROR_OF_SMALL if min(parameters, tokens) < laws.SMALL else laws.LOSS_ERROR_ELSEWHERE
     return (

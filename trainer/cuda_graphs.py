@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from common.wording import reason_of
+from common.wording import compiler_error_line
 from trainer.machine.ranks import Ranks
 
 # A job's NamedTuples of tensors and numbers
@@ -131,7 +131,7 @@ class UpdateGraphs:
                 why = "an update by them ended with other bits than one without"
         except RuntimeError as error:
             # includes torch.OutOfMemoryError
-            why = reason_of(error)
+            why = compiler_error_line(error)
         if before:
             torch._foreach_copy_(state, before)
         if why:

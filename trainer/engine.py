@@ -122,13 +122,13 @@ class Engine:
         ranks: Ranks,
         grad_clip: float = 1.0,
         n_sums: int,
-        is_recordable: bool = False,
+        allows_cuda_graphs: bool = False,
         cuda_graphs: bool = True,
     ) -> None:
         """optimizers: of disjoint parameters. dtype: of matrix products. grad_clip: maximum norm of the gradient; 0: no clipping.
         n_sums: length of `sums`.
 
-        is_recordable: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
+        allows_cuda_graphs: an update runs the same kernels each time, see can_be_recorded in trainer/cuda_graphs.py. cuda_graphs: record
         and replay them there, with a fused optimiser.
         """
         self.model = model
@@ -164,7 +164,7 @@ class Engine:
         self.outcome = torch.zeros(N_OUTCOME, device=device)
         self.graphs: UpdateGraphs | None = None
         # On a first reading skip the graphs: without them, as on a CPU, an update is `_accumulate` and `_end_update`.
-        if is_recordable and self.fused:
+        if allows_cuda_graphs and self.fused:
             assert ranks.world_size == 1 and not self.scaler.is_enabled()
             self.graphs = UpdateGraphs(
                 partial(self._accumulate, last=True, counts=True),
@@ -187,7 +187,7 @@ class Engine:
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Context for running the model: matrix products in `dtype`."""
         # A sharded model gathers one layer at a time, and must not cache half-precision copies of all.
-        return autocast(self.device, self.dtype, keeps_copies=not self.is_sharded)
+        return autocast(self.device, self.dtype, cache_weights=not self.is_sharded)
 
     # -------------------------------------------------------------------------------------------------- an update
 
@@ -401,13 +401,13 @@ def make_engine(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
     shard: str = NONE,
-    is_recordable: bool = False,
+    allows_cuda_graphs: bool = False,
     cuda_graphs: bool = True,
     **adam: Any,
 ) -> Engine:
     """Put a model on its device and build its engine, with the optimisers of the settings.
 
-    identity: of the job, compared among the ranks. shard: --shard. is_recordable, cuda_graphs: see Engine. adam: options of AdamW.
+    identity: of the job, compared among the ranks. shard: --shard. allows_cuda_graphs, cuda_graphs: see Engine. adam: options of AdamW.
     """
     # Each rank's hardware chooses these, whatever --dtype says. With float16 losses are scaled, and so are gradients.
     facts = {"precision": str(dtype), **identity}
@@ -423,6 +423,6 @@ def make_engine(
         ranks=ranks,
         grad_clip=settings.grad_clip,
         n_sums=n_sums,
-        is_recordable=is_recordable,
+        allows_cuda_graphs=allows_cuda_graphs,
         cuda_graphs=cuda_graphs,
     )

@@ -28,7 +28,7 @@ from trainer.machine.ranks import on_main
 
 
 @torch.no_grad()
-def rows_of_batches(
+def gather_batch_rows(
     engine: Engine,
     places: Sequence[Any],
     compute: Callable[[int], Any],
@@ -44,7 +44,7 @@ def rows_of_batches(
     ranks = engine.ranks
     # after the rows: the signal of each rank
     table = torch.zeros(shape[0] + ranks.world_size, shape[1], dtype=torch.float64)
-    with undisturbed(engine):
+    with evaluation_mode(engine):
         for first in range(0, len(places), ranks.world_size):
             i = first + ranks.rank
             has_batch = i < len(places)
@@ -81,7 +81,7 @@ def sums_over_batches(
     Floating-point sums depend on their order, and figures must not depend on the number of ranks: every rank adds up the
     figures of all batches in the same order.
     """
-    table, stop_signal = rows_of_batches(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
+    table, stop_signal = gather_batch_rows(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
     # One column at a time: Python floats take four times the memory.
     return [math.fsum(table[:, number].tolist()) for number in range(n_figures)], stop_signal
 
@@ -125,7 +125,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
 
 
 @contextlib.contextmanager
-def undisturbed(engine: Engine) -> Iterator[None]:
+def evaluation_mode(engine: Engine) -> Iterator[None]:
     """Context with the engine's model in eval mode. Restores training mode and the random state."""
     before = rng_state(engine.device)
     engine.model.eval()
@@ -191,7 +191,7 @@ class Sampler:
         ids = ids[max(0, len(ids) + new_tokens(len(ids)) - positions) :]
         # An empty prompt without BOS still needs a token to start with.
         given = ids or [self.encoder.eos_id or 0]
-        with undisturbed(engine):
+        with evaluation_mode(engine):
             torch.manual_seed(self.seed)
             with engine.autocast():
                 output = model.generate(

@@ -149,12 +149,12 @@ class RunFiles:
 class Identity:
     """Properties that a resume must share with its run: {name: value}, the same on all ranks.
 
-    mended_by: {entry: flags to check if it differs}. only_at_start: flags that a resume ignores.
+    flags_to_check: {entry: flags to check if it differs}. ignored_on_resume: flags that a resume ignores.
     """
 
     entries: Mapping[str, object]
-    mended_by: Mapping[str, str] = field(default_factory=dict)
-    only_at_start: Sequence[str] = ()
+    flags_to_check: Mapping[str, str] = field(default_factory=dict)
+    ignored_on_resume: Sequence[str] = ()
 
 
 # (engine, signals, updates so far) -> (figures including val_loss, number of a stop signal received meanwhile or 0)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals, launch_line
-from trainer.machine.cpu_ranks import Join, side_by_side, threads_of_each
+from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
 from trainer.saving.places import check_place, hold, release_all
@@ -60,10 +60,10 @@ def launch(
     # --ddp without a launcher ends here, with an error.
     if processes == 1 or ddp:
         return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
-    return side_by_side(processes, work)
+    return run_forked(processes, work)
 
 
-def claim(ranks: Ranks, *stems: Path) -> None:
+def lock_files(ranks: Ranks, *stems: Path) -> None:
     """Create the folders of the runs' files, and lock the files until this command ends.
 
     stems: paths of the files without endings. Errors: UserError that names the run that is writing them, or says why

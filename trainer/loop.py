@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.errors import SaidByAnotherRank
+from common.errors import PrintedByAnotherRank
 from common.settings import write_settings
 from common.wording import counted
 from dataset.loader import Loader, LoaderError, UpdateSchedule, to_device
-from trainer.advice import Forecast, plain_advice
+from trainer.advice import Forecast, out_of_memory_advice
 from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
-from trainer.machine.command_line import name_of
-from trainer.machine.measure import out_of_memory_in_a_line, peak_memory, product_rate
-from trainer.machine.ranks import end_all, on_main, until_all_are_ready
+from trainer.machine.command_line import signal_name
+from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
+from trainer.machine.ranks import fail_all_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.checkpoint import remove_temporaries
@@ -96,9 +96,9 @@ class Trainer:
         def advice_on_memory() -> str:
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
-            return f"{plain_advice(self.job.settings)}; {self.saver.how_to_resume()}"
+            return f"{out_of_memory_advice(self.job.settings)}; {self.saver.how_to_resume()}"
 
-        with out_of_memory_in_a_line(self.device, advice_on_memory):
+        with out_of_memory_as_user_error(self.device, advice_on_memory):
             # left by a run that was killed during a save
             on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
@@ -107,7 +107,7 @@ class Trainer:
                 self.progress = found
             # resume of a finished run
             if self.finished and not self.progress.evaluation_due:
-                lines.say_that_all_is_done(self.job, self.progress, self.reporter)
+                lines.report_already_done(self.job, self.progress, self.reporter)
                 self.engine.close()
                 return 0
             # Only rank 0 writes, and an error there ends all ranks.
@@ -119,9 +119,9 @@ class Trainer:
                 # frozen by `after_update`
                 gc.unfreeze()
             # Rank 0 may take a while.
-            with until_all_are_ready(self.ranks):
+            with wait_for_all_ranks(self.ranks):
                 if self.ranks.is_main:
-                    lines.tell_end(self.job, self.progress, self.reporter, exit_code == 0)
+                    lines.report_end(self.job, self.progress, self.reporter, exit_code == 0)
         self.engine.close()
         return exit_code
 
@@ -142,7 +142,7 @@ class Trainer:
     def prepare(self) -> None:
         """Describe the run, compile the model and create the loader."""
         # Rank 0 reads the data for what it reports.
-        with until_all_are_ready(self.ranks):
+        with wait_for_all_ranks(self.ranks):
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
         if self.engine.is_sharded:
@@ -173,7 +173,7 @@ class Trainer:
     def fit(self) -> int:
         """Train to the end or to a stop signal; everything is on disk afterwards. Returns the exit code.
 
-        Errors: LoaderError if the loader failed; the updates before are saved. SaidByAnotherRank if that happened on
+        Errors: LoaderError if the loader failed; the updates before are saved. PrintedByAnotherRank if that happened on
         another rank, which reports it. DataError for damaged data.
         """
         stop_signal = 0
@@ -203,14 +203,14 @@ class Trainer:
         self.saver.finish()
         if not stop_signal:
             return 0
-        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {name_of(stop_signal)}"
+        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
             saved = self.saver.how_to_resume()
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
-            raise self.loader.failure or SaidByAnotherRank
+            raise self.loader.failure or PrintedByAnotherRank
         # a shell's exit code for a process ended by a signal
         return 128 + stop_signal
 
@@ -225,7 +225,7 @@ class Trainer:
         self.current_epoch = None
         # The clock of a budget may extend a run beyond the planned epochs.
         self.length.epochs = max(self.length.epochs, progress.epoch + 1)
-        with self.stopwatch.paused(), until_all_are_ready(self.ranks):
+        with self.stopwatch.paused(), wait_for_all_ranks(self.ranks):
             plan = self.job.plan(progress.epoch)
             schedule = schedule_of(self.settings, self.ranks, plan.n_rows, progress.row)
         epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
@@ -347,7 +347,7 @@ class Trainer:
             if not outcome.overflow and outcome.skipped_in_a_row >= self.settings.max_bad_updates:
                 assert outcome.update is not None
                 self.saver.finish()
-                end_all(
+                fail_all_ranks(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
                     f"{outcome.update.last_step}); nothing of them is saved: lower --learning_rate or look at the documents named above",

@@ -105,7 +105,7 @@ class OutputSettings(Settings):
     """output"""
 
     # save_interval if neither it nor save_minutes is given
-    usual_save_interval: ClassVar[int] = 100
+    default_save_interval: ClassVar[int] = 100
 
     out_dir: str = setting(
         str(ROOT / "out"),
@@ -148,7 +148,7 @@ class OutputSettings(Settings):
             self.save_minutes = AUTO if self.save_interval is None else "0"
         if self.save_interval is None:
             by_time_alone = self.save_minutes != AUTO and float(self.save_minutes) > 0
-            self.save_interval = 0 if by_time_alone else self.usual_save_interval
+            self.save_interval = 0 if by_time_alone else self.default_save_interval
 
 
 class RunSettings(Protocol):

@@ -91,7 +91,7 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
 FORWARD_METHOD = "training_losses"
 
 
-def group_size_of(shard: str, ranks: Ranks) -> int:
+def ranks_per_model(shard: str, ranks: Ranks) -> int:
     """Number of ranks that share a model, by --shard; 1: each has its own."""
     return ranks.world_size if shard == FULL else 1
 
@@ -104,7 +104,7 @@ def put_on_device(
     identity: of the job. Errors: UserError if it differs between ranks: they exchange weights, whose shapes follow from it.
     """
     compare_with_main(ranks, identity)
-    if group_size_of(shard, ranks) > 1:
+    if ranks_per_model(shard, ranks) > 1:
         shard_model(model, ranks, device)
     else:
         model.to(device)

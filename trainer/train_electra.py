@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
     SETTINGS = ElectraSettings.parse()
 
-from common.processes import count_from_here
+from common.processes import restart_clock
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of
 from trainer.job import Surroundings
@@ -40,13 +40,13 @@ from trainer.machine.cpu_ranks import Divisible, divide
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
-    count_from_here()
+    restart_clock()
     return run(ElectraSettings.parse(argv), argv)
 
 
 def run(settings: ElectraSettings, argv: Sequence[str], is_own_command: bool = False) -> int:
     """Train what the flags say. Returns the exit code. argv, is_own_command: as in trainer/pretrain/command.py."""
-    processes, notices = divide(settings, partial(divisible_of, settings), by_itself=is_own_command)
+    processes, notices = divide(settings, partial(divisible_of, settings), allow_auto=is_own_command)
     return launch(train, "trainer/train_electra.py", settings, argv, processes=processes, notices=notices)
 
 

@@ -46,19 +46,19 @@ from common.errors import DataError, UserError, optional_package, user_errors
 from common.files import atomic_file, file_digest, remove
 from dataset.glue.glue_dataset import Features, GlueAssembler, cached_features, examples_of
 from dataset.glue.glue_tasks import LARGEST_SCORE, METRICS, TASKS, Task
-from dataset.reading.file_kinds import expanded
+from dataset.reading.file_kinds import expand_user
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import check_known, vocabulary_digest
+from dataset.tokenizing.tokenizer_files import check_unknown_share, vocabulary_digest
 from dataset.tokenizing.wordpiece import load_wordpiece
-from trainer.advice import common_warnings, plain_advice, warnings_of
+from trainer.advice import common_warnings, out_of_memory_advice, warnings_of
 from trainer.glue.job import RESULTS, Data, GlueJob, init_model, predicted
 from trainer.glue.settings import GlueSettings
 from trainer.job import Surroundings
-from trainer.launch import claim, launch
+from trainer.launch import launch, lock_files
 from trainer.loop import Trainer
-from trainer.machine.command_line import StopSignals, name_of, run_cli
+from trainer.machine.command_line import StopSignals, run_cli, signal_name
 from trainer.machine.devices import pick_dtype
-from trainer.machine.measure import out_of_memory_in_a_line
+from trainer.machine.measure import out_of_memory_as_user_error
 from trainer.machine.ranks import Ranks, compare_with_main, first_rank_first, on_main
 from trainer.reporting.reporter import Reporter, Say, finite
 from trainer.saving.checkpoint import Checkpoints
@@ -122,7 +122,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         tasks = read_tasks(settings, ranks, places, model, say)
         # Otherwise a model that does not fit the last task would fail after the training of the others.
         on_main(ranks, lambda: [init_model(settings, one.task, model, one.vocab_size) for one in tasks] and None)
-        claim(ranks, *(out / name / name for name in places))
+        lock_files(ranks, *(out / name / name for name in places))
 
         def make_room() -> None:
             for name in places:
@@ -150,7 +150,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
 
 def find_model(model_path: str) -> Path:
     """The folder that --model_path names; a name is looked up in the local cache of Hugging Face. Errors: UserError."""
-    path = expanded(model_path)
+    path = expand_user(model_path)
     if (path / "config.json").exists():
         return path
     with contextlib.suppress(OSError, ValueError):
@@ -167,7 +167,7 @@ def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
     if settings.kind:
         return {settings.task: (Path(), own_task(settings, settings.kind))}
     assert settings.data_dir is not None
-    top = expanded(settings.data_dir)
+    top = expand_user(settings.data_dir)
     names = list(TASKS) if settings.task == "all" else settings.task.split(",")
     found = {name: (top / TASKS[name].folder, TASKS[name]) for name in names if (top / TASKS[name].folder).is_dir()}
     first = TASKS[names[0]]
@@ -183,7 +183,7 @@ def task_places(settings: GlueSettings) -> dict[str, tuple[Path, Task]]:
 def own_task(settings: GlueSettings, kind: str) -> Task:
     """The Task that flags describe; its classes are those of the training file. Errors: DataError."""
     given = (settings.train_file, settings.dev_file, settings.test_file)
-    train, dev, test = (str(expanded(file or "")) for file in given)
+    train, dev, test = (str(expand_user(file or "")) for file in given)
     task = Task(
         folder=settings.task,
         text=tuple(settings.text),
@@ -207,7 +207,7 @@ def read_tasks(
     settings: GlueSettings, ranks: Ranks, places: Mapping[str, tuple[Path, Task]], model: Path, say: Say
 ) -> list[Data]:
     """The Data of the tasks. The files that this command needs must exist; test files are optional."""
-    path = expanded(settings.vocab_path) if settings.vocab_path else model
+    path = expand_user(settings.vocab_path) if settings.vocab_path else model
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
         raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
@@ -230,7 +230,7 @@ def read_tasks(
         found, key = first_rank_first(ranks, features)
         keys.append(key)
         what = f"{path}, --model_path {settings.model_path}"
-        check_known(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
+        check_unknown_share(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
         return GlueAssembler(found, tokenizer, settings.max_seq_len)
 
     tasks = []
@@ -318,12 +318,12 @@ def run_seed(
         if exit_code:
             return exit_code, {}
     result["updates"] = trainer.progress.update
-    with out_of_memory_in_a_line(job.device, partial(plain_advice, settings)):
+    with out_of_memory_as_user_error(job.device, partial(out_of_memory_advice, settings)):
         stop_signal = evaluate_and_predict(job, surroundings.signals, result, say)
     # The evaluation has used it again after the run's end.
     trainer.engine.close()
     if stop_signal:
-        say(f"stopped by {name_of(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
+        say(f"stopped by {signal_name(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
         return 128 + stop_signal, {}
 
     def finish() -> None:

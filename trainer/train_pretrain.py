@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 from transformers import PreTrainedTokenizerBase
 
-from common.processes import count_from_here
+from common.processes import restart_clock
 from common.start import ROOT
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig
@@ -62,7 +62,7 @@ __all__ = ["get_lr", "init_distributed_mode", "init_model", "main", "train_epoch
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs. Returns the exit code."""
     # start of the --budget clock
-    count_from_here()
+    restart_clock()
     return run_command(PretrainJob, *PretrainSettings.read(argv), argv)
 
 

@@ -31,23 +31,23 @@ if __name__ == "__main__":
 
 import os
 
-from common.processes import count_from_here
+from common.processes import restart_clock
 from common.wording import announce
 from trainer.machine.command_line import run_cli
 from trainer.pretrain.command import run_command
-from trainer.sft.job import SftJob, fitted_to_text
+from trainer.sft.job import SftJob, defaults_for_data_size
 from trainer.sft.settings import SftSettings
 
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
-    count_from_here()
+    restart_clock()
     return fine_tune(*SftSettings.read(argv), argv)
 
 
 def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str], is_own_command: bool = False) -> int:
     """As `run_command`, with defaults that follow the amount of text."""
-    settings, note = fitted_to_text(settings, given)
+    settings, note = defaults_for_data_size(settings, given)
     # Only one of torchrun's processes prints it.
     if note and os.environ.get("RANK", "0") == "0":
         announce(note)

@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 from common.errors import UserError, user_errors
 from common.flags import positive
-from common.settings import Settings, default_of, setting, switch
+from common.settings import Settings, field_default, setting, switch
 from common.wording import announce, one_line
 from dataset.reading.settings import TextSettings
 from dataset.tokenizing.byte_level_bpe import PIECE_RULES, SPECIAL_TOKENS, save, train_bpe
@@ -104,7 +104,7 @@ class VocabularySettings(Settings):
     def check(self) -> None:
         """Errors: ValueError."""
         unread = "pieces" if self.type == WORDPIECE else "lower_case"
-        if getattr(self, unread) != default_of(VocabularySettings, unread):
+        if getattr(self, unread) != field_default(VocabularySettings, unread):
             raise ValueError(f"--{unread} has no effect: --type is {self.type}; leave it out")
         # The 256 bytes are always included, so that a byte-level tokenizer can write any text.
         smallest = len(WORDPIECE_TOKENS) + 1 if self.type == WORDPIECE else len(SPECIAL_TOKENS) + 256

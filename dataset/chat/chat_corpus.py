@@ -75,7 +75,7 @@ class ChatCorpus(Corpus):
             trained=self.answer_targets,
         )
 
-    def cut_off_report(self, plan: RowPlan) -> list[str]:
+    def truncation_report(self, plan: RowPlan) -> list[str]:
         """A line about trained conversations that are longer than a row, if any."""
         lengths = np.diff(self.store.offsets)[self.documents]
         longer = self.documents[lengths > self.max_seq_len]

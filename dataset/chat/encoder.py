@@ -96,7 +96,7 @@ class Answers:
             has_header &= ids[at] == header_id
         return places[has_header]
 
-    def as_read(self, ids: Ints) -> Ints:
+    def restore_turn_starts(self, ids: Ints) -> Ints:
         """The ids as the model reads them: each turn starts with <|im_start|>."""
         ids = ids.copy()
         # answers that are not trained
@@ -110,7 +110,7 @@ class Answers:
         stored = batch.input_ids[has_pair].numpy()
         trained = torch.from_numpy(self.trained(stored))
         input_ids = batch.input_ids.clone()
-        input_ids[has_pair] = torch.from_numpy(self.as_read(stored))
+        input_ids[has_pair] = torch.from_numpy(self.restore_turn_starts(stored))
         targets = batch.targets.clone()
         targets[has_pair] = torch.where(trained, batch.targets[has_pair], IGNORE)
         return batch._replace(input_ids=input_ids, targets=targets, n_targets=int(trained.sum()))
@@ -174,9 +174,9 @@ class ChatEncoder(DocumentEncoder):
 
     def prompt_ids(self, text: str) -> list[int]:
         """The ids of a user's message, up to the assistant's answer."""
-        return self.turns_ids([{"role": "user", "content": text}])
+        return self.chat_prompt_ids([{"role": "user", "content": text}])
 
-    def turns_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    def chat_prompt_ids(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """The ids of the turns so far, up to the assistant's answer. tools: the functions that it may call."""
         # As for lines of data: <think> at the start of an answer is parsed.
         checked = [checked_message(message, number) for number, message in enumerate(messages, 1)]

@@ -26,7 +26,7 @@ from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.glue.glue_tasks import Task
 from dataset.packing import permutation
-from dataset.reading.file_kinds import expanded
+from dataset.reading.file_kinds import expand_user
 from dataset.store.format import Ints
 
 # Maximum characters of a sentence: a tokenizer needs many times its memory.
@@ -189,7 +189,7 @@ def cached_features(
     """
     options = [FORMAT, task.text, task.label, task.labels, task.names, task.bounds, labelled, max_seq_len, fingerprint]
     key = hashlib.sha256(json.dumps(options).encode() + path.read_bytes()).hexdigest()[:16]
-    folder = expanded(cache_dir) if cache_dir else path.parent / ".glue_cache"
+    folder = expand_user(cache_dir) if cache_dir else path.parent / ".glue_cache"
     cache = folder / f"{task.folder}-{path.stem}-{key}.npz"
     # A damaged cache is rebuilt: the archive has a checksum of each array.
     with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

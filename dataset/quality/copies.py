@@ -71,7 +71,7 @@ def library() -> ModuleType:
     return optional_package("rensa", "to find near duplicates")
 
 
-def version_of_near() -> list[object]:
+def near_copies_version() -> list[object]:
     """Everything except the texts that decides which documents are near copies: part of cache keys."""
     return [SHINGLE, MAX_CHARACTERS, BANDS, ROWS, NEAR_FROM, SEED, MAX_ROUNDS, library().RMinHash.ALGORITHM_VERSION]
 

@@ -68,7 +68,7 @@ def is_trained(answer: Record) -> bool:
     return bool(answer.get("weight", 1))
 
 
-def said_in(text: str) -> str:
+def conversation_text(text: str) -> str:
     """The contents of a conversation, turn by turn. text: as `text_of_conversation` writes it.
 
     Roles and lists of tools are left out: many conversations share them.

@@ -20,7 +20,16 @@ from dataset.reading import faults
 from dataset.reading.arrow_files import find_values, text_of_value
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.csv_files import find_rows
-from dataset.reading.faults import BadLine, BadLines, Fault, Found, pass_over, refuse_other_content, text_of, too_long
+from dataset.reading.faults import (
+    BadLine,
+    BadLines,
+    Fault,
+    Found,
+    refuse_other_content,
+    skip_or_raise,
+    text_of,
+    too_long,
+)
 from dataset.reading.file_kinds import OBJECTS, kind_of
 from dataset.reading.json_files import find_objects, text_of_line
 from dataset.reading.streams import BOM, LineReader, Stream, open_stream
@@ -42,7 +51,7 @@ def read_documents(
             if isinstance(text, str):
                 yield line, text
             else:
-                pass_over(Fault(str(path), line, *text.args), bad_lines)
+                skip_or_raise(Fault(str(path), line, *text.args), bad_lines)
 
 
 @dataclass

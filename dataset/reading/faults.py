@@ -109,7 +109,7 @@ class Fault:
         return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}")
 
 
-def pass_over(fault: Fault, bad_lines: "BadLines | None") -> None:
+def skip_or_raise(fault: Fault, bad_lines: "BadLines | None") -> None:
     """Count a fault as skipped. Errors: DataError if faults are not skipped (None)."""
     if bad_lines is None:
         raise fault.error()

@@ -119,7 +119,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
-    path = Path(urlsplit(data_path).path) if is_remote else expanded(data_path)
+    path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
     # A named file is always read; only folders and patterns need a choice.
     is_file = is_remote or os.path.isfile(path)
     found = [path] if is_file else _files_of(path)
@@ -183,7 +183,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
             raise FileNotFoundError(address)
         size, tags = version = _version(info)
         key = hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:16]
-        folder = (expanded(cache_dir) if cache_dir else user_cache()) / "downloads" / key
+        folder = (expand_user(cache_dir) if cache_dir else user_cache()) / "downloads" / key
         copy = folder / Path(urlsplit(address).path).name
         folder.mkdir(parents=True, exist_ok=True)
         # Only one of several ranks downloads.
@@ -276,7 +276,7 @@ def _matches_of(pattern: Path) -> list[Path]:
     return [Path(match) for match in {os.path.realpath(match): match for match in reversed(matches)}.values()]
 
 
-def expanded(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """The path with ~ expanded as in a shell: the ~ of an unknown user stays."""
     return Path(os.path.expanduser(path))
 

@@ -19,14 +19,14 @@ import numpy as np
 from common.errors import DataError
 from common.files import atomic_file, file_lock
 from common.wording import announce, counted
-from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, version_of_near
-from dataset.reading.conversations import CONVERSATION, said_in
+from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, near_copies_version
+from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
 from dataset.reading.settings import NEAR
 from dataset.store.encode_worker import hash_of_text
 from dataset.store.format import TokenStore
-from dataset.store.token_store import StoreOptions, files_of, first_writable, places_of
+from dataset.store.token_store import StoreOptions, candidate_folders, files_of, first_writable
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when other documents would be left out.
@@ -49,7 +49,7 @@ def copies_among(
     Errors: DataError if the files have changed; OSError.
     """
     exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
-    version = version_of_near() if method == NEAR else []
+    version = near_copies_version() if method == NEAR else []
     content = [VERSION, method, version, [store.fingerprint for store in stores]]
     fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     is_copy = exact.is_exact
@@ -77,7 +77,7 @@ def _near_or_exact(
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
     files = [files_of(paths, options.get("text_suffixes"), options.get("cache_dir")) for paths in groups]
-    places = places_of(groups[0][0], files[0][0], options.get("cache_dir"))
+    places = candidate_folders(groups[0][0], files[0][0], options.get("cache_dir"))
     name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
 
     def cached() -> Mask | None:
@@ -134,7 +134,7 @@ def stored_texts(
         # Bad lines were reported when the store was built, or were to be skipped.
         for line, text in read_documents(path, text_field, BadLines(), encoder.blank_line_ends_document):
             if number < len(store) and hash_of_text(encoder.body(text).encode()) == store.doc_hash[number]:
-                yield file, line, said_in(text) if text_field == CONVERSATION else text
+                yield file, line, conversation_text(text) if text_field == CONVERSATION else text
                 number += 1
     if number != len(store):
         raise DataError(f"{files[0].parent}: the data has changed since it was tokenised; start again")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from common.errors import DataError
-from common.processes import WorkerLost, Workers, environment
+from common.processes import WorkerDied, Workers, environment
 from dataset.reading.documents import Block
 from dataset.reading.faults import BadLine, Fault
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
@@ -80,7 +80,7 @@ def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int)
             with closing(Workers(num_procs, encode, encode.encoder.use_fast_bpe)) as workers:
                 # Two blocks per process in flight, so that none waits for the caller.
                 yield from workers.results(blocks, ahead=2 * num_procs)
-        except WorkerLost as lost:
+        except WorkerDied as lost:
             raise DataError(
                 f"the tokeniser's {lost}; try fewer processes, and begin what a script of your own does with "
                 "`if __name__ == '__main__':`"

@@ -36,8 +36,8 @@ from common.errors import DataError
 from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder, user_cache
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
-from dataset.reading.faults import BadLines, pass_over
-from dataset.reading.file_kinds import expanded, find_files, is_address, kind_of
+from dataset.reading.faults import BadLines, skip_or_raise
+from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
 from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -87,7 +87,7 @@ def open_or_build(
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
     files = files_of(paths, text_suffixes, cache_dir)
-    places = places_of(paths[0], files[0], cache_dir)
+    places = candidate_folders(paths[0], files[0], cache_dir)
     try:
         stats = stats_of(files)
         hashed_at = time.time()
@@ -200,7 +200,7 @@ def _tokenise(
     with closing(encode_blocks(blocks, encode, num_procs)) as results:
         for block in results:
             for fault in block.faults:
-                pass_over(fault, writer.bad_lines if encode.skip_bad_lines else None)
+                skip_or_raise(fault, writer.bad_lines if encode.skip_bad_lines else None)
             writer.add(block)
             done += block.source_bytes
             now = time.monotonic()
@@ -231,14 +231,14 @@ def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: s
     return files
 
 
-def places_of(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
+def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
     """Candidate folders for the store, best first."""
     if cache_dir:
-        return [expanded(cache_dir)]
+        return [expand_user(cache_dir)]
     of_user = user_cache() / "token_store"
     if is_address(path):
         return [of_user]
-    folder = expanded(path) if expanded(path).is_dir() else first_file.parent
+    folder = expand_user(path) if expand_user(path).is_dir() else first_file.parent
     return [folder / ".token_store", of_user]
 
 

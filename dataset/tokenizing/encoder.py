@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from common.wording import loader_reason
+from common.wording import loader_error_reason
 from dataset.tokenizing.tokenizer_files import check_files, remove_bos_template
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def load_tokenizer(path: str | Path) -> "PreTrainedTokenizerBase":
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # Every backend raises its own classes.
-        raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_reason(error)})") from None
+        raise ValueError(f"{path}: no tokenizer can be loaded from there ({loader_error_reason(error)})") from None
     check_files(Path(path), tokenizer)
     return tokenizer
 

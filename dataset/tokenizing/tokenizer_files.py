@@ -95,7 +95,7 @@ def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
 
 
-def unnamed_vocabulary(weight: Path) -> str:
+def unnamed_tokenizer_warning(weight: Path) -> str:
     """The warning for a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
     # Weights of this repository name one; the public code has another tokenizer of the same size.
     return (
@@ -136,7 +136,7 @@ def is_filled(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def check_known(tokens: Tokens, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
+def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, others: Collection[int | None] = ()) -> None:
     """tokens: the ids of a text, checked at its start. others: ids that are no text, such as separators. what: its name.
 
     Errors: DataError if most of them are `unk_id`, from which nothing can be learned.
@@ -163,7 +163,7 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-def check_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:
+def check_vocabulary_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:
     """entries: the tokenizer's highest id + 1. embeddings: their number in the model. what: the tokenizer's name.
 
     Errors: ValueError for another model's tokenizer: an id has no embedding, or there are far more embeddings than ids.

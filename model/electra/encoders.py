@@ -113,7 +113,7 @@ AttentionInterface.register(QUICK_ON_CPU, attention)
 AttentionMaskInterface.register(QUICK_ON_CPU, sdpa_mask)
 
 
-def quicken_attention(network: Any) -> None:
+def use_fast_attention(network: Any) -> None:
     """Make a transformers encoder use `attention`, whatever its config says: our trainers' masks suit no other."""
     # `attention` returns no attention weights, and transformers refuses to save a config that asks for them.
     network.config.output_attentions = False

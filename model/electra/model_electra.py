@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-from model.electra.encoders import compile_layers, quicken_attention, ready_mask
+from model.electra.encoders import compile_layers, ready_mask, use_fast_attention
 from model.loss import IGNORE
 
 # The two networks; each is saved in a folder of this name.
@@ -142,7 +142,7 @@ class ElectraPretrainer(torch.nn.Module):
         generator.electra.embeddings = discriminator.electra.embeddings
         generator.tie_weights()
         for network in self.networks():
-            quicken_attention(network)
+            use_fast_attention(network)
         assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
         init_position_embeddings(discriminator)
 
@@ -163,7 +163,7 @@ class ElectraPretrainer(torch.nn.Module):
         in_graphs = self.training and self.compiled_shape == tuple(ids.shape)
         eager = self.compiled_shape is not None and not in_graphs
         with torch.compiler.set_stance("force_eager") if eager else contextlib.nullcontext():
-            real = is_real(ids, lengths)
+            real = non_padding(ids, lengths)
             mask = ready_mask(real, in_graphs)
             inputs = {"token_type_ids": token_type_ids, "attention_mask": mask}
             # The generator's head runs at the masked positions only: at all of them it would take longer than the layers.
@@ -200,7 +200,7 @@ class ElectraPretrainer(torch.nn.Module):
         return ""
 
 
-def is_real(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def non_padding(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """bool [R, T]: True except at padding. ids: [R, T]; lengths: [R]."""
     return torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.nn.functional as F
 
-from common.wording import reason_of
+from common.wording import compiler_error_line
 from model.config import MiniMindConfig
 
 if TYPE_CHECKING:
@@ -133,5 +133,5 @@ def working_tile(config: MiniMindConfig, device: torch.device, dtype: torch.dtyp
             reason = reason or "its gradients are not finite"
         except Exception as error:
             # The compiler raises all kinds of errors for unknown GPUs and head sizes.
-            reason = reason or reason_of(error)
+            reason = reason or compiler_error_line(error)
     raise RuntimeError(reason)

@@ -193,4 +193,4 @@ def test_what_is_wrong_with_the_data_is_one_advice():
     advice = r"cannot be assembled \(ValueError in test_loader.py:\d+: cut short\): .* delete the folder .token_store"
     with pytest.raises(LoaderError, match=advice) as caught:
         list(batches_of(Broken(), plan, UpdateSchedule(plan.n_rows, 1)))
-    assert caught.value.is_fault_of_data
+    assert caught.value.is_data_fault

@@ -170,10 +170,12 @@ def test_a_source_that_is_too_small_is_told_with_the_passes_that_it_needs():
     lengths = random_lengths(7, (2_000, 500))
     arguments = ["a:0.7..0.2", "b:0.3..0.8"]
     short = mixture(arguments, lengths, n_rows=2000)
-    found = re.fullmatch(r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", short.shortage(short.plan(0)))
+    found = re.fullmatch(
+        r"b is passed over \d+\.\d\d times where 1 may be \(x(\d+)\)", short.repeats_beyond_limit(short.plan(0))
+    )
     more_passes = [arguments[0], f"{arguments[1]}:x{found[1]}"]
     enough = mixture(more_passes, lengths, n_rows=2000)
-    assert enough.shortage(enough.plan(0)) == ""
+    assert enough.repeats_beyond_limit(enough.plan(0)) == ""
     with pytest.raises(DataError, match="b has a share but no document to draw"):
         mixture(arguments, [[5, 6], [1, 1]])
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from common.errors import UserError
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.model_minimind import MiniMindConfig
-from model.weight_record import VOCABULARY_FIELD, record_of
+from model.weight_record import VOCABULARY_FIELD, read_record
 from scripts import export_hf
 from scripts.common import load_model
 from tests.chats import turn
@@ -208,16 +208,16 @@ def test_the_way_back_records_the_vocabulary_of_the_folder(tmp_path):
     weight = write(tmp_path)
     export_hf.export(weight, tmp_path / "hf")
     export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "back.pth")
-    assert record_of(tmp_path / "back.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
+    assert read_record(tmp_path / "back.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
         AutoTokenizer.from_pretrained(tmp_path / "hf")
     )
     for path in (tmp_path / "hf").glob("tokenizer*"):
         path.unlink()
     export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "unknown.pth")
-    assert record_of(tmp_path / "unknown.pth").get(VOCABULARY_FIELD) is None
+    assert read_record(tmp_path / "unknown.pth").get(VOCABULARY_FIELD) is None
     # Whoever names the repository's own says that it is the model's.
     export_hf.convert_to_pth(tmp_path / "hf", tmp_path / "named.pth", str(ROOT / "model"))
-    assert record_of(tmp_path / "named.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
+    assert read_record(tmp_path / "named.pth").get(VOCABULARY_FIELD) == vocabulary_digest(
         AutoTokenizer.from_pretrained(ROOT / "model")
     )
 

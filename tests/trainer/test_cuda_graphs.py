@@ -79,7 +79,7 @@ def trained(cuda_graphs, said, optimizer="adamw", objective=pretrain_loss, **fie
         dtype=torch.float32,
         ranks=Ranks(),
         n_sums=n_sums(model.config),
-        is_recordable=True,
+        allows_cuda_graphs=True,
         cuda_graphs=cuda_graphs,
     )
     engine.graphs.say = said.append

@@ -12,9 +12,9 @@ import torch
 from tests.helpers import ROOT, complaint, flags, write_corpus
 from tests.trainer.test_train_electra import data as electra_data  # noqa: F401 - a fixture
 from trainer import train_pretrain
-from trainer.advice import plain_advice
+from trainer.advice import out_of_memory_advice
 from trainer.evaluation import Sampler
-from trainer.machine.measure import is_out_of_memory, out_of_memory_in_a_line
+from trainer.machine.measure import is_out_of_memory, out_of_memory_as_user_error
 from trainer.pretrain import first_model, job, memory
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_failed_allocations_are_known_by_their_errors(error):
 )
 def test_other_errors_keep_their_traceback(error):
     assert not is_out_of_memory(error)
-    with pytest.raises(type(error)) as caught, out_of_memory_in_a_line(CPU, str):
+    with pytest.raises(type(error)) as caught, out_of_memory_as_user_error(CPU, str):
         raise error
     assert caught.value is error
 
@@ -70,7 +70,7 @@ def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_up
     settings = SimpleNamespace(
         batch_size=batch_size, accumulation_steps=steps, rows_per_update=rows_per_update, gradient_checkpointing=True
     )
-    assert plain_advice(settings).startswith(f"try {wanted}")
+    assert out_of_memory_advice(settings).startswith(f"try {wanted}")
 
 
 def suggested(line):

@@ -19,7 +19,7 @@ from dataset.loader import Batch, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import load_tokenizer
 from model.config import MiniMindConfig, parameter_count
-from model.induction import can_copy
+from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_share
@@ -245,7 +245,7 @@ class RunCosts:
         if "init_scheme" in self.given:
             return self.settings.init_scheme
         has_planned_rates = self.optimizer == "muon" and not {"learning_rate", "embed_lr", "muon_lr"} & set(self.given)
-        return "induction" if has_planned_rates and can_copy(config) else "zero_out"
+        return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
         """Returns whether the run will be compiled: decided here, so that it does what was planned."""
@@ -381,7 +381,7 @@ class RunCosts:
             replace(self.settings, optimizer=self.optimizer),
             n_sums=n_sums(config),
             identity={},
-            is_recordable=can_be_recorded(device, ranks, dtype, recomputes, config.dropout),
+            allows_cuda_graphs=can_be_recorded(device, ranks, dtype, recomputes, config.dropout),
             cuda_graphs=self.settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,

@@ -17,7 +17,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.processes import seconds_since_start
-from common.settings import default_of, write_settings
+from common.settings import field_default, write_settings
 from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
@@ -25,7 +25,7 @@ from trainer.budget.costs import FEWEST_DOCUMENTS, Cut, RunCosts
 from trainer.budget.settings import BUDGETS, length_flags
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
-from trainer.saving.checkpoint import Checkpoints, kept_of_run
+from trainer.saving.checkpoint import Checkpoints, file_of_resumed_run
 
 # Log lines of a run, and the minimum seconds between two
 LOG_LINES = 200
@@ -99,7 +99,7 @@ def chosen_settings(plan: Plan, costs: RunCosts) -> dict[str, Any]:
         ),
     }
     # Only where the planner has changed it: a default need not be named.
-    if costs.settings.dtype != default_of(PretrainSettings, "dtype"):
+    if costs.settings.dtype != field_default(PretrainSettings, "dtype"):
         chosen["dtype"] = costs.settings.dtype
     if costs.machine.device.type != "cuda":
         # A run on CUDA saves by minutes, see SaveTimer.
@@ -289,7 +289,7 @@ def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[
     for folder in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_resume"):
         stem = folder.with_name(folder.name.removesuffix("_resume"))
         is_of_this_name = re.fullmatch(r"_\d+(_moe)?", stem.name.removeprefix(prefix.name), re.ASCII)
-        path = kept_of_run(stem, plan_path(stem).name)
+        path = file_of_resumed_run(stem, plan_path(stem).name)
         if path is None or not is_of_this_name:
             continue
         before = type(settings).parse(["--config", str(path)])

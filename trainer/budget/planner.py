@@ -40,7 +40,7 @@ from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
-from trainer.machine.ranks import on_main, until_all_are_ready
+from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
@@ -90,7 +90,7 @@ def plan_run(
     if kept is not None:
         path, before = kept
         planned = {name: getattr(before, name) for name in PLANNED if name not in given}
-        with until_all_are_ready(ranks), user_errors():
+        with wait_for_all_ranks(ranks), user_errors():
             # On each rank: paths may differ between machines.
             resumed = dataclasses.replace(settings, **planned)
         on_main(ranks, lambda: announce(f"the plan of the first start holds: {path}"))

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from common.flags import positive
-from common.settings import Settings, default_of, setting, switch
+from common.settings import Settings, field_default, setting, switch
 
 BUDGETS = ("budget", "budget_tokens", "budget_flops")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -40,7 +40,7 @@ def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
     return [
         name
         for name in ("epochs", "max_updates")
-        if name in given and getattr(settings, name) != default_of(type(settings), name)
+        if name in given and getattr(settings, name) != field_default(type(settings), name)
     ]
 
 

@@ -15,32 +15,32 @@ from common.errors import UserError, user_errors
 from common.files import atomic_folder
 from common.flags import seed
 from common.settings import read_plain
-from common.wording import announce, counted, loader_reason
+from common.wording import announce, counted, loader_error_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
-from dataset.reading.file_kinds import expanded
+from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
 from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
-from dataset.tokenizing.tokenizer_files import check_known
+from dataset.tokenizing.tokenizer_files import check_unknown_share
 from dataset.tokenizing.wordpiece import entries, load_wordpiece, save_wordpiece, train_wordpiece, wordpiece
-from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, is_real
+from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, configs, non_padding
 from model.loss import IGNORE
 from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
 from trainer.engine import Engine, Update, make_engine, rows_of_update
-from trainer.evaluation import sums_over_batches, undisturbed
+from trainer.evaluation import evaluation_mode, sums_over_batches
 from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
-from trainer.launch import claim
+from trainer.launch import lock_files
 from trainer.machine.command_line import StopSignals
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
-from trainer.machine.ranks import Ranks, first_rank_first, on_main, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first, on_main, wait_for_all_ranks
 from trainer.optim.schedules import ENCODER_SCHEDULES
-from trainer.saving.checkpoint import kept_of_run
+from trainer.saving.checkpoint import file_of_resumed_run
 
 # folder and number of entries of the vocabulary that is trained if none is given
 VOCABULARY = "vocabulary"
@@ -85,7 +85,7 @@ class ElectraJob(Job):
         )
         with user_errors():
             # From here on no other run may write these files.
-            claim(self.ranks, self.files.stem)
+            lock_files(self.ranks, self.files.stem)
             if settings.seed is None:
                 settings.seed = on_main(self.ranks, self._draw_seed)
             # The same seed on all ranks, so that all start with the same weights.
@@ -108,7 +108,7 @@ class ElectraJob(Job):
             T, sep, unknown = settings.max_seq_len, self.encoder.sep_id, self.tokenizer.unk_token_id
             corpus = self.corpus
             # Building examples reads all tokens.
-            with until_all_are_ready(self.ranks):
+            with wait_for_all_ranks(self.ranks):
                 self.examples = Examples(self.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
@@ -126,11 +126,11 @@ class ElectraJob(Job):
             "row layout": {name: getattr(settings, name) for name in row_layout},
             "optimizer": f"{settings.optimizer}, adam_bias_correction {settings.adam_bias_correction}",
         }
-        mended_by = {
+        flags_to_check = {
             "data": "--data_path, --text_field, --skip_bad_lines, --deduplicate",
             "tokenizer": "--vocab_path",
         }
-        self.identity = Identity(entries, mended_by, only_at_start=("init_std",))
+        self.identity = Identity(entries, flags_to_check, ignored_on_resume=("init_std",))
         # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
 
@@ -173,7 +173,7 @@ class ElectraJob(Job):
     def _draw_seed(self) -> int:
         """The seed of --seed None: random, or at a resume that of the run."""
         stem = self.files.stem
-        saved = kept_of_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
+        saved = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
             return secrets.randbelow(2**32)
         settings: Any = read_plain(saved, "--seed None:")
@@ -200,7 +200,7 @@ class ElectraJob(Job):
         what = f"--data_path {self.data_path[0]}"
         if settings.vocab_path:
             what += f", --vocab_path {settings.vocab_path}"
-        check_known(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
+        check_unknown_share(corpus.store.tokens, self.tokenizer.unk_token_id, what, (self.encoder.sep_id,))
         return corpus
 
     # ------------------------------------------------------------------------------------------------- training
@@ -282,7 +282,7 @@ class ElectraJob(Job):
         All ranks compute it: a sharded model needs all of them. It is so short that a stop signal waits for the next update.
         """
         batch = to_device(self.assembler[self.plan(0).recipe(range(1))], self.device)
-        with undisturbed(engine), engine.autocast():
+        with evaluation_mode(engine), engine.autocast():
             # The same random numbers each time, so that only the networks change.
             torch.manual_seed(VAL_SEED)
             found = self.model(*batch)
@@ -409,9 +409,9 @@ def open_vocabulary(
     """The tokenizer of --vocab_path, or a WordPiece one trained on the data; a resume reuses that of its start.
     stem: the path of the run's files without their endings. Errors: ValueError."""
     if settings.vocab_path:
-        return load_wordpiece(expanded(settings.vocab_path), settings.lower_case)
+        return load_wordpiece(expand_user(settings.vocab_path), settings.lower_case)
     # Training on the same data would give the same one.
-    kept = kept_of_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
+    kept = file_of_resumed_run(stem, f"{VOCABULARY}/vocab.txt") if settings.from_resume else None
     if kept is not None:
         return load_wordpiece(kept.parent)
 
@@ -451,11 +451,11 @@ def config_of_file(
     what = f"{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     try:
-        config = ElectraConfig(**{**usual, **json.loads(expanded(path).read_bytes())})
+        config = ElectraConfig(**{**usual, **json.loads(expand_user(path).read_bytes())})
     except Exception as error:
         # transformers has its own types of errors for invalid fields.
         raise UserError(
-            f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_reason(error)})"
+            f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_error_reason(error)})"
         ) from error
     # It only selects the row of the embedding table that stays 0.
     config.pad_token_id = tokenizer.pad_token_id
@@ -474,7 +474,7 @@ def config_of_file(
 def sums_of(found: Losses, batch: Batch) -> torch.Tensor:
     """Sums of a batch for `ElectraJob.metrics`, float32 [N_SUMS]: generator and discriminator loss, masked positions, those that
     the generator predicts correctly, and histograms of the logits of original and of replaced tokens, AUC_BINS bins each."""
-    real = is_real(batch.ids, batch.lengths)
+    real = non_padding(batch.ids, batch.lengths)
     # bfloat16 would be coarser than the bins. The engine skips an update with a NaN, but an index must be valid before that.
     logits = found.disc_logits.float().nan_to_num(-LARGEST_LOGIT).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     bins = ((logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT) * AUC_BINS).floor().clamp(max=AUC_BINS - 1).long()

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from common.flags import at_least, fraction, inner_share, not_negative, positive, seed
+from common.flags import at_least, fraction, not_negative, open_fraction, positive, seed
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.settings import OFF, DocumentSettings, TextSettings
 from trainer.optim.schedules import ENCODER_SCHEDULES
@@ -62,7 +62,7 @@ def seed_or_none(text: str) -> int | None:
 class ElectraOutput(OutputSettings):
     """output"""
 
-    usual_save_interval: ClassVar[int] = 1000
+    default_save_interval: ClassVar[int] = 1000
 
     wandb_project: str = with_default(OutputSettings, "wandb_project", "MiniMind-ELECTRA")
     save_percents: list[float] = setting(
@@ -127,7 +127,7 @@ class ElectraData(TextSettings):
     lower_case: bool = switch(True, help="lower-case the text (for a vocab.txt; a folder knows by itself)")
     # Filled in from the size if not given.
     max_seq_len: int = setting(None, check=at_least(5, "for two segments"), help="positions (default: the size's)")
-    mask_share: float = setting(None, check=inner_share, help="of the positions (default: the size's)")
+    mask_share: float = setting(None, check=open_fraction, help="of the positions (default: the size's)")
     mask_style: str = setting("electra", choices=("electra", "bert"), help="electra: 85 %% [MASK]; bert: 80/10/10 %%")
 
 

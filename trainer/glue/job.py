@@ -23,12 +23,12 @@ from common.wording import counted
 from dataset.glue.glue_dataset import Batch, GlueAssembler, GluePlan, Totals
 from dataset.glue.glue_tasks import Task
 from dataset.loader import to_device
-from dataset.tokenizing.tokenizer_files import check_size, save_tokenizer
-from model.electra.encoders import quicken_attention, ready_mask
+from dataset.tokenizing.tokenizer_files import check_vocabulary_size, save_tokenizer
+from model.electra.encoders import ready_mask, use_fast_attention
 from model.electra.model_electra import init_position_embeddings
 from model.hf_format import load_config, load_network
 from trainer.engine import Engine, Update, rows_of_update, schedule_of
-from trainer.evaluation import rows_of_batches
+from trainer.evaluation import gather_batch_rows
 from trainer.glue.settings import GlueSettings
 from trainer.job import UNLIMITED, Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
 from trainer.machine.command_line import StopSignals
@@ -105,12 +105,12 @@ class GlueJob(Job):
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
-        mended_by = {
+        flags_to_check = {
             "data": "--data_dir, --train_file, --max_seq_len",
             "tokenizer": "--model_path",
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
-        self.identity = Identity(entries, mended_by)
+        self.identity = Identity(entries, flags_to_check)
         put_on_device(self.model, entries, settings.shard, self.ranks, self.device)
         # From here on each rank has other random numbers (dropout).
         seed_everything(settings.seed, self.ranks.rank)
@@ -231,7 +231,7 @@ class GlueJob(Job):
                 return forward(self.model, to_device(assembler[batches[number]], self.device))
 
         shape = (len(order), self.data.task.outputs)
-        logits, stop_signal = rows_of_batches(self.engine, batches, compute, shape, signals)
+        logits, stop_signal = gather_batch_rows(self.engine, batches, compute, shape, signals)
         return logits.float(), stop_signal
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
@@ -285,7 +285,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
-    check_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
+    check_vocabulary_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
     config.id2label = dict(enumerate(words))
@@ -321,7 +321,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
             if usable < settings.max_seq_len:
                 raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
     if config._attn_implementation == "sdpa":
-        quicken_attention(model)
+        use_fast_attention(model)
     return model, new
 
 

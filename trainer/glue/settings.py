@@ -16,7 +16,7 @@ from trainer.settings import MachineSettings, OutputSettings, UpdateSettings
 class GlueOutput(OutputSettings):
     """output"""
 
-    usual_save_interval: ClassVar[int] = 500
+    default_save_interval: ClassVar[int] = 500
 
     out_dir: str = with_default(OutputSettings, "out_dir", str(ROOT / "out" / "glue"), ("--output_dir",))
     log_interval: int = with_default(OutputSettings, "log_interval", 100, ("--logging_steps",))

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from common.errors import UserError
-from common.processes import obey_ctrl_c, stop_signals
+from common.processes import restore_ctrl_c, stop_signals
 from common.start import ROOT
-from common.wording import nowhere, one_line
+from common.wording import null_stream, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import lost_rank_line
@@ -36,14 +36,14 @@ def run_cli(main: Callable[[], int | None]) -> None:
     Exit code 1 for what the user cannot fix: a worker process or another rank died.
     """
     # None under pythonw on Windows, or after a shell's >&-
-    sys.stdout = sys.stdout or nowhere()
-    sys.stderr = sys.stderr or nowhere()
+    sys.stdout = sys.stdout or null_stream()
+    sys.stderr = sys.stderr or null_stream()
     warnings.formatwarning = plain_warning
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sample's characters must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    obey_ctrl_c()
+    restore_ctrl_c()
     try:
         code = main()
         sys.stdout.flush()
@@ -52,18 +52,18 @@ def run_cli(main: Callable[[], int | None]) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of the output is gone.
-        sys.stdout = nowhere()
+        sys.stdout = null_stream()
         sys.exit(1)
     except Exception as error:
         end_process(error)
 
 
-def line_of(error: Exception) -> tuple[str, int] | None:
+def error_line(error: Exception) -> tuple[str, int] | None:
     """Returns (line for the user, exit code) of an error; None for a bug of ours, which keeps its traceback."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, LoaderError):
-        return str(error), 2 if error.is_fault_of_data else 1
+        return str(error), 2 if error.is_data_fault else 1
     loss = lost_rank_line(error)
     if loss is not None:
         return loss, 1
@@ -82,11 +82,11 @@ def line_of(error: Exception) -> tuple[str, int] | None:
 
 def end_process(error: Exception) -> NoReturn:
     """End this process with the line and exit code of an error; a bug of ours is raised again."""
-    ending = line_of(error)
+    ending = error_line(error)
     if ending is None:
         raise error
     message, code = ending
-    # SaidByAnotherRank has none
+    # PrintedByAnotherRank has none
     if message:
         print(f"error: {one_line(message)}", file=sys.stderr, flush=True)
     # The other ranks may be waiting in a collective that this one will never join: leave without a handshake.
@@ -117,7 +117,7 @@ def launch_line(script: str, arguments: Sequence[str]) -> str:
 # same update, save together, and exit.
 
 
-def name_of(signum: int) -> str:
+def signal_name(signum: int) -> str:
     """Name of a signal for users."""
     return "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
 

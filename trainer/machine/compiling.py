@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from common.wording import reason_of
+from common.wording import compiler_error_line
 
 # Time of a step as a multiple of the time of its matrix products, eager and compiled; measured on a CPU
 PLAIN_TIME = 2.4
@@ -119,5 +119,5 @@ def failure_to_compile(device_type: str) -> str | None:
     try:
         torch.compile(sum_of_sines, dynamic=False)(numbers).backward()
     except Exception as error:
-        return f"torch.compile does not work here ({reason_of(error)})"
+        return f"torch.compile does not work here ({compiler_error_line(error)})"
     return None

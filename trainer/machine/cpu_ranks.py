@@ -29,8 +29,8 @@ from multiprocessing.context import ForkProcess
 import torch
 import torch.distributed as dist
 
-from common.errors import SaidByAnotherRank, UserError
-from common.processes import end_with
+from common.errors import PrintedByAnotherRank, UserError
+from common.processes import die_with_parent
 from common.wording import announce, counted
 from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
@@ -66,11 +66,11 @@ class Divisible:
 
 
 def divide(
-    settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], by_itself: bool
+    settings: DividedMachineSettings, divisible_of: Callable[[], Divisible | None], allow_auto: bool
 ) -> tuple[int, list[str]]:
     """Returns (number of processes, lines for the user about it): that of --cpu_processes, or what suits the machine.
 
-    divisible_of: gives the run's micro-batch, None if its flags clash. by_itself: whether "auto" may start processes.
+    divisible_of: gives the run's micro-batch, None if its flags clash. allow_auto: whether "auto" may start processes.
     Errors: UserError for a number that does not fit the run, a device that is not available, or a broken launch.
     """
     asked = settings.cpu_processes
@@ -84,7 +84,7 @@ def divide(
         obstacle = "it works on Linux alone"
     if obstacle and asked not in ("auto", "1"):
         return 1, [f"warning: --cpu_processes {asked} has no effect: {obstacle}"]
-    is_one = obstacle or asked == "1" or (asked == "auto" and (n_threads == 1 or not by_itself))
+    is_one = obstacle or asked == "1" or (asked == "auto" and (n_threads == 1 or not allow_auto))
     micro_batch = None if is_one else divisible_of()
     if micro_batch is None:
         return 1, []
@@ -163,7 +163,7 @@ WAIT = timedelta(days=30)
 Join = Callable[[], tuple[Ranks, torch.device]]
 
 
-def side_by_side(n: int, work: Callable[[Join], int]) -> int:
+def run_forked(n: int, work: Callable[[Join], int]) -> int:
     """Run work(join) in n processes, which become ranks by `join()`; this one is rank 0. Returns its exit code.
 
     Nothing may have been computed before. Errors: what `work` raises here; UserError if no process can be started. If a copy
@@ -218,8 +218,8 @@ def join_copies(rank: int, n: int, listener: socket.socket, memory: SharedMemory
 
 def run_copy(work: Callable[[], object], parent: int) -> None:
     """Main function of a copy. Exit code 0 tells the parent that its work is done, even if a signal has stopped the run."""
-    end_with(parent)
-    # The parent may have died before end_with took effect.
+    die_with_parent(parent)
+    # The parent may have died before die_with_parent took effect.
     if os.getppid() != parent:
         sys.exit(1)
     try:
@@ -234,7 +234,7 @@ def run_copy(work: Callable[[], object], parent: int) -> None:
 
 def is_caused_by_peer(error: Exception) -> bool:
     """Whether another rank is the cause, or prints it."""
-    return isinstance(error, SaidByAnotherRank) or lost_rank_line(error) is not None
+    return isinstance(error, PrintedByAnotherRank) or lost_rank_line(error) is not None
 
 
 def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:

@@ -49,15 +49,15 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None
 
 
 def autocast(
-    device: torch.device, dtype: torch.dtype, keeps_copies: bool = True
+    device: torch.device, dtype: torch.dtype, cache_weights: bool = True
 ) -> contextlib.AbstractContextManager[object]:
     """Context for computing a model: matrix products in `dtype`.
 
-    keeps_copies: cache weights cast to `dtype`, for reuse within the context.
+    cache_weights: cache weights cast to `dtype`, for reuse within the context.
     """
     if dtype is torch.float32:
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype, cache_enabled=keeps_copies)
+    return torch.autocast(device.type, dtype=dtype, cache_enabled=cache_weights)
 
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

@@ -249,7 +249,7 @@ def exhausted_line(error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def out_of_memory_in_a_line(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
+def out_of_memory_as_user_error(device: torch.device, advise: Callable[[], str]) -> Iterator[None]:
     """Turn a failed allocation into a UserError whose line ends with `advise()`."""
     try:
         yield

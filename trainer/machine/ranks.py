@@ -28,8 +28,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.errors import SaidByAnotherRank, UserError, user_errors
-from common.processes import end_with
+from common.errors import PrintedByAnotherRank, UserError, user_errors
+from common.processes import die_with_parent
 from common.wording import announce
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
@@ -155,7 +155,7 @@ def init_distributed_mode(
     # A rank that outlived a killed launcher would overwrite the files of the next launch. Only torchrun's ranks: a process that was
     # started in the background by hand should outlive its shell.
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with(os.getppid())
+        die_with_parent(os.getppid())
     if own_device.type == "mps":
         raise UserError("data parallel does not work on mps: launch with python instead of torchrun, or --device cpu")
     backend = "gloo"
@@ -236,7 +236,7 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     # [result, whether it failed]. Any: torch broadcasts a list of objects of any type.
     answer: list[Any] = [None, False]
     error: UserError | None = None
-    with until_all_are_ready(ranks):
+    with wait_for_all_ranks(ranks):
         if ranks.is_main:
             try:
                 with user_errors():
@@ -248,7 +248,7 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
         dist.broadcast_object_list(answer, src=0)
     result, failed = answer
     if failed:
-        raise error or SaidByAnotherRank
+        raise error or PrintedByAnotherRank
     return result
 
 
@@ -256,7 +256,7 @@ def on_main(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
 
 
 @contextlib.contextmanager
-def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
+def wait_for_all_ranks(ranks: Ranks) -> Iterator[None]:
     """A block of work that each rank does for itself, such as reading its data: it ends when all ranks are done.
 
     A rank may take longer than the timeout of collectives: a thread of each rank joins an all-reduce again and again until all are
@@ -280,7 +280,7 @@ def until_all_are_ready(ranks: Ranks) -> Iterator[None]:
             if failures:
                 return
             try:
-                all_are_done = least_of_ranks(ranks, float(own)) == 1
+                all_are_done = min_over_ranks(ranks, float(own)) == 1
             except RuntimeError as error:
                 failures.append(error)
 
@@ -306,7 +306,7 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     """
     is_first = ranks.local_rank == 0
     failure: UserError | None = None
-    with until_all_are_ready(ranks):
+    with wait_for_all_ranks(ranks):
         if is_first:
             try:
                 result = work()
@@ -315,7 +315,7 @@ def first_rank_first(ranks: Ranks, work: Callable[[], ResultT]) -> ResultT:
     # Raised here, where no rank waits for this one: the others meet the same error themselves, not the loss of a rank.
     if failure is not None:
         raise failure
-    with until_all_are_ready(ranks):
+    with wait_for_all_ranks(ranks):
         if not is_first:
             result = work()
     return result
@@ -348,7 +348,7 @@ def lost_rank_line(error: Exception) -> str | None:
 # ---------------------------------------------------------------------------------------------- small messages
 
 
-def least_of_ranks(ranks: Ranks, number: float) -> float:
+def min_over_ranks(ranks: Ranks, number: float) -> float:
     """The smallest of the ranks' numbers, on all of them. A collective."""
     if ranks.world_size == 1:
         return number
@@ -359,10 +359,10 @@ def least_of_ranks(ranks: Ranks, number: float) -> float:
     return least.item()
 
 
-def end_all(ranks: Ranks, said: str) -> None:
+def fail_all_ranks(ranks: Ranks, said: str) -> None:
     """End all ranks with a line, unless it is "". said: the same on all ranks. Errors: UserError on rank 0, which prints it."""
     if said:
-        raise UserError(said) if ranks.is_main else SaidByAnotherRank
+        raise UserError(said) if ranks.is_main else PrintedByAnotherRank
 
 
 # --------------------------------------------------------------------------------------- what ranks must agree in
@@ -387,16 +387,16 @@ def compare_with_main(
     if ranks.world_size == 1:
         return
     gathered: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(gathered, (socket.gethostname(), entries_of(facts)))
+    dist.all_gather_object(gathered, (socket.gethostname(), flatten_facts(facts)))
     _, main = gathered[0]
     for rank, (host, own) in enumerate(gathered):
         differing = [name for name in sorted({*own, *main}) if own.get(name) != main.get(name)]
         if differing:
             differences = ", ".join(f"{name} {own.get(name)} (rank 0: {main.get(name)})" for name in differing)
-            end_all(ranks, f"rank {rank} on {host!r} has {differences}: all ranks need {needed}")
+            fail_all_ranks(ranks, f"rank {rank} on {host!r} has {differences}: all ranks need {needed}")
 
 
-def entries_of(facts: Mapping[str, object]) -> dict[str, object]:
+def flatten_facts(facts: Mapping[str, object]) -> dict[str, object]:
     """The facts with nested dicts flattened, so that of two architectures a line names only the entries that differ."""
     found: dict[str, object] = {}
     for name, value in facts.items():

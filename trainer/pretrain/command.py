@@ -34,7 +34,7 @@ def run_command(
     if settings.batch_size == AUTO_ROWS:
         # Left open, as if not given
         given = set(given) - {"batch_size"}
-    processes, notices = divide(settings, partial(divisible_of, settings, given), by_itself=is_own_command)
+    processes, notices = divide(settings, partial(divisible_of, settings, given), allow_auto=is_own_command)
     work = partial(train, job_kind=job_kind, given=given)
     return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, processes, notices)
 

@@ -13,42 +13,42 @@ from dataset.corpus import EVAL_ROWS, Corpus, ValidationBatches
 from dataset.embedded_corpus import build_embedded_corpus
 from dataset.shares import Source, read_mixture
 from dataset.tokenizing.encoder import DocumentEncoder
-from dataset.tokenizing.tokenizer_files import check_known
+from dataset.tokenizing.tokenizer_files import check_unknown_share
 from trainer.budget import laws
 from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_share
 from trainer.budget.settings import seconds_of
 from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
-from trainer.machine.ranks import Ranks, first_rank_first, until_all_are_ready
+from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.first_model import FirstModel
 from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
 
 
 class TextKind(NamedTuple):
     """Kind of the training text. make_encoder: builds the encoder of a tokenizer. answers: conversations, of which only the
-    answers are trained. flags_of_data: flags to check where a resume finds other data.
+    answers are trained. data_flags: flags to check where a resume finds other data.
 
-    usual_file: default data, in dataset/. Where that is absent, build_embedded writes an embedded corpus, unless it exists, and
-    returns its path; in_embedded: its content.
+    default_file: default data, in dataset/. Where that is absent, build_embedded writes an embedded corpus, unless it exists, and
+    returns its path; embedded_description: its content.
     """
 
     corpus: type[Corpus]
     make_encoder: Callable[[Any, PretrainSettings], DocumentEncoder]
     answers: bool
-    flags_of_data: str
-    usual_file: str
+    data_flags: str
+    default_file: str
     build_embedded: Callable[[], Path]
-    in_embedded: str
+    embedded_description: str
 
 
 DOCUMENTS = TextKind(
     Corpus,
     lambda tokenizer, settings: DocumentEncoder(tokenizer, bool(settings.parse_special_tokens)),
     answers=False,
-    flags_of_data="--data_path, --text_field, --skip_bad_lines, --deduplicate",
-    usual_file="pretrain_hq.jsonl",
+    data_flags="--data_path, --text_field, --skip_bad_lines, --deduplicate",
+    default_file="pretrain_hq.jsonl",
     build_embedded=build_embedded_corpus,
-    in_embedded="the documentation inside the installed Python",
+    embedded_description="the documentation inside the installed Python",
 )
 
 
@@ -60,7 +60,7 @@ def open_corpus(
     verbose: announce the embedded corpus where it is used.
     """
     # With --batch_size auto, an update has as many rows as without.
-    batch_size = settings.usual_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
+    batch_size = settings.default_rows() if settings.batch_size == AUTO_ROWS else settings.batch_size
     rows = rows_of_update(replace(settings, batch_size=batch_size), ranks)
 
     def open_own() -> Corpus:
@@ -93,13 +93,13 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = 
         return read_mixture(Path(settings.mixture))
     if settings.data_path:
         return settings.data_path
-    default = ROOT / "dataset" / kind.usual_file
+    default = ROOT / "dataset" / kind.default_file
     if default.exists():
         return [str(default)]
     embedded = kind.build_embedded()
     if verbose:
         announce(
-            f"{default} is not there: training on {embedded}, {kind.in_embedded}.\n"
+            f"{default} is not there: training on {embedded}, {kind.embedded_description}.\n"
             "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
         )
     return [str(embedded)]
@@ -109,18 +109,20 @@ def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ran
     """The data of a run, known to its tokenizer. Errors: DataError, UserError."""
     # The first run on a corpus tokenises it here, which may take long: all else was checked before.
     corpus = open_corpus(settings, first.encoder, ranks, kind)
-    with until_all_are_ready(ranks):
+    with wait_for_all_ranks(ranks):
         what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
         # Each document has these, so they do not count as known tokens.
         added = (first.encoder.bos_id, first.encoder.eos_id)
-        check_known(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
+        check_unknown_share(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
         plan = corpus.plan(0)
         # The clock of a budget may ask for more updates than there is text for.
         may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget
-        shortage = corpus.mixture.shortage(plan) if corpus.mixture is not None and may_be_short else ""
-        if shortage:
+        repeats_beyond_limit = (
+            corpus.mixture.repeats_beyond_limit(plan) if corpus.mixture is not None and may_be_short else ""
+        )
+        if repeats_beyond_limit:
             raise DataError(
-                f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {shortage}; allow more "
+                f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {repeats_beyond_limit}; allow more "
                 "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
             )
     return corpus

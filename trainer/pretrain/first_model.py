@@ -17,20 +17,20 @@ from common.files import utf8_folder
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
-    check_size,
+    check_vocabulary_size,
     has_tokenizer,
-    unnamed_vocabulary,
+    unnamed_tokenizer_warning,
     vocabulary_digest,
 )
 from model.config import TOKEN_IDS, MiniMindConfig
 from model.hf_format import load_folder, read_config
 from model.induction import init_induction
 from model.model_minimind import MiniMindForCausalLM
-from model.weight_record import VOCABULARY_FIELD, record_of
+from model.weight_record import VOCABULARY_FIELD, read_record
 from trainer.machine.ranks import Ranks
 from trainer.pretrain.memory import refuse_too_large
 from trainer.pretrain.settings import DEFAULT_TOKENIZER, MODEL_FLAGS, PretrainSettings, find_weight
-from trainer.sharding import group_size_of
+from trainer.sharding import ranks_per_model
 
 # such as Qwen/Qwen3-0.6B-Base
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -92,9 +92,9 @@ def open_model(
         config = MiniMindConfig(**shape, **ids, vocab_size=encoder.vocab_size, dropout=settings.dropout)
         weight = settings.weight()
         if weight is not None:
-            recorded = record_of(weight).get(VOCABULARY_FIELD)
+            recorded = read_record(weight).get(VOCABULARY_FIELD)
             if recorded is None and path == DEFAULT_TOKENIZER:
-                notices.append(unnamed_vocabulary(weight))
+                notices.append(unnamed_tokenizer_warning(weight))
             if recorded not in (None, vocabulary):
                 raise UserError(
                     f"--from_weight {weight} was trained with another tokenizer than --tokenizer_path {path}: name its own (or "
@@ -104,8 +104,8 @@ def open_model(
     refuse_too_large(config, device, ranks, settings.shard)
     model = make()
     check_length(settings.max_seq_len, model.config)
-    check_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
-    if group_size_of(settings.shard, ranks) == 1:
+    check_vocabulary_size(encoder.vocab_size, model.config.vocab_size, f"--tokenizer_path {path}")
+    if ranks_per_model(settings.shard, ranks) == 1:
         model.to(device)  # type: ignore[arg-type]  # transformers wraps it without its types
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -149,23 +149,23 @@ def why_not_found(from_weight: str, path: Path, out_dir: Path) -> str:
     """Message for a --from_weight that is neither a model's folder nor `path`, the .pth that it would mean."""
     if from_weight.endswith(".safetensors"):
         return f"name the folder that holds it and its config.json, {Path(from_weight).parent}"
-    instead = weights_instead(path.parent, out_dir)
+    instead = existing_weights_hint(path.parent, out_dir)
     if HUB_NAME.fullmatch(from_weight) and not Path(from_weight).parent.is_dir():
         instead += "; a model of the Hugging Face hub is downloaded first, with hf download"
     return f"there is neither a folder of a model with that name nor {path}; {instead}"
 
 
-def weights_instead(*folders: Path) -> str:
+def existing_weights_hint(*folders: Path) -> str:
     """Such as "there is out/pretrain_256.pth", for an error: the newest weights of the first folder with any."""
     for folder in folders:
         # MiniMind's own trainer keeps its checkpoints beside the weights.
         found = [path for path in folder.glob("*.pth") if not path.stem.endswith("_resume") and path.is_file()]
         if found:
-            return f"there is {from_here(max(found, key=lambda path: path.stat().st_mtime))}"
-    return f"{from_here(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
+            return f"there is {relative_to_cwd(max(found, key=lambda path: path.stat().st_mtime))}"
+    return f"{relative_to_cwd(folders[-1])} has no weights yet: make pretrain or trainer/train_pretrain.py trains some"
 
 
-def from_here(path: Path) -> Path:
+def relative_to_cwd(path: Path) -> Path:
     """The path as one would type it in the current folder."""
     try:
         return path.absolute().relative_to(Path.cwd())

@@ -18,7 +18,7 @@ from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine
 from trainer.evaluation import Sampler, evaluate, read_prompts
 from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings
-from trainer.launch import claim
+from trainer.launch import lock_files
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_dtype, seed_everything
 from trainer.optim.schedules import learning_rate
@@ -69,7 +69,7 @@ class PretrainJob(Job):
 
             # The names of the files. From here on no other run may write them.
             stem = settings.stem(self.config.hidden_size, self.config.use_moe)
-            claim(ranks, stem)
+            lock_files(ranks, stem)
 
             # The data, and the loss of a batch
             self.corpus = open_data(settings, self.first_model, self.kind, ranks)
@@ -108,14 +108,14 @@ class PretrainJob(Job):
                 "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,
             },
-            mended_by={
-                "data": self.kind.flags_of_data,
+            flags_to_check={
+                "data": self.kind.data_flags,
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",
             },
             # They only set the initial weights. A resume loads those of its checkpoint.
-            only_at_start=("from_weight", "init_scheme"),
+            ignored_on_resume=("from_weight", "init_scheme"),
         )
         self.engine = make_engine(
             self.model,
@@ -124,7 +124,9 @@ class PretrainJob(Job):
             n_sums=n_sums(self.config),
             identity=self.identity.entries,
             shard=settings.shard,
-            is_recordable=can_be_recorded(device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout),
+            allows_cuda_graphs=can_be_recorded(
+                device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout
+            ),
             cuda_graphs=settings.cuda_graphs != "0",
             dtype=dtype,
             ranks=ranks,

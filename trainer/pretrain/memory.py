@@ -3,7 +3,7 @@
 One formula of memory, for plans and for a line before the run. On a GPU `--batch_size auto` does not trust it: it tries the
 largest micro-batch, and halves it until it fits. On a CPU a try would end the process, so the formula decides.
 
-An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`usual_rows`,
+An update keeps the rows that it has without the flag, those of --accumulation_steps micro-batches of the usual rows (`default_rows`,
 the default of --batch_size). How it is cut changes only the last bits of its loss (docs/design.md); so a resume keeps the rows of
 its run. Flags that count micro-batches, such as --log_interval, count those of the usual rows.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from common.errors import UserError
-from common.flags import LARGEST
+from common.flags import MAX_INT
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.loader import Batch, to_device
@@ -25,16 +25,16 @@ from dataset.packing import RowPlan, Totals
 from model.config import MiniMindConfig, parameter_count
 from model.loss import chunk_rows
 from model.model_minimind import MiniMindForCausalLM
-from trainer.advice import plain_advice
+from trainer.advice import out_of_memory_advice
 from trainer.machine.cpu_ranks import bytes_in_shared_memory
 from trainer.machine.devices import autocast
 from trainer.machine.measure import available_memory, is_out_of_memory, total_memory
-from trainer.machine.ranks import Ranks, least_of_ranks, on_main
+from trainer.machine.ranks import Ranks, min_over_ranks, on_main
 from trainer.pretrain.loss import pretrain_loss
 from trainer.pretrain.settings import AUTO_ROWS, PretrainSettings
-from trainer.saving.checkpoint import kept_of_run
+from trainer.saving.checkpoint import file_of_resumed_run
 from trainer.settings import NONE
-from trainer.sharding import group_size_of
+from trainer.sharding import ranks_per_model
 
 
 def flops_per_token(config: MiniMindConfig, length: float) -> float:
@@ -120,7 +120,7 @@ def free_memory(device: torch.device, ranks: Ranks) -> float | None:
     own = available_memory(device)
     if own is not None and device.type == "cpu":
         own //= ranks.local_world_size
-    least = least_of_ranks(ranks, math.inf if own is None else float(own))
+    least = min_over_ranks(ranks, math.inf if own is None else float(own))
     return None if math.isinf(least) else least
 
 
@@ -135,7 +135,7 @@ def refuse_too_large(config: MiniMindConfig, device: torch.device, ranks: Ranks,
     if device.type == "cpu":
         total //= ranks.local_world_size
     parameters = parameter_count(config)
-    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / group_size_of(shard, ranks))
+    needed = ranks.sharing * math.ceil(STATE_BYTES * parameters / ranks_per_model(shard, ranks))
     if needed > total:
         raise UserError(
             f"hidden_size {config.hidden_size}, num_hidden_layers {config.num_hidden_layers}: {parameters / 1e9:,.1f} billion "
@@ -194,7 +194,7 @@ def settle_on_rows(
         batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
         moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
         own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
-        return least_of_ranks(ranks, float(own)) > 0
+        return min_over_ranks(ranks, float(own)) > 0
 
     settled, lines = settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
     # A plan has checked the memory. It leaves compiled code and a heap in this process, which its estimate included.
@@ -202,7 +202,7 @@ def settle_on_rows(
     if is_open and free is not None and needed(settled.batch_size) > free:
         lines.append(
             f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
-            f"{device.type}: if memory runs out, {plain_advice(settled)}"
+            f"{device.type}: if memory runs out, {out_of_memory_advice(settled)}"
         )
     return settled, lines
 
@@ -223,7 +223,7 @@ def settle(
     """
     if settings.batch_size != AUTO_ROWS:
         return settings, []
-    usual = settings.usual_rows()
+    usual = settings.default_rows()
     rows_of_update = usual * settings.accumulation_steps
     # Another machine may have another number of processes.
     recorded = on_main(ranks, partial(recorded_rows, settings, stem))
@@ -255,7 +255,7 @@ def settle(
 
     def converted(count: int) -> int:
         """Converts a count of micro-batches of the usual rows to those of `rows`. 0 means never, and stays."""
-        return min(max(1, round(count * usual / rows)), LARGEST) if count else 0
+        return min(max(1, round(count * usual / rows)), MAX_INT) if count else 0
 
     steps = rows_of_update // rows
     settled = dataclasses.replace(
@@ -308,9 +308,9 @@ def fits_gpu(
 
 def recorded_rows(settings: PretrainSettings, stem: Path) -> int | None:
     """Rows of a micro-batch of the run to resume; None: there is none, or its updates have other sizes."""
-    path = kept_of_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
+    path = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if settings.from_resume else None
     if path is None:
         return None
     before = type(settings).parse(["--config", str(path)])
-    is_same = before.batch_size * before.accumulation_steps == settings.usual_rows() * settings.accumulation_steps
+    is_same = before.batch_size * before.accumulation_steps == settings.default_rows() * settings.accumulation_steps
     return before.batch_size if is_same else None

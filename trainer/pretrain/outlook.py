@@ -12,7 +12,7 @@ import numpy as np
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.store.format import Documents, Ints
-from trainer.advice import Command, Forecast, next_command, note_on_expected, pretraining_notices
+from trainer.advice import Command, Forecast, explain_expected_loss, next_command, pretraining_notices
 from trainer.budget import laws
 from trainer.engine import rows_of_update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, Outlook
@@ -50,7 +50,7 @@ def pretraining_outlook(
     trained = first.row_targets(0, first.n_rows)
     parameters = sum(p.numel() for p in model.parameters())
 
-    lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.cut_off_report(plan)]
+    lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.truncation_report(plan)]
     lines += [
         f"model: {config.generation}, {parameters / 1e6:.2f} M parameters, "
         f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, "
@@ -61,7 +61,7 @@ def pretraining_outlook(
     ]
 
     # As the flags count them, rounded up: the last micro-batch may have fewer rows.
-    rows_of_flags = settings.usual_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
+    rows_of_flags = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
     of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
     tokens = n_rows * first.T * first.fill
     notices = []
@@ -106,7 +106,7 @@ def pretraining_outlook(
             context=mean_context(first),
         )
         forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
-        notices.append(note_on_expected(parameters, tokens))
+        notices.append(explain_expected_loss(parameters, tokens))
     return Outlook(
         plan=plan,
         lines=lines,

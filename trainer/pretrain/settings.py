@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.flags import at_least, fraction, not_negative, positive, share
-from common.settings import Settings, default_of, setting, switch, with_default
+from common.settings import Settings, field_default, setting, switch, with_default
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
-from model.weight_record import SPECIAL_TOKENS_FIELD, record_of
+from model.weight_record import SPECIAL_TOKENS_FIELD, read_record
 from trainer.budget.settings import BudgetSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
@@ -235,9 +235,9 @@ class PretrainSettings(
     fixed_in_plans: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def usual_rows(cls) -> int:
+    def default_rows(cls) -> int:
         """Default rows of a micro-batch: updates of --batch_size auto have the rows of such ones."""
-        rows: int = default_of(cls, "batch_size")
+        rows: int = field_default(cls, "batch_size")
         return rows
 
     def stem(self, hidden_size: int, use_moe: bool) -> Path:
@@ -271,7 +271,7 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            record = record_of(weight)
+            record = read_record(weight)
             recorded = record.get(SPECIAL_TOKENS_FIELD)
             if recorded is not None and self.parse_special_tokens not in (None, recorded):
                 raise ValueError(

@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
 from common.files import atomic_file
 from common.wording import counted, printable
-from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, quality, risen_validation, smooth, thin
+from trainer.reporting.records import CHARTS, LOSS, Curve, RunRecords, downsample, quality, risen_validation, smooth
 
 # evaluations before the last one whose samples are shown
 EARLIER = 20
@@ -38,7 +38,7 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
     runs = [RunRecords.read(path) for path in metrics_paths]
     names = distinct_names(runs)
     # None: recorded by a job without a fingerprint of its data
-    fingerprints = {run.noted("data").get("fingerprint") for run in runs} - {None}
+    fingerprints = {run.start_record("data").get("fingerprint") for run in runs} - {None}
     loader = FileSystemLoader(Path(__file__).parent)
     # Text is escaped, never run.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, finalize=for_browser)
@@ -47,8 +47,8 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
         read_different_data=len(fingerprints) > 1,
         charts=draw_charts(runs, names),
         figures=table([dict(run.figures()) for run in runs]),
-        settings=table([run.noted("settings") for run in runs]),
-        machine=table([{**run.noted("machine"), **run.noted("versions")} for run in runs]),
+        settings=table([run.start_record("settings") for run in runs]),
+        machine=table([{**run.start_record("machine"), **run.start_record("versions")} for run in runs]),
         summary=summary,
         quality=quality,
         risen_validation=risen_validation,
@@ -101,11 +101,11 @@ def draw(
             # matplotlib draws no lone surrogates, and takes text between two $ for a formula.
             label = printable(" ".join(words)).encode(errors="backslashreplace").decode().replace("$", r"\$")
             if curve.is_noisy:
-                axes.plot(*thin(x, y), color=colour, alpha=0.3, linewidth=0.8)
+                axes.plot(*downsample(x, y), color=colour, alpha=0.3, linewidth=0.8)
                 x, y = smooth(x, y)
             # A line through one point would not show.
             style = STYLES.get(curve.field, {}) if len(x) > 1 else {"marker": "o"}
-            lines += axes.plot(*thin(x, y), color=colour, linewidth=1.6, label=label, **style)
+            lines += axes.plot(*downsample(x, y), color=colour, linewidth=1.6, label=label, **style)
     if logarithmic and lowest > 0 and highest / lowest > 3:
         axes.set_yscale("log")
         # hardly a power of ten to mark
@@ -179,10 +179,10 @@ def summary(run: RunRecords) -> str:
     """The line below the title: model, data and starts."""
     if not run.starts:
         return f"from {run.path.name}"
-    data = run.noted("data")
+    data = run.start_record("data")
     resumed = f", resumed {counted(len(run.starts) - 1, 'time')}" if len(run.starts) > 1 else ""
     documents = counted(data["documents"], "conversation" if run.trains_answers else "document")
     return (
-        f"{run.noted('model')['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
+        f"{run.start_record('model')['parameters'] / 1e6:,.2f} M parameters, {documents} in rows that are {data['fill']:.1%} "
         f"full; started {run.starts[0]['started']}{resumed}"
     )

@@ -71,7 +71,7 @@ def log_line(record: Mapping[str, Any], head: str, shown: Sequence[str]) -> str:
 # --------------------------------------------------------------------------------------------------------- at the end
 
 
-def tell_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool) -> None:
+def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bool) -> None:
     """On rank 0: print and record how the run ended, close its records, and write its report."""
     # Counting what was trained may take a while, and a stopped run must exit soon.
     trained = job.trained(progress) if is_complete else []
@@ -133,7 +133,7 @@ def outputs_line(job: Job) -> str:
     return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
 
 
-def say_that_all_is_done(job: Job, progress: Progress, reporter: Reporter) -> None:
+def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> None:
     """For the resume of a finished run: say so, and write missing outputs."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.errors import UserError, user_errors
-from common.files import refuse_irregular
+from common.files import check_regular_file
 
 METRICS_SUFFIX = ".metrics.jsonl"
 # Longer lines are skipped. The line of a start has its command, up to 2 MB on Linux.
@@ -85,7 +85,7 @@ class Curve(NamedTuple):
         return self.field in NOISY and len(self.x) > 100
 
 
-def thin(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarray, np.ndarray]:
+def downsample(x: np.ndarray, y: np.ndarray, buckets: int = BUCKETS) -> tuple[np.ndarray, np.ndarray]:
     """At most 2 * buckets + 2 points of a curve: the smallest and largest of each bucket, the first and the last."""
     if len(x) <= 2 * buckets + 2:
         return x, y
@@ -154,13 +154,13 @@ class RunRecords:
         """Read a whole file. Errors: UserError if it cannot be read or has no figures."""
         run = cls(Path(path))
         with user_errors():
-            refuse_irregular(run.path)
-            run.read_on()
+            check_regular_file(run.path)
+            run.read_new_lines()
         if not run.columns:
             raise UserError(f"{path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
         return run
 
-    def read_on(self) -> None:
+    def read_new_lines(self) -> None:
         """Read the lines added since the last call. Errors: OSError."""
         # As bytes: a character that a full disk cut off costs only its line.
         with open(self.path, "rb") as file:
@@ -205,14 +205,14 @@ class RunRecords:
         values = [(label, self.last(field), write) for label, field, write in (*FIGURES, *of_task)]
         return [(label, write(value)) for label, value, write in values if value is not None]
 
-    def noted(self, part: str) -> dict[str, Any]:
+    def start_record(self, part: str) -> dict[str, Any]:
         """A part of the last start's record: settings, model, data, machine, versions."""
         return self.starts[-1].get(part, {}) if self.starts else {}
 
     @property
     def trains_answers(self) -> bool:
         """Whether the data are conversations of which only the answers are trained."""
-        return bool(self.noted("data").get("trained") == ANSWERS)
+        return bool(self.start_record("data").get("trained") == ANSWERS)
 
 
 # ------------------------------------------------------------------------------------------------ how good a model is
@@ -234,7 +234,7 @@ def quality(run: RunRecords) -> list[tuple[str, float]]:
     if is_known and expected and loss:
         # From nats per token to bits per byte, by the evaluation's ratio
         bars.append(("expected", expected * bits / loss))
-    if of_gzip := run.noted("data").get("gzip"):
+    if of_gzip := run.start_record("data").get("gzip"):
         bars.append(("gzip", of_gzip))
     return bars
 

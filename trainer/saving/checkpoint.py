@@ -39,9 +39,9 @@ import torch
 from common.errors import UserError
 from common.files import (
     atomic_file,
+    drop_page_cache,
     file_digest,
-    forget_cached,
-    is_link_of,
+    is_hard_link,
     link_or_copy,
     remove,
     remove_if_possible,
@@ -166,7 +166,7 @@ def update_of(path: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def kept_of_run(stem: Path, name: str) -> Path | None:
+def file_of_resumed_run(stem: Path, name: str) -> Path | None:
     """The file `name` of the run to resume; None: it has none, or no checkpoint, so its data may have been different."""
     path = stem.parent / name
     return path if path.exists() and Checkpoints(f"{stem}_resume").paths() else None
@@ -228,7 +228,7 @@ class Checkpoints:
         if saved_before:
             with atomic_file(digest_path) as digest_file:
                 digest_file.write(digest_line(path, digest))
-        forget_cached(path)
+        drop_page_cache(path)
         if file_digest(path) != digest:
             self._damaged.add(path)
             raise OSError(errno.EIO, "reads back differently from what was written; older ones are kept", str(path))
@@ -284,14 +284,14 @@ class Checkpoints:
         left = [
             path
             for path in [*files, *weights]
-            if path.exists() and not any(is_link_of(old / path.name, path) for old in earlier)
+            if path.exists() and not any(is_hard_link(old / path.name, path) for old in earlier)
         ]
         if self.paths() or not set(left) <= set(unsaved):
             self.folder.mkdir(exist_ok=True)
             for path in left:
                 link = self.folder / path.name
                 # left by a folder that was renamed back, or by a start that was killed here
-                if link.exists() and not is_link_of(link, path):
+                if link.exists() and not is_hard_link(link, path):
                     replace(link, link.with_name(f"{link.name}.before"))
                 if not link.exists():
                     link_or_copy(path, link)

@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
-from common.files import atomic_file, file_lock, refuse_irregular
+from common.files import atomic_file, check_regular_file, file_lock
 from common.wording import announce
 
 # endings of a run's record files
@@ -38,7 +38,7 @@ def check_place(stem: Path) -> None:
         # the longest name that the run will use; after a kill a restart deletes it
         _try_to_write(stem.with_name(f"{stem.name}.metrics.jsonl.{os.getpid():07d}.tmp"))
         for ending in (*RECORDS, "pth", "json"):
-            refuse_irregular(stem.with_name(f"{stem.name}.{ending}"))
+            check_regular_file(stem.with_name(f"{stem.name}.{ending}"))
         resume_folder = stem.with_name(f"{stem.name}_resume")
         if resume_folder.exists():
             _try_to_write(resume_folder / f"update_{os.getpid()}.tmp")
@@ -85,7 +85,7 @@ def hold(stem: Path) -> None:
     Errors: UserError that names the process that holds it. If the file system has no locks, a note is printed.
     """
     stem = stem.absolute()
-    lock = file_lock(stem.with_name(f".{stem.name}.lock"), file_stays=True)
+    lock = file_lock(stem.with_name(f".{stem.name}.lock"), keep_file=True)
     running = stem.with_name(f".{stem.name}.running")
     try:
         try:

@@ -16,7 +16,7 @@ from common.wording import counted
 from trainer.engine import rows_of_update
 from trainer.job import Job, Progress, RunSettings
 from trainer.machine.devices import rng_state, set_rng_state
-from trainer.machine.ranks import compare_with_main, end_all, entries_of, on_main
+from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, on_main
 from trainer.reporting.records import RunRecords
 from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
@@ -118,7 +118,7 @@ class Saver:
         All ranks wait for it: a launcher that sees one of them exit ends the others at once.
         """
         problem = self._wait()
-        end_all(self.ranks, problem and f"the last save failed {problem}")
+        fail_all_ranks(self.ranks, problem and f"the last save failed {problem}")
 
     def how_to_resume(self) -> str:
         """Names the checkpoint that a resume would start from, for the end of an error message. On rank 0."""
@@ -191,10 +191,10 @@ class Saver:
                 f"{path}: this run began without --budget: go on without it, or start without --from_resume"
             )
         identity = self.job.identity
-        before, now = entries_of(state["identity"]), entries_of(identity.entries)
+        before, now = flatten_facts(state["identity"]), flatten_facts(identity.entries)
         for what in [*now, *before]:
             if before.get(what) != now.get(what):
-                flags = f" ({identity.mended_by[what]})" if what in identity.mended_by else ""
+                flags = f" ({identity.flags_to_check[what]})" if what in identity.flags_to_check else ""
                 raise UserError(
                     f"{path}: made with another {what}{flags}: {before.get(what)} there, {now.get(what)} in this run; use the "
                     "same one, or start without --from_resume"
@@ -217,7 +217,7 @@ class Saver:
         for name in sorted((before.keys() | now.keys()) - {"from_resume"}):
             if before.get(name) == now.get(name):
                 continue
-            if name in self.job.identity.only_at_start:
+            if name in self.job.identity.ignored_on_resume:
                 self.reporter.say(
                     f"warning: --{name} {now.get(name)} has no effect: the run goes on from its checkpoint, which began with "
                     f"{before.get(name)}"

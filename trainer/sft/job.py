@@ -24,10 +24,10 @@ CONVERSATIONS = TextKind(
     ChatCorpus,
     lambda tokenizer, settings: ChatEncoder(tokenizer),
     answers=True,
-    flags_of_data="--data_path, --skip_bad_lines",
-    usual_file=USUAL_FILE,
+    data_flags="--data_path, --skip_bad_lines",
+    default_file=USUAL_FILE,
     build_embedded=build_embedded_questions,
-    in_embedded="questions on the documentation inside the installed Python",
+    embedded_description="questions on the documentation inside the installed Python",
 )
 
 
@@ -64,7 +64,7 @@ RECIPE_FLAGS = frozenset({"epochs", "max_updates", "optimizer", "learning_rate",
 EMBEDDED = 1_000_000
 
 
-def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
+def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tuple[SftSettings, str | None]:
     """Returns (settings, with other defaults if there is little text; a line on them). given: names that the user set.
 
     Errors: DataError for missing data.
@@ -80,7 +80,7 @@ def fitted_to_text(settings: SftSettings, given: Collection[str]) -> tuple[SftSe
         return settings, None
     batch_size = settings.batch_size if "batch_size" in given else ROWS
     # --batch_size auto: the usual rows per update
-    rows = batch_size or settings.usual_rows()
+    rows = batch_size or settings.default_rows()
     schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
     updates_of_pass = math.ceil(rows_of_pass / rows / settings.accumulation_steps)

@@ -81,12 +81,12 @@ def test_conversations_that_are_too_long_are_cut_counted_and_told(tmp_path):
     for turns in (cut, without):
         _, mask = ids_and_mask(TOKENIZER, {"messages": turns})
         lost += sum(mask[32:])
-    (line,) = corpus.cut_off_report(plan)
+    (line,) = corpus.truncation_report(plan)
     assert line == (
         f"note: 2 of 3 conversations beyond --max_seq_len 32, cut there: {lost} tokens of answers not trained, 1 conversation "
         "without an answer that begins before"
     )
-    assert corpus_of(path, max_seq_len=512).cut_off_report(plan) == []
+    assert corpus_of(path, max_seq_len=512).truncation_report(plan) == []
     with pytest.raises(DataError, match="no answer begins within --max_seq_len"):
         corpus_of(path, max_seq_len=4).plan(0)
 

@@ -56,9 +56,9 @@ def mask_of(ids):
     return [False, *ENCODER.answers.trained(np.array(ids[:-1])).tolist()]
 
 
-def as_read(ids):
+def restore_turn_starts(ids):
     """What the model gets of the ids in the store."""
-    return ENCODER.answers.as_read(np.array(ids)).tolist()
+    return ENCODER.answers.restore_turn_starts(np.array(ids)).tolist()
 
 
 @settings(deadline=None, max_examples=100)
@@ -70,7 +70,7 @@ def as_read(ids):
 def test_ids_and_mask_are_those_of_the_template_read_turn_by_turn(record):
     text = text_of_conversation(record)
     (ids,) = ENCODER.encode([text])
-    assert (as_read(ids), mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
+    assert (restore_turn_starts(ids), mask_of(ids)) == ids_and_mask(TOKENIZER, json.loads(text))
 
 
 def test_the_mask_is_that_of_transformers_where_no_message_spells_a_special_token():

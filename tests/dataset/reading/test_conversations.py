@@ -6,7 +6,7 @@ import json
 import pytest
 
 from common.errors import DataError
-from dataset.reading.conversations import CONVERSATION, MAX_TOOL_DEPTH, said_in, text_of_conversation
+from dataset.reading.conversations import CONVERSATION, MAX_TOOL_DEPTH, conversation_text, text_of_conversation
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLine, BadLines
 from tests.chats import turn
@@ -32,7 +32,7 @@ def test_the_list_that_is_not_null_is_read():
 
 def test_what_is_said_is_told_without_the_form():
     turns = [turn("system", "Be brief", tools=[TOOL]), ASKED, turn("assistant", "Yes", reasoning_content="hm")]
-    assert said_in(text_of_conversation({"messages": turns})) == "Be brief\nHi\nhm\nYes"
+    assert conversation_text(text_of_conversation({"messages": turns})) == "Be brief\nHi\nhm\nYes"
 
 
 @pytest.mark.parametrize(

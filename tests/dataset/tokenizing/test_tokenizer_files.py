@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, 
 from common.errors import DataError
 from dataset.tokenizing import byte_level_bpe, tokenizer_files
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
-from dataset.tokenizing.tokenizer_files import check_known, check_size
+from dataset.tokenizing.tokenizer_files import check_unknown_share, check_vocabulary_size
 from scripts import export_hf
 from tests.helpers import ROOT
 from tests.scripts.test_export import KINDS, write
@@ -183,16 +183,16 @@ def test_one_file_of_a_vocabulary_is_enough(place, tmp_path, kept):
 def test_what_counts_as_unknown():
     """By hand: most of the first tokens, separators left out; a few tokens tell nothing; no unknown token, no fault."""
     half = np.array([1, 7] * 50)
-    check_known(half, 1, "x")
-    check_known(half, 1, "x", others=(None, 1))
-    check_known(np.full(tokenizer_files.MIN_SAMPLE - 1, 1), 1, "x")
-    check_known(np.full(1000, 1), None, "x")
+    check_unknown_share(half, 1, "x")
+    check_unknown_share(half, 1, "x", others=(None, 1))
+    check_unknown_share(np.full(tokenizer_files.MIN_SAMPLE - 1, 1), 1, "x")
+    check_unknown_share(np.full(1000, 1), None, "x")
     late = np.concatenate([np.full(tokenizer_files.SAMPLE, 7), np.full(tokenizer_files.SAMPLE, 1)])
-    check_known(late, 1, "x")
+    check_unknown_share(late, 1, "x")
     with pytest.raises(DataError, match="^x: the tokenizer does not know 51% of the first 100 tokens"):
-        check_known(np.array([1] * 51 + [7] * 49), 1, "x")
+        check_unknown_share(np.array([1] * 51 + [7] * 49), 1, "x")
     with pytest.raises(DataError, match="does not know 100% of the first 50 tokens"):
-        check_known(half, 1, "x", others=(7,))
+        check_unknown_share(half, 1, "x", others=(7,))
 
 
 # ------------------------------------------------------------------------------------------ one of another model
@@ -200,9 +200,9 @@ def test_what_counts_as_unknown():
 
 def test_a_tokenizer_with_far_fewer_entries_than_the_embeddings_is_of_another_model(place, tmp_path, capsys):
     """Some models have a few more embeddings than entries; half as many more is another model's."""
-    check_size(95, 100, "x")
+    check_vocabulary_size(95, 100, "x")
     with pytest.raises(ValueError, match="^x: the tokenizer has 89 entries and the model embeddings for 100"):
-        check_size(89, 100, "x")
+        check_vocabulary_size(89, 100, "x")
     folder = without_tokenizer(place, tmp_path / "model")
     BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)}).save_pretrained(folder)
     error = complaint(capsys, place, tmp_path / "out", model_path=folder)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from common.errors import DataError, SaidByAnotherRank, UserError
+from common.errors import DataError, PrintedByAnotherRank, UserError
 from tests.helpers import new_port, run_ranks
 from trainer.machine import ranks as ranks_module
 from trainer.machine.ranks import (
@@ -14,7 +14,7 @@ from trainer.machine.ranks import (
     first_rank_first,
     init_distributed_mode,
     on_main,
-    until_all_are_ready,
+    wait_for_all_ranks,
 )
 from trainer.pretrain.settings import PretrainSettings
 
@@ -37,12 +37,12 @@ def what_two_ranks_do(folder):
 
     try:
         done = on_main(ranks, lambda: time.sleep(4) or "done")
-        with until_all_are_ready(ranks):
+        with wait_for_all_ranks(ranks):
             time.sleep(4 * ranks.rank)
         found = first_rank_first(ranks, come)
         with pytest.raises(DataError) as of_each:
             first_rank_first(ranks, fail)
-        with pytest.raises(UserError if ranks.is_main else SaidByAnotherRank) as of_main:
+        with pytest.raises(UserError if ranks.is_main else PrintedByAnotherRank) as of_main:
             on_main(ranks, fail_on_main)
         return done, found, str(of_each.value), str(of_main.value), on_main(ranks, lambda: ranks.rank)
     finally:
@@ -68,8 +68,8 @@ def test_a_rank_that_is_gone_ends_those_that_wait_for_it(monkeypatch):
         raise RuntimeError("gloo/transport: connection closed")
 
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(ranks_module, "least_of_ranks", gone)
-    with pytest.raises(RuntimeError, match="connection closed"), until_all_are_ready(Ranks(world_size=2)):
+    monkeypatch.setattr(ranks_module, "min_over_ranks", gone)
+    with pytest.raises(RuntimeError, match="connection closed"), wait_for_all_ranks(Ranks(world_size=2)):
         pass
 
 

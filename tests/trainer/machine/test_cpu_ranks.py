@@ -81,37 +81,37 @@ def two_threads(monkeypatch):
 
 
 def test_the_flag_wins_and_the_line_says_what_was_chosen(two_threads):
-    assert divide(cpu(), wide, by_itself=True)[0] == 2
-    assert divide(cpu("1"), wide, by_itself=True) == (1, [])
-    processes, (line,) = divide(cpu("4"), wide, by_itself=False)
+    assert divide(cpu(), wide, allow_auto=True)[0] == 2
+    assert divide(cpu("1"), wide, allow_auto=True) == (1, [])
+    processes, (line,) = divide(cpu("4"), wide, allow_auto=False)
     assert processes == 4
     assert line.startswith("4 processes of 1 thread share each micro-batch (8 of its 32 rows each)")
     # A function of another program does not divide that program by itself.
-    assert divide(cpu(), wide, by_itself=False)[0] == 1
+    assert divide(cpu(), wide, allow_auto=False)[0] == 1
 
 
 def test_it_stays_one_process_under_a_launcher_and_elsewhere(two_threads, monkeypatch):
     monkeypatch.setattr(cpu_ranks.sys, "platform", "darwin")
-    assert divide(cpu(), wide, by_itself=True)[0] == 1
-    _, (warning,) = divide(cpu("2"), wide, by_itself=True)
+    assert divide(cpu(), wide, allow_auto=True)[0] == 1
+    _, (warning,) = divide(cpu("2"), wide, allow_auto=True)
     assert "--cpu_processes 2 has no effect" in warning
     monkeypatch.undo()
     for name, value in rank_environments(1)[0].items():
         monkeypatch.setenv(name, value)
-    assert divide(cpu("2"), wide, by_itself=True)[0] == 1
+    assert divide(cpu("2"), wide, allow_auto=True)[0] == 1
 
 
 def test_a_number_that_does_not_fit_is_one_line(two_threads):
     with pytest.raises(UserError, match="--cpu_processes 3: --batch_size 32 cannot be divided"):
-        divide(cpu("3"), wide, by_itself=True)
+        divide(cpu("3"), wide, allow_auto=True)
     with pytest.raises(UserError, match="--cpu_processes 2: because; drop the flag"):
-        divide(cpu("2"), lambda: Divisible(32, 512, M26, whole="because"), by_itself=True)
+        divide(cpu("2"), lambda: Divisible(32, 512, M26, whole="because"), allow_auto=True)
     # A run that goes on keeps its processes, as long as the machine has threads for them.
     for had, got in ((1, 1), (2, 2), (3, 2)):
         batch = Divisible(32, 512, M26, processes=had)
-        assert divide(cpu("auto"), lambda batch=batch: batch, by_itself=True)[0] == got
+        assert divide(cpu("auto"), lambda batch=batch: batch, allow_auto=True)[0] == got
     # A plan will choose rows that three processes can share.
-    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), by_itself=True)[0] == 3
+    assert divide(cpu("3"), lambda: Divisible(16, 512, M26, is_planned=True), allow_auto=True)[0] == 3
     for wrong in ("0", "65", "some", "-1"):
         with pytest.raises(SystemExit):
             PretrainSettings.parse(["--cpu_processes", wrong])
@@ -155,14 +155,14 @@ def test_a_system_that_gives_no_shared_memory_is_one_line(monkeypatch):
 
     monkeypatch.setattr(cpu_ranks.os, "memfd_create", refused)
     with pytest.raises(UserError, match="--cpu_processes 1 needs none"):
-        cpu_ranks.side_by_side(2, lambda join: 0)
+        cpu_ranks.run_forked(2, lambda join: 0)
 
 
 def test_ctrl_c_in_a_copy_leaves_no_traceback(monkeypatch):
     def stopped():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cpu_ranks, "end_with", lambda parent: None)
+    monkeypatch.setattr(cpu_ranks, "die_with_parent", lambda parent: None)
     with pytest.raises(SystemExit) as ended:
         cpu_ranks.run_copy(stopped, os.getppid())
     assert ended.value.code == 130

@@ -9,7 +9,7 @@ import torch
 from common.errors import UserError
 from common.processes import ignore_stop_signals
 from trainer.machine import compiling, devices
-from trainer.machine.command_line import StopSignals, line_of
+from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype, seed_everything
 from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
@@ -179,13 +179,13 @@ def test_the_loss_of_another_rank_is_one_line_where_nccl_says_it():
         "NCCL error in: NCCLUtils.cpp:94, remote process exited or there was a network error\nLast error:\n"
         "socketProgress: Connection closed by remote peer node1<4711>"
     )
-    line, code = line_of(error)
+    line, code = error_line(error)
     assert code == 1 and "Connection closed by remote peer node1<4711>)" in line and "--from_resume 1" in line
 
 
 def test_other_errors_of_torch_keep_their_traceback():
-    assert line_of(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
+    assert error_line(RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")) is None
     wrong_here = (
         "NCCL error in: NCCLUtils.cpp:94, invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0"
     )
-    assert line_of(torch.distributed.DistBackendError(wrong_here)) is None
+    assert error_line(torch.distributed.DistBackendError(wrong_here)) is None

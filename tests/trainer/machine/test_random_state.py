@@ -8,7 +8,7 @@ import torch
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
-from trainer.machine.command_line import line_of
+from trainer.machine.command_line import error_line
 from trainer.machine.devices import CUBLAS_WORKSPACE, deterministic
 
 
@@ -17,7 +17,7 @@ def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
     with pytest.raises(RuntimeError) as refused, deterministic(True):
         torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
     assert not torch.are_deterministic_algorithms_enabled()
-    line, code = line_of(refused.value)
+    line, code = error_line(refused.value)
     assert line.startswith("--deterministic 1: put_ has no form that gives the same bits") and code == 2
 
 

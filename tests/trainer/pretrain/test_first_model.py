@@ -9,7 +9,7 @@ from scripts import generate
 from tests import chats
 from tests.helpers import flags, train
 from trainer import train_sft
-from trainer.pretrain.first_model import weights_instead
+from trainer.pretrain.first_model import existing_weights_hint
 
 
 def weight(folder, name, seconds=0):
@@ -36,12 +36,12 @@ def test_a_fine_tuning_without_its_weights_names_those_that_are_there(data, tmp_
 def test_the_newest_weights_are_named(tmp_path, monkeypatch):
     """Checkpoints of MiniMind's own trainer, folders and other files are no weights."""
     monkeypatch.chdir(tmp_path)
-    assert weights_instead(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
+    assert existing_weights_hint(tmp_path / "nowhere").startswith("nowhere has no weights yet: make pretrain")
     for name, seconds in (("a_256.pth", 9), ("pretrain_256.pth", 1), ("pretrain_64.pth", 2), ("b.pth", 8)):
         weight(tmp_path, name, seconds)
     weight(tmp_path, "pretrain_512_resume.pth", 99)
     weight(tmp_path, "pretrain_512.json", 99)
     (tmp_path / "folder.pth").mkdir()
-    assert weights_instead(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
+    assert existing_weights_hint(tmp_path / "nowhere", tmp_path) == "there is a_256.pth"
     with pytest.raises(UserError, match=r"^pretrain_512.pth: no such file; there is a_256.pth$"):
         generate.main(["--weight", "pretrain_512.pth"])

@@ -18,7 +18,7 @@ from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
 MANY_ROWS = 100_000
-USUAL_ROWS = PretrainSettings.usual_rows()
+USUAL_ROWS = PretrainSettings.default_rows()
 
 # ------------------------------------------------------------------------------------------------ the formula
 

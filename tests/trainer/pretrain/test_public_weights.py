@@ -17,7 +17,7 @@ from dataset.loader import Assembler
 from dataset.tokenizing.encoder import load_tokenizer
 from dataset.tokenizing.tokenizer_files import vocabulary_digest
 from model.config import DECLARATIONS
-from model.weight_record import VOCABULARY_FIELD, record_of
+from model.weight_record import VOCABULARY_FIELD, read_record
 from scripts import evaluate, export_hf, generate
 from scripts.common import load_model
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -83,7 +83,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_run_goes_out_again(data,
     assert sum(found[-4:]) < sum(found[:4])
     # The model's own file, its tokenizer's vocabulary beside it, and the export of it.
     weight = tmp_path / f"pretrain_32{'_moe' if 'moe' in kind else ''}.pth"
-    assert record_of(weight).get(VOCABULARY_FIELD) == vocabulary_digest(load_tokenizer(public[kind]))
+    assert read_record(weight).get(VOCABULARY_FIELD) == vocabulary_digest(load_tokenizer(public[kind]))
     own = ["--tokenizer_path", str(public[kind])]
     assert export_hf.main(["--weight", str(weight), "--out_dir", str(tmp_path / "hf"), *own]) == 0
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()

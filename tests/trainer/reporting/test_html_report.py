@@ -20,7 +20,7 @@ from tests.helpers import records, train
 from trainer.advice import next_command, train_on
 from trainer.reporting.html_report import write_report
 from trainer.reporting.records import METRICS as METRICS_CHART
-from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, thin
+from trainer.reporting.records import MOST_LINE_BYTES, RunRecords, downsample
 
 START = {
     "step": -1, "update": 0, "tokens": 0, "started": "2026-01-01 00:00:00", "command": "python trainer/train_pretrain.py",
@@ -67,7 +67,7 @@ def page_of(*paths):
 def test_thinned_curves_keep_their_extremes(values, buckets):
     """Of the whole and of each part; the points that are left are points of the curve, in order."""
     y, x = np.array(values), np.arange(len(values))
-    kept, of_y = thin(x, y, buckets)
+    kept, of_y = downsample(x, y, buckets)
     assert len(kept) <= max(2 * buckets + 2, 1) and (kept[0], kept[-1]) == (0, len(values) - 1)
     assert (np.diff(kept) > 0).all() and (y[kept] == of_y).all()
     if len(values) > 2 * buckets + 2:

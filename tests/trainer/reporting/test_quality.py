@@ -33,7 +33,7 @@ def test_a_run_notes_what_gzip_needs(data, tmp_path):
     run = train(data_path=data, out_dir=tmp_path / "with", val_fraction=0.2, max_updates=1)
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     raw = "\n".join(texts[document] for document in run.job.corpus.val_documents).encode()
-    start = RunRecords.read(run.reporter.file.name).noted("data")
+    start = RunRecords.read(run.reporter.file.name).start_record("data")
     assert start["gzip"] == 8 * len(gzip.compress(raw, 9)) / len(raw)
 
 
