@@ -60,9 +60,6 @@ def autocast(
     return torch.autocast(device.type, dtype=dtype, cache_enabled=cache_weights)
 
 
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and torch. The data order has its own generator, so ranks may differ here (dropout)."""
     random.seed(seed + rank)
@@ -71,18 +68,15 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """If `wanted`, allow only operations that give the same bits in every run. On a CPU all of ours do so anyway.
+def deterministic() -> Iterator[None]:
+    """Allow only operations that give the same bits in every run. On a CPU all of ours do so anyway.
 
     Errors: RuntimeError that names the operation, for those without a deterministic form. They are listed with PyTorch's other
     rules at https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    if not wanted:
-        yield
-        return
     before = torch.are_deterministic_algorithms_enabled()
     # cuBLAS reads it on first use; without it the order of additions may differ between runs.
-    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # A module created on access, which PyTorch's types do not know
     options: Any = torch.utils.deterministic
