@@ -103,9 +103,7 @@ def pretraining_notices(
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if tokens < MIN_TOKENS_FOR_NOTES:
-        return lines
-    if not from_file and not settings.use_moe:
+    if tokens >= MIN_TOKENS_FOR_NOTES and not from_file and not settings.use_moe:
         lines += unsuitable_settings(settings, parameters, tokens, update_tokens)
     return lines
 
@@ -158,7 +156,7 @@ def explain_expected_loss(parameters: float, tokens: float) -> str:
     return (
         "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
         f"may be {error:.0%} off (docs/budget.md). Where the loss stays far above it, or rises, other rates or a look at the data "
-        "(encoding, order, a tokenizer of another language) may mend it"
+        "(encoding, order, a tokenizer of another language) may help"
     )
 
 

@@ -28,7 +28,6 @@ from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, pr
 from trainer.machine.ranks import fail_all_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
 
@@ -100,7 +99,6 @@ class Trainer:
 
         with out_of_memory_as_user_error(self.device, advice_on_memory):
             # left by a run that was killed during a save
-            on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
@@ -203,7 +201,7 @@ class Trainer:
         self.saver.finish()
         if not stop_signal:
             return 0
-        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
+        because = "since no batches come any more" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.

@@ -96,7 +96,6 @@ class ElectraJob(Job):
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
-            self.store = self.corpus.store
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -109,7 +108,7 @@ class ElectraJob(Job):
             corpus = self.corpus
             # Building examples reads all tokens.
             with wait_for_all_ranks(self.ranks):
-                self.examples = Examples(self.store, T, sep, settings.seed, unknown, corpus.documents)
+                self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
@@ -148,7 +147,7 @@ class ElectraJob(Job):
             bias_correction=settings.adam_bias_correction,
         )
         share, style = settings.mask_share, settings.mask_style
-        self.assembler = ElectraAssembler(self.store, self.tokenizer, T, share, style, settings.seed)
+        self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, share, style, settings.seed)
         # Held-out documents in the order of the data, with fixed masks
         self.val_plan: ElectraPlan | None = None
         if corpus.val_store is not None:
