@@ -103,14 +103,10 @@ def pretraining_notices(
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if tokens >= MIN_TOKENS_FOR_NOTES and not from_file and not settings.use_moe:
-        lines += unsuitable_settings(settings, parameters, tokens, update_tokens)
-    return lines
+    if tokens < MIN_TOKENS_FOR_NOTES or from_file or settings.use_moe:
+        return lines
 
-
-def unsuitable_settings(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
-    """Notes on an update size and learning rates that are far from what suits the run."""
-    lines = []
+    # an update size and learning rates that are far from what suits the run
     good = laws.batch_tokens(tokens)
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(

@@ -144,7 +144,7 @@ class Trainer:
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
         if self.engine.is_sharded:
-            notices.append(f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together")
+            notices.append(f"{self.ranks.world_size} ranks share the weights, gradients and optimiser states")
         schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
         updates = schedule.n_updates * self.length.epochs
         if self.length.last_update < UNLIMITED:

@@ -13,8 +13,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
-from common.flags import seed
-from common.settings import read_plain
 from common.wording import announce, counted, loader_error_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -72,7 +70,7 @@ class ElectraJob(Job):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -175,8 +173,7 @@ class ElectraJob(Job):
         saved = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
             return secrets.randbelow(2**32)
-        settings: Any = read_plain(saved, "--seed None:")
-        return seed(settings["seed"])
+        return ElectraSettings.parse(["--config", str(saved)]).seed
 
     def _open_corpus(self) -> Corpus:
         """Training and held-out text. The plans of a Corpus are for language models and not used here."""
@@ -360,7 +357,7 @@ class ElectraJob(Job):
         ]
         if self.val_plan is not None:
             lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
-        notices = [self.precision_notice] if self.precision_notice else []
+        notices = [*self.precision_notices]
         if of_files:
             notices += warnings_of(
                 settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")

@@ -20,13 +20,6 @@ from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import lost_rank_line
 
 
-def plain_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning as one line for users; Python's own format adds our file name, line and code."""
-    return f"warning: {one_line(message)}\n"
-
-
 def run_cli(main: Callable[[], int | None]) -> None:
     """Run `main()`; print a mistake of the user, or what the machine lacks, as one line on stderr and exit with 2.
 
@@ -35,7 +28,8 @@ def run_cli(main: Callable[[], int | None]) -> None:
     # None under pythonw on Windows, or after a shell's >&-
     sys.stdout = sys.stdout or null_stream()
     sys.stderr = sys.stderr or null_stream()
-    warnings.formatwarning = plain_warning
+    # one line for users; Python's own format adds our file name, line and code
+    warnings.formatwarning = lambda message, *_: f"warning: {one_line(message)}\n"
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sample's characters must not end a run.
         if hasattr(stream, "reconfigure"):

@@ -33,19 +33,19 @@ def cpu_has_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in names)
 
 
-def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None]:
-    """(torch.dtype for autocast, notice or None). Falls back where the hardware has no bfloat16."""
+def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]:
+    """(torch.dtype for autocast, lines for the user). Falls back where the hardware has no bfloat16."""
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
     if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
-        return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
+        return torch.float32, ["this CPU has no native bfloat16: training in float32 instead"]
     # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
     if (
         dtype is torch.bfloat16
         and device.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
-    return dtype, None
+        return torch.float16, ["this GPU has no native bfloat16: training in float16 with a gradient scaler instead"]
+    return dtype, []
 
 
 def autocast(

@@ -134,7 +134,9 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
         for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
-                return [f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
+                return [
+                    f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model trained from scratch"
+                ]
     return []
 
 

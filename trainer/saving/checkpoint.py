@@ -314,7 +314,7 @@ class Checkpoints:
             self._damaged.add(path)
         if paths:
             raise UserError(
-                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or begin with "
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or go on from "
                 "the weights that the run has saved (--from_weight, of encoders --model_path)"
             )
         return None

@@ -39,10 +39,10 @@ def test_default_device_is_the_best_there_is(monkeypatch):
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: native)
-    chosen, notice = pick_dtype("bfloat16", CPU)
-    assert chosen is dtype and bool(notice) is not native
-    assert pick_dtype("float16", CPU) == (torch.float16, None)
-    assert pick_dtype("float32", CPU) == (torch.float32, None)
+    chosen, notices = pick_dtype("bfloat16", CPU)
+    assert chosen is dtype and bool(notices) is not native
+    assert pick_dtype("float16", CPU) == (torch.float16, [])
+    assert pick_dtype("float32", CPU) == (torch.float32, [])
 
 
 def test_each_rank_draws_numbers_of_its_own():
