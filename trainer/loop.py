@@ -201,7 +201,7 @@ class Trainer:
         self.saver.finish()
         if not stop_signal:
             return 0
-        because = "since no batches come any more" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
+        because = "because the loader failed" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.

@@ -390,10 +390,7 @@ class ElectraJob(Job):
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
-        notice = compile_blocks(
-            self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width
-        )
-        return [notice] if notice else []
+        return compile_blocks(self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width)
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

@@ -176,14 +176,14 @@ class PretrainJob(Job):
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
             rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
-        notice = compile_blocks(
+        notices = compile_blocks(
             self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
         if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows; padded, it takes the compiled code too. Eager attention may add
             # up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
-        return [notice] if notice else []
+        return notices
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """See schedules.learning_rate."""
