@@ -82,7 +82,9 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self.length.is_reached(self.progress)
+        if self.length.last_update < UNLIMITED:
+            return self.progress.update >= self.length.last_update
+        return self.progress.epoch >= self.length.epochs
 
     # ------------------------------------------------------------------------------------------- the whole run
 
@@ -160,8 +162,7 @@ class Trainer:
         self.shown, self.forecast = outlook.shown, outlook.forecast
         # Short runs do not wait for a measurement of the machine.
         if outlook.flops >= SHORT_RUN_FLOPS:
-            sizes = [2048] if self.device.type == "cpu" else None
-            best_rate = product_rate(self.device, self.engine.dtype, sizes=sizes) * self.ranks.world_size
+            best_rate = product_rate(self.device, self.engine.dtype) * self.ranks.world_size
             self.utilisation_per_token = outlook.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
@@ -295,9 +296,10 @@ class Trainer:
         outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
         save_is_due = save_is_due or self.is_due(self.save_timer.interval, update)
-        if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
+        # A stop starts with a save.
+        if save_is_due or progress.row == 0 or any(outcome.save or outcome.stop_signal for outcome in outcomes):
             outcomes += self.engine.drain()
-        save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
+        save_is_due = save_is_due or any(outcome.save for outcome in outcomes)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.record_outcomes(outcomes, epoch.plan)
 

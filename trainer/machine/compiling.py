@@ -113,12 +113,8 @@ def failure_to_compile(device_type: str) -> str | None:
     falls back to eager code; in the first micro-batch, half of an update would have been computed.
     """
     numbers = torch.ones(64, device=device_type, requires_grad=True)
-
-    def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
-        return numbers.sin().sum()
-
     try:
-        torch.compile(sum_of_sines, dynamic=False)(numbers).backward()
+        torch.compile(lambda numbers: numbers.sin().sum(), dynamic=False)(numbers).backward()
     except Exception as error:
         return f"torch.compile does not work here ({compiler_error_line(error)})"
     return None
