@@ -64,23 +64,15 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
         ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
     ],
 )
-def test_the_update_keeps_its_rows_and_what_does_not_fit_is_halved(
-    tmp_path, monkeypatch, argv, rows_of_epoch, fit, tried, wanted
-):
+def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, argv, rows_of_epoch, fit, tried, wanted):
     trials = []
     # Batches are their numbers of rows.
     plan = SimpleNamespace(n_rows=rows_of_epoch, T=512, recipe=len, totals=lambda lo, hi: None)
     corpus = SimpleNamespace(plan=lambda epoch: plan, assembler=lambda pad_id, rows: range(MANY_ROWS))
-    model = SimpleNamespace(config=SIZE)
-
-    def fits(model, rows, *_):
-        trials.append(rows)
-        return rows <= fit
-
+    model, gpu = SimpleNamespace(config=SIZE), torch.device("cuda")
+    monkeypatch.setattr(memory, "fits_gpu", lambda model, rows, *_: trials.append(rows) or rows <= fit)
     asked = PretrainSettings.parse(["--batch_size", "auto", *argv])
-    monkeypatch.setattr(memory, "fits_gpu", fits)
-    on_gpu = (torch.bfloat16, torch.device("cuda"), Ranks(), None)
-    settings, (line,) = settle_on_rows(asked, tmp_path / "run", model, corpus, 0, *on_gpu)
+    settings, (line,) = settle_on_rows(asked, Path(), model, corpus, 0, torch.bfloat16, gpu, Ranks(), None)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * asked.accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * asked.warmup_iters
