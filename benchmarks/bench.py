@@ -165,7 +165,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         round_seconds = 0.0
         while len(rates) < 3 or time.monotonic() + round_seconds < deadline:
             begin = time.monotonic()
-            rates.append(product_rate(device, dtype))
+            rates.append(product_rate(device, dtype, (1024, 2048, 4096) if device.type == "cpu" else None))
             # Back and forth, so that no side always follows the same other one
             for side in sides if len(rates) % 2 else sides[::-1]:
                 answer = side.ask(args.slice)

@@ -104,8 +104,8 @@ def machine(device: torch.device, small: bool) -> Iterator[Result]:
         properties = torch.cuda.get_device_properties(device)
         yield figure("compute capability", f"{properties.major}.{properties.minor}")
         yield figure("memory of the GPU", round(properties.total_memory / 1e9, 1), "GB")
-    dtype, notice = pick_dtype("bfloat16", device)
-    yield figure("precision", notice or str(dtype))
+    dtype, notices = pick_dtype("bfloat16", device)
+    yield figure("precision", ", ".join(notices) or str(dtype))
     best = product_rate(device, dtype, SMALL_PRODUCTS if small else None)
     yield figure("best product", round(best / 1e12, 2), "TFLOP/s")
 

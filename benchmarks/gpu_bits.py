@@ -11,6 +11,7 @@ of kernel. Whole runs of the trainer are compared by section 2 of `make gpu`.
 Exit code 1: a case FAILED, because something differs or a process failed.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def run_side(case: str, device: torch.device) -> None:
     """Print the notes of this process as lines of JSON, and nothing else: prints of libraries go to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    with deterministic(device.type == "cuda"):
+    with deterministic() if device.type == "cuda" else contextlib.nullcontext():
         for name, tensor in tensors_of(case, device):
             print(json.dumps([name, digest_of(tensor)]), file=answers, flush=True)
 

@@ -78,7 +78,7 @@ class Training:
         if self.engine.graphs is not None:
             self.engine.graphs.say = print
         choice = "1" if compiled else "0"
-        if notice := compile_blocks(self.model.compile_training, choice, device, (rows, T), dtype=products):
+        for notice in compile_blocks(self.model.compile_training, choice, device, (rows, T), dtype=products):
             print(notice)
 
     def step(self) -> None:

@@ -57,12 +57,6 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def restore_ctrl_c() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt again, after `guard_imports` let it kill the process."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def stop_signals() -> list[int]:
     """The signals that ask a run to stop. Windows has no SIGHUP, the others have no SIGBREAK (Ctrl-Break, a closed window)."""
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")

@@ -103,16 +103,10 @@ def pretraining_notices(
     if settings.warmup_iters >= micro_batches:
         length = counted(micro_batches, "micro-batch", "micro-batches")
         lines.append(f"warning: --warmup_iters {settings.warmup_iters}: the run has {length}, so its rate only rises")
-    if tokens < MIN_TOKENS_FOR_NOTES:
+    if tokens < MIN_TOKENS_FOR_NOTES or from_file or settings.use_moe:
         return lines
-    if not from_file and not settings.use_moe:
-        lines += unsuitable_settings(settings, parameters, tokens, update_tokens)
-    return lines
 
-
-def unsuitable_settings(settings: PretrainSettings, parameters: int, tokens: float, update_tokens: float) -> list[str]:
-    """Notes on an update size and learning rates that are far from what suits the run."""
-    lines = []
+    # an update size and learning rates that are far from what suits the run
     good = laws.batch_tokens(tokens)
     if not 1 / FAR_OFF <= update_tokens / good <= FAR_OFF:
         lines.append(
@@ -158,7 +152,7 @@ def explain_expected_loss(parameters: float, tokens: float) -> str:
     return (
         "`expected` in the lines below: the training loss that runs of this size reach by then if they go well, by a formula that "
         f"may be {error:.0%} off (docs/budget.md). Where the loss stays far above it, or rises, other rates or a look at the data "
-        "(encoding, order, a tokenizer of another language) may mend it"
+        "(encoding, order, a tokenizer of another language) may help"
     )
 
 

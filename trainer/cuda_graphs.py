@@ -128,7 +128,7 @@ class UpdateGraphs:
             replay_end()
             # equal_nan: the norm of a skipped update may be NaN.
             if not all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(state, plain, strict=True)):
-                why = "an update by them ended with other bits than one without"
+                why = "an update with them gave other bits than one without"
         except RuntimeError as error:
             # includes torch.OutOfMemoryError
             why = compiler_error_line(error)

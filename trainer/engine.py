@@ -98,11 +98,6 @@ class Outcome(NamedTuple):
     # argument of `poll`
     update: Update | None = None
 
-    @property
-    def asks_to_save(self) -> bool:
-        """Whether any rank was asked to save, or to stop, which starts with a save."""
-        return bool(self.stop_signal or self.save)
-
 
 # numbers of an Outcome on the device
 N_OUTCOME = len(Outcome._fields) - 1

@@ -176,7 +176,7 @@ class Sampler:
         return found, 0
 
     @torch.no_grad()
-    def sample(self, engine: Engine, prompt: str, max_new_tokens: int = SAMPLE_TOKENS) -> str:
+    def sample(self, engine: Engine, prompt: str) -> str:
         """Returns the continuation as text, after the prompt if with_prompt. The random state of training does not change."""
         # The types of transformers do not cover models defined elsewhere.
         model: Any = engine.model
@@ -184,7 +184,7 @@ class Sampler:
 
         def new_tokens(length: int) -> int:
             # A long prompt leaves at least half of the positions of a model with few.
-            return min(max_new_tokens, max(positions - length, positions // 2))
+            return min(SAMPLE_TOKENS, max(positions - length, positions // 2))
 
         # If a prompt does not fit, keep its end.
         ids = self.encoder.prompt_ids(prompt)

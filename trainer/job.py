@@ -121,12 +121,6 @@ class Length:
         """The last update, set by the clock of a budget or else by the flags."""
         return self.max_updates if self.clock is None else self.clock.end
 
-    def is_reached(self, progress: Progress) -> bool:
-        """Whether the run is finished."""
-        if self.last_update < UNLIMITED:
-            return progress.update >= self.last_update
-        return progress.epoch >= self.epochs
-
 
 @dataclass
 class RunFiles:

@@ -2,6 +2,8 @@
 
 import contextlib
 import gc
+import os
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,8 +12,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from common.start import ROOT
 from trainer.job import Surroundings
-from trainer.machine.command_line import StopSignals, launch_line
+from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
 from trainer.machine.devices import deterministic, pick_device
 from trainer.machine.ranks import Ranks, compare_settings, init_distributed_mode, on_main
@@ -32,10 +35,17 @@ def launch(
 ) -> int:
     """Call train(settings, surroundings) with the ranks joined and stop signals caught. Returns its exit code.
 
-    script, argv: the command as typed, for the report. ddp: the user requires a launcher such as torchrun.
+    script: its path in the repository. argv: the flags as typed. ddp: the user requires a launcher such as torchrun.
     processes: number of processes to fork into. notices: lines about them.
     """
-    command = launch_line(script, argv)
+    # For the report: the command as a user types it in this folder.
+    launcher = ["python"]
+    nodes, processes_here = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if nodes != "1":
+        launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
+    elif processes_here != "1":
+        launcher = ["torchrun", "--nproc_per_node", processes_here]
+    command = shlex.join([*launcher, script if Path.cwd() == ROOT else str(ROOT / script), *argv])
 
     def work(join: Join) -> int:
         # Before the first operation: PyTorch ignores a container's CPU limit, and each process would have the threads of all.
@@ -43,8 +53,8 @@ def launch(
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
             # Before a GPU is first used. CPU runs are deterministic anyway.
-            on_gpu = pick_device(settings.device).type == "cuda"
-            at_end.enter_context(deterministic(settings.deterministic and on_gpu))
+            if settings.deterministic and pick_device(settings.device).type == "cuda":
+                at_end.enter_context(deterministic())
             ranks, device = join()
             compare_settings(ranks, settings)
             exit_code = train(settings, Surroundings(ranks, device, signals, command, notices))

@@ -28,7 +28,6 @@ from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, pr
 from trainer.machine.ranks import fail_all_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
-from trainer.saving.checkpoint import remove_temporaries
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
 
@@ -83,7 +82,9 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self.length.is_reached(self.progress)
+        if self.length.last_update < UNLIMITED:
+            return self.progress.update >= self.length.last_update
+        return self.progress.epoch >= self.length.epochs
 
     # ------------------------------------------------------------------------------------------- the whole run
 
@@ -100,7 +101,6 @@ class Trainer:
 
         with out_of_memory_as_user_error(self.device, advice_on_memory):
             # left by a run that was killed during a save
-            on_main(self.ranks, lambda: remove_temporaries(self.job.files.stem))
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
@@ -146,7 +146,7 @@ class Trainer:
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
         if self.engine.is_sharded:
-            notices.append(f"{self.ranks.world_size} ranks have weights, gradients and the optimiser's states together")
+            notices.append(f"{self.ranks.world_size} ranks share the weights, gradients and optimiser states")
         schedule = schedule_of(self.settings, self.ranks, outlook.plan.n_rows)
         updates = schedule.n_updates * self.length.epochs
         if self.length.last_update < UNLIMITED:
@@ -162,8 +162,7 @@ class Trainer:
         self.shown, self.forecast = outlook.shown, outlook.forecast
         # Short runs do not wait for a measurement of the machine.
         if outlook.flops >= SHORT_RUN_FLOPS:
-            sizes = [2048] if self.device.type == "cpu" else None
-            best_rate = product_rate(self.device, self.engine.dtype, sizes=sizes) * self.ranks.world_size
+            best_rate = product_rate(self.device, self.engine.dtype) * self.ranks.world_size
             self.utilisation_per_token = outlook.flops_per_token / best_rate
         pin_memory = self.device.type == "cuda"
         self.loader = Loader(self.job.assembler, self.ranks.rank, self.settings.num_workers, pin_memory)
@@ -203,7 +202,7 @@ class Trainer:
         self.saver.finish()
         if not stop_signal:
             return 0
-        because = "for want of batches" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
+        because = "because the loader failed" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
@@ -297,9 +296,10 @@ class Trainer:
         outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
         save_is_due = save_is_due or self.is_due(self.save_timer.interval, update)
-        if save_is_due or progress.row == 0 or any(outcome.asks_to_save for outcome in outcomes):
+        # A stop starts with a save.
+        if save_is_due or progress.row == 0 or any(outcome.save or outcome.stop_signal for outcome in outcomes):
             outcomes += self.engine.drain()
-        save_is_due = save_is_due or any(outcome.asks_to_save for outcome in outcomes)
+        save_is_due = save_is_due or any(outcome.save for outcome in outcomes)
         stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
         self.record_outcomes(outcomes, epoch.plan)
 

@@ -46,7 +46,7 @@ class MachineSettings(Settings):
     shard: str = setting(
         NONE,
         choices=(NONE, FULL),
-        help="full: the ranks have weights, gradients and the optimiser's states together; none: each has its own",
+        help="full: the ranks share weights, gradients and optimiser states; none: each has its own",
     )
 
 

@@ -87,10 +87,6 @@ def sharded_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> di
     return {**state, "state": sharded}
 
 
-# method of a model, besides `forward`, that computes with its weights
-FORWARD_METHOD = "training_losses"
-
-
 def ranks_per_model(shard: str, ranks: Ranks) -> int:
     """Number of ranks that share a model, by --shard; 1: each has its own."""
     return ranks.world_size if shard == FULL else 1
@@ -135,8 +131,9 @@ def shard_model(model: nn.Module, ranks: Ranks, device: torch.device) -> None:
         unit.set_gradient_divide_factor(1.0)
         # Gloo cannot scale within a sum.
         unit.set_force_sum_reduction_for_comms(True)
-    if hasattr(model, FORWARD_METHOD):
-        register_fsdp_forward_method(model, FORWARD_METHOD)
+    # MiniMind computes its losses outside of `forward`.
+    if hasattr(model, "training_losses"):
+        register_fsdp_forward_method(model, "training_losses")
 
     # Distribute rank 0's weights one tensor at a time: all of them may not fit on a GPU. Buffers stay whole.
     with torch.no_grad():

@@ -108,7 +108,7 @@ def seeds(settings: GlueSettings) -> range:
 def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list[Data]:
     """The tasks. Every mismatch is found here, before hours of training. Errors: UserError, DataError."""
     ranks = surroundings.ranks
-    dtype, precision_notice = pick_dtype(settings.dtype, surroundings.device)
+    dtype, precision_notices = pick_dtype(settings.dtype, surroundings.device)
     compare_with_main(ranks, {"precision": str(dtype)})
     out = Path(settings.out_dir)
     with user_errors():
@@ -142,8 +142,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "num_seeds": "" if settings.do_train else "--do_train is off",
         "eval_all_checkpoints": "" if settings.do_train else "--do_train is off",
     }
-    precision = [precision_notice] if precision_notice else []
-    for line in (*precision, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
+    for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
     return tasks
 

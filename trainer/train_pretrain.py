@@ -77,7 +77,7 @@ def init_model(
     model. device: None: the best available. Errors: UserError.
     """
     tokenizer = load_tokenizer(tokenizer_path)
-    model = first_model.init_model(lm_config, from_weight, save_dir)
+    model = first_model.init_model(lm_config, from_weight, save_dir, "default")
     return model.to(pick_device(device)), tokenizer  # type: ignore[arg-type]  # transformers wraps it without its types
 
 

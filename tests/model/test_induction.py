@@ -18,7 +18,7 @@ def test_a_text_said_twice_is_expected_the_second_time(shape):
     gained = {}
     for scheme in ("zero_out", "induction"):
         torch.manual_seed(1)
-        model = init_model(config, init_scheme=scheme).eval()
+        model = init_model(config, "none", "out", scheme).eval()
         with torch.no_grad():
             # as large as embeddings are after a few updates
             model.lm_head.weight[:, :-1] *= 5
@@ -30,7 +30,5 @@ def test_a_text_said_twice_is_expected_the_second_time(shape):
 @pytest.mark.parametrize("fields", [{"num_hidden_layers": 1}, {"generation": "minimind3"}])
 def test_models_that_cannot_are_refused_in_one_line(fields):
     with pytest.raises(ValueError, match="induction is for"):
-        init_model(
-            MiniMindConfig(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, **fields),
-            init_scheme="induction",
-        )
+        config = MiniMindConfig(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, **fields)
+        init_model(config, "none", "out", "induction")

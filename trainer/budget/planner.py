@@ -164,7 +164,7 @@ def look_at_machine(
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
     if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
         types.append(torch.float32)
-    own_rates = [product_rate(device, kind, sizes=[2048] if device.type == "cpu" else None) for kind in types]
+    own_rates = [product_rate(device, kind) for kind in types]
     # All ranks must plan with the same numbers, and compute in one precision.
     rate, *in_float32 = on_main(ranks, lambda: own_rates)
     if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:

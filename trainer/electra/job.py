@@ -13,8 +13,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
 from common.files import atomic_folder
-from common.flags import seed
-from common.settings import read_plain
 from common.wording import announce, counted, loader_error_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -72,7 +70,7 @@ class ElectraJob(Job):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
-        self.dtype, self.precision_notice = pick_dtype(settings.dtype, self.device)
+        self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
         self.files = RunFiles(
             self.folder / self.folder.name,
@@ -96,7 +94,6 @@ class ElectraJob(Job):
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
             self.corpus = first_rank_first(self.ranks, self._open_corpus)
-            self.store = self.corpus.store
             self.model = init_model(settings, self.tokenizer)
             # Saved with the networks, so that a pipeline knows where to truncate a long text.
             self.tokenizer.model_max_length = self.model.discriminator.config.max_position_embeddings
@@ -109,7 +106,7 @@ class ElectraJob(Job):
             corpus = self.corpus
             # Building examples reads all tokens.
             with wait_for_all_ranks(self.ranks):
-                self.examples = Examples(self.store, T, sep, settings.seed, unknown, corpus.documents)
+                self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
                 if corpus.val_store is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
@@ -148,7 +145,7 @@ class ElectraJob(Job):
             bias_correction=settings.adam_bias_correction,
         )
         share, style = settings.mask_share, settings.mask_style
-        self.assembler = ElectraAssembler(self.store, self.tokenizer, T, share, style, settings.seed)
+        self.assembler = ElectraAssembler(corpus.store, self.tokenizer, T, share, style, settings.seed)
         # Held-out documents in the order of the data, with fixed masks
         self.val_plan: ElectraPlan | None = None
         if corpus.val_store is not None:
@@ -176,8 +173,7 @@ class ElectraJob(Job):
         saved = file_of_resumed_run(stem, f"{stem.name}.settings.yaml") if self.settings.from_resume else None
         if saved is None:
             return secrets.randbelow(2**32)
-        settings: Any = read_plain(saved, "--seed None:")
-        return seed(settings["seed"])
+        return ElectraSettings.parse(["--config", str(saved)]).seed
 
     def _open_corpus(self) -> Corpus:
         """Training and held-out text. The plans of a Corpus are for language models and not used here."""
@@ -361,7 +357,7 @@ class ElectraJob(Job):
         ]
         if self.val_plan is not None:
             lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
-        notices = [self.precision_notice] if self.precision_notice else []
+        notices = [*self.precision_notices]
         if of_files:
             notices += warnings_of(
                 settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
@@ -394,10 +390,7 @@ class ElectraJob(Job):
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
         shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
-        notice = compile_blocks(
-            self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width
-        )
-        return [notice] if notice else []
+        return compile_blocks(self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width)
 
 
 # --------------------------------------------------------------------------------------- networks and vocabulary

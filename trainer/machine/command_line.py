@@ -1,33 +1,23 @@
-"""Start and end of a command: errors as one line, exit codes, the command line that started it, and stop signals, on which a run saves and exits."""
+"""Start and end of a command: errors as one line, exit codes, and stop signals, on which a run saves and exits."""
 
 import os
-import shlex
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from common.errors import UserError
-from common.processes import restore_ctrl_c, stop_signals
-from common.start import ROOT
+from common.processes import stop_signals
 from common.wording import null_stream, one_line
 from dataset.loader import LoaderError
 from trainer.machine.measure import exhausted_line
 from trainer.machine.ranks import lost_rank_line
-
-
-def plain_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning as one line for users; Python's own format adds our file name, line and code."""
-    return f"warning: {one_line(message)}\n"
 
 
 def run_cli(main: Callable[[], int | None]) -> None:
@@ -38,12 +28,15 @@ def run_cli(main: Callable[[], int | None]) -> None:
     # None under pythonw on Windows, or after a shell's >&-
     sys.stdout = sys.stdout or null_stream()
     sys.stderr = sys.stderr or null_stream()
-    warnings.formatwarning = plain_warning
+    # one line for users; Python's own format adds our file name, line and code
+    warnings.formatwarning = lambda message, *_: f"warning: {one_line(message)}\n"
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sample's characters must not end a run.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    restore_ctrl_c()
+    # `guard_imports` has let Ctrl-C kill the process.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = main()
         sys.stdout.flush()
@@ -73,11 +66,8 @@ def error_line(error: Exception) -> tuple[str, int] | None:
             f"--deterministic 1: {operation} has no form that gives the same bits: --deterministic 0 trains without",
             2,
         )
-    if isinstance(error, (MemoryError, RuntimeError, OSError)):
-        lack = exhausted_line(error)
-        if lack is not None:
-            return lack, 2
-    return None
+    lack = exhausted_line(error)
+    return None if lack is None else (lack, 2)
 
 
 def end_process(error: Exception) -> NoReturn:
@@ -93,23 +83,6 @@ def end_process(error: Exception) -> NoReturn:
     if dist.is_initialized():
         os._exit(code)
     sys.exit(code)
-
-
-def launch_line(script: str, arguments: Sequence[str]) -> str:
-    """The command that started this process, as a user types it in the same folder.
-
-    script: its path in the repository.
-    """
-    if Path.cwd() != ROOT:
-        script = str(ROOT / script)
-    nodes = os.environ.get("GROUP_WORLD_SIZE", "1")
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    launcher = ["python"]
-    if nodes != "1":
-        launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes]
-    elif processes != "1":
-        launcher = ["torchrun", "--nproc_per_node", processes]
-    return shlex.join([*launcher, script, *map(str, arguments)])
 
 
 # A handler runs between any two instructions of the main thread: in the middle of a print, or of a collective in which the

@@ -34,11 +34,11 @@ def compile_blocks(
     flops: float = 0.0,
     dtype: torch.dtype = torch.bfloat16,
     width: int | None = None,
-) -> str:
+) -> list[str]:
     """Set the device up for fast training, and compile the model where that pays off. Parameter names do not change.
 
-    Returns a line for the user, or "".
-    compile_training: the model's method, which returns such a line.
+    Returns lines for the user.
+    compile_training: the model's method, which returns such a line or "".
     choice: "1", "0" or "auto": if a compiler is found and the run is long enough to win back the compile time.
     shape: (rows, positions) of a full micro-batch; other shapes stay eager.
     flops: of this rank in the whole run, even if a resume has only part of it left: it decides as the first start did.
@@ -55,13 +55,14 @@ def compile_blocks(
         # COMPILE_SECONDS itself. So a run gains where its products take at least that long.
         choice = "1" if flops >= COMPILE_SECONDS * rate else "0"
     if choice == "0":
-        return ""
+        return []
     if device.type == "cuda":
         choose_kernels_by_rule()
     failure = failure_to_compile(device.type)
     if failure:
-        return f"{failure}: training without torch.compile, which takes longer"
-    return compile_training(shape, dtype)
+        return [f"{failure}: training without torch.compile, which takes longer"]
+    notice = compile_training(shape, dtype)
+    return [notice] if notice else []
 
 
 def set_up(device: torch.device, dtype: torch.dtype) -> None:
@@ -112,12 +113,8 @@ def failure_to_compile(device_type: str) -> str | None:
     falls back to eager code; in the first micro-batch, half of an update would have been computed.
     """
     numbers = torch.ones(64, device=device_type, requires_grad=True)
-
-    def sum_of_sines(numbers: torch.Tensor) -> torch.Tensor:
-        return numbers.sin().sum()
-
     try:
-        torch.compile(sum_of_sines, dynamic=False)(numbers).backward()
+        torch.compile(lambda numbers: numbers.sin().sum(), dynamic=False)(numbers).backward()
     except Exception as error:
         return f"torch.compile does not work here ({compiler_error_line(error)})"
     return None

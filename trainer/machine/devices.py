@@ -33,19 +33,19 @@ def cpu_has_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in names)
 
 
-def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str | None]:
-    """(torch.dtype for autocast, notice or None). Falls back where the hardware has no bfloat16."""
+def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]:
+    """(torch.dtype for autocast, lines for the user). Falls back where the hardware has no bfloat16."""
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
     if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
-        return torch.float32, "this CPU has no native bfloat16: training in float32 instead"
+        return torch.float32, ["this CPU has no native bfloat16: training in float32 instead"]
     # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
     if (
         dtype is torch.bfloat16
         and device.type == "cuda"
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
-        return torch.float16, "this GPU has no native bfloat16: training in float16 with a gradient scaler instead"
-    return dtype, None
+        return torch.float16, ["this GPU has no native bfloat16: training in float16 with a gradient scaler instead"]
+    return dtype, []
 
 
 def autocast(
@@ -60,9 +60,6 @@ def autocast(
     return torch.autocast(device.type, dtype=dtype, cache_enabled=cache_weights)
 
 
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
 def seed_everything(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and torch. The data order has its own generator, so ranks may differ here (dropout)."""
     random.seed(seed + rank)
@@ -71,18 +68,15 @@ def seed_everything(seed: int, rank: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """If `wanted`, allow only operations that give the same bits in every run. On a CPU all of ours do so anyway.
+def deterministic() -> Iterator[None]:
+    """Allow only operations that give the same bits in every run. On a CPU all of ours do so anyway.
 
     Errors: RuntimeError that names the operation, for those without a deterministic form. They are listed with PyTorch's other
     rules at https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    if not wanted:
-        yield
-        return
     before = torch.are_deterministic_algorithms_enabled()
     # cuBLAS reads it on first use; without it the order of additions may differ between runs.
-    os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     # A module created on access, which PyTorch's types do not know
     options: Any = torch.utils.deterministic

@@ -63,7 +63,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> Groups:
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
-    assert len(matrices) + len(vectors) == len({id(p) for p in parameters})
     return [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},

@@ -40,10 +40,7 @@ def run_command(
 
 
 def train(
-    settings: PretrainSettings,
-    surroundings: Surroundings,
-    job_kind: type[PretrainJob] = PretrainJob,
-    given: Collection[str] = (),
+    settings: PretrainSettings, surroundings: Surroundings, job_kind: type[PretrainJob], given: Collection[str]
 ) -> int:
     """Set up, train, and report."""
     if settings.has_budget:

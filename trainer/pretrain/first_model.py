@@ -14,7 +14,6 @@ import torch
 
 from common.errors import UserError
 from common.files import utf8_folder
-from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_vocabulary_size,
@@ -112,17 +111,11 @@ def open_model(
     return FirstModel(settings, tokenizer, encoder, vocabulary, model, notices)
 
 
-def init_model(
-    config: MiniMindConfig,
-    from_weight: str | Path = "none",
-    out_dir: str | Path = ROOT / "out",
-    init_scheme: str = "default",
-) -> MiniMindForCausalLM:
+def init_model(config: MiniMindConfig, from_weight: str, out_dir: str | Path, init_scheme: str) -> MiniMindForCausalLM:
     """A fresh MiniMindForCausalLM, or one with the weights of `from_weight`: a name as in --save_weight, or the path of a .pth.
 
     Errors: UserError in one line for a missing file and for weights of another shape than `config`.
     """
-    from_weight = os.fspath(from_weight)
     if from_weight == "none":
         model = MiniMindForCausalLM(config)
         if init_scheme != "default":

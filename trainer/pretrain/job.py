@@ -49,17 +49,14 @@ class PretrainJob(Job):
         ranks, device = surroundings.ranks, surroundings.device
         self.ranks = ranks
         self.device = device
-        # Lines for the user
-        self.notices: list[str] = []
-        dtype, precision_notice = pick_dtype(settings.dtype, device)
-        if precision_notice:
-            self.notices.append(precision_notice)
+        # notices: lines for the user
+        dtype, self.notices = pick_dtype(settings.dtype, device)
         # before the model takes any
         free = free_memory(device, ranks)
         # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
         with user_errors():
-            self.prompts = read_prompts(settings.sample_prompts)
+            prompts = read_prompts(settings.sample_prompts)
             # Tokenizer and model. A folder of --from_weight sets some of the settings.
             self.first_model = open_model(settings, self.kind.make_encoder, ranks, device)
             self.notices += self.first_model.notices
@@ -139,16 +136,16 @@ class PretrainJob(Job):
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
-        self.validation = validation = self.corpus.validation(self.pad_id)
+        validation = self.corpus.validation(self.pad_id)
         self.evaluation = Evaluation(eval_interval=settings.eval_interval, save_best=self.write_weights)
         if validation:
             self.evaluation.evaluate = lambda engine, signals, update: evaluate(engine, validation, signals)
-        if self.prompts:
+        if prompts:
             self.evaluation.samples = Sampler(
-                self.first_model.tokenizer, encoder, self.prompts, settings.seed, with_prompt=not self.kind.answers
+                self.first_model.tokenizer, encoder, prompts, settings.seed, with_prompt=not self.kind.answers
             )
         self.length = length_of_run(
-            settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(self.prompts)
+            settings, ranks, self.corpus, validation, self.config.num_hidden_layers, len(prompts)
         )
 
     # ------------------------------------------------------------------------------------------ what the Trainer asks
@@ -179,14 +176,14 @@ class PretrainJob(Job):
             # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
             rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
-        notice = compile_blocks(
+        notices = compile_blocks(
             self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
         if is_gpu and self.model.compiled_backend is not None:
             # The last micro-batch of an epoch has fewer rows; padded, it takes the compiled code too. Eager attention may add
             # up in any order in its backward pass there, so that a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
-        return [notice] if notice else []
+        return notices
 
     def learning_rate(self, update: Update, progress: Progress) -> float:
         """See schedules.learning_rate."""

@@ -10,9 +10,9 @@ its run. Flags that count micro-batches, such as --log_interval, count those of 
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -168,10 +168,13 @@ def settle_on_rows(
     ranks: Ranks,
     free: float | None,
 ) -> tuple[PretrainSettings, list[str]]:
-    """`settle` with the model and the data of a run, and a line where its micro-batches may need more memory than is free.
+    """Put a number of rows in the place of AUTO_ROWS, with the same updates. Returns (settings, lines for the user).
 
-    free: bytes, before the model was made. A collective.
+    A line reports the rows, another that micro-batches may need more memory than is free. stem: path of the run's files without
+    their endings. free: bytes, before the model was made. A collective. Errors: UserError for a number of processes that do
+    not divide the update.
     """
+    lines = []
     plan = corpus.plan(0)
 
     def needed(rows: int) -> float:
@@ -192,83 +195,60 @@ def settle_on_rows(
             return free is None or needed(rows) <= SAFE_SHARE * free
         first_rows = range(min(rows, plan.n_rows))
         batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
-        moments = STATE_BYTES // 2 * sum(p.numel() for p in model.parameters())
+        moments = STATE_BYTES // 2 * parameter_count(model.config)
         own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
         return min_over_ranks(ranks, float(own)) > 0
 
-    settled, lines = settle(settings, stem, model.config, plan.n_rows, device.type, ranks, fits)
+    if settings.batch_size == AUTO_ROWS:
+        usual = settings.default_rows()
+        rows_of_update = usual * settings.accumulation_steps
+        # Another machine may have another number of processes.
+        recorded = on_main(ranks, partial(recorded_rows, settings, stem))
+        if recorded is not None and recorded % ranks.sharing == 0:
+            rows, why = recorded, ", as before the resume"
+        else:
+            # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
+            most = min(MOST_ROWS_OF_MICRO_BATCH[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
+            most = min(max(most, ranks.sharing), rows_of_update)
+            # They divide the rows of the update and, to keep each learning rate, those of the warm-up. Ranks that share a
+            # micro-batch get equal parts of it.
+            numbers = (rows_of_update, usual * settings.warmup_iters)
+            choices = [
+                n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)
+            ]
+            if why_whole(model.config):
+                choices = [usual]
+            if not choices:
+                raise UserError(
+                    f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so "
+                    "that all processes have the same; take another number, or auto"
+                )
+            rows = choices[0]
+            while not fits(rows):
+                smaller = [choice for choice in choices if 2 * choice <= rows]
+                if not smaller:
+                    # The run itself reports what helps.
+                    break
+                rows = smaller[0]
+            why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
+        steps = rows_of_update // rows
+        # Counts of micro-batches of the usual rows become those of `rows`. 0 means never, and stays.
+        intervals: dict[str, Any] = {}
+        for name in ("warmup_iters", "log_interval", "save_interval", "eval_interval"):
+            count = getattr(settings, name)
+            intervals[name] = min(max(1, round(count * usual / rows)), MAX_INT) if count else 0
+        settings = dataclasses.replace(settings, batch_size=rows, accumulation_steps=steps, **intervals)
+        cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
+        lines.append(f"--batch_size auto: an update is {cut}{why}")
+
     # A plan has checked the memory. It leaves compiled code and a heap in this process, which its estimate included.
-    is_open = not settled.has_budget and settled.shard == NONE
-    if is_open and free is not None and needed(settled.batch_size) > free:
+    is_open = not settings.has_budget and settings.shard == NONE
+    if is_open and free is not None and needed(settings.batch_size) > free:
         lines.append(
-            f"warning: such micro-batches need about {needed(settled.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
-            f"{device.type}: if memory runs out, {out_of_memory_advice(settled)}"
+            f"warning: such micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
+            f"{device.type}: if memory runs out, {out_of_memory_advice(settings)}"
         )
-    return settled, lines
-
-
-def settle(
-    settings: PretrainSettings,
-    stem: Path,
-    config: MiniMindConfig,
-    rows_of_epoch: int,
-    device_type: str,
-    ranks: Ranks,
-    fits: Callable[[int], bool],
-) -> tuple[PretrainSettings, list[str]]:
-    """The settings with a number of rows in the place of AUTO_ROWS and the same updates, and a line that reports it. A collective.
-
-    stem: path of the run's files without their endings. rows_of_epoch: of all ranks. fits: a micro-batch of this many rows
-    fits on all ranks. Errors: UserError for a number of processes that do not divide the update.
-    """
-    if settings.batch_size != AUTO_ROWS:
-        return settings, []
-    usual = settings.default_rows()
-    rows_of_update = usual * settings.accumulation_steps
-    # Another machine may have another number of processes.
-    recorded = on_main(ranks, partial(recorded_rows, settings, stem))
-    if recorded is not None and recorded % ranks.sharing == 0:
-        rows, why = recorded, ", as before the resume"
-    else:
-        # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
-        most = min(MOST_ROWS_OF_MICRO_BATCH[device_type], math.ceil(rows_of_epoch / ranks.micro_batches_at_once))
-        most = min(max(most, ranks.sharing), rows_of_update)
-        # They divide the rows of the update and, to keep each learning rate, those of the warm-up. Ranks that share a micro-batch
-        # get equal parts of it.
-        numbers = (rows_of_update, usual * settings.warmup_iters)
-        choices = [n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)]
-        if why_whole(config):
-            choices = [usual]
-        if not choices:
-            raise UserError(
-                f"--cpu_processes {ranks.sharing} --batch_size auto: updates of {rows_of_update:,} rows cannot be divided so that "
-                "all processes have the same; take another number, or auto"
-            )
-        rows = choices[0]
-        while not fits(rows):
-            smaller = [choice for choice in choices if 2 * choice <= rows]
-            if not smaller:
-                # The run itself reports what helps.
-                break
-            rows = smaller[0]
-        why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
-
-    def converted(count: int) -> int:
-        """Converts a count of micro-batches of the usual rows to those of `rows`. 0 means never, and stays."""
-        return min(max(1, round(count * usual / rows)), MAX_INT) if count else 0
-
-    steps = rows_of_update // rows
-    settled = dataclasses.replace(
-        settings,
-        batch_size=rows,
-        accumulation_steps=steps,
-        warmup_iters=converted(settings.warmup_iters),
-        log_interval=converted(settings.log_interval),
-        save_interval=converted(settings.save_interval),
-        eval_interval=converted(settings.eval_interval),
-    )
-    cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
-    return settled, [f"--batch_size auto: an update is {cut}{why}"]
+    return settings, lines
 
 
 def fits_gpu(

@@ -12,6 +12,7 @@ import numpy as np
 from common.wording import counted
 from dataset.corpus import Corpus
 from dataset.store.format import Documents, Ints
+from model.config import parameter_count
 from trainer.advice import Command, Forecast, explain_expected_loss, next_command, pretraining_notices
 from trainer.budget import laws
 from trainer.engine import rows_of_update, schedule_of
@@ -36,7 +37,7 @@ def pretraining_outlook(
     """settings: of the run; those of first_model may have --batch_size auto. epoch: the next one of `epochs`. answers: the run
     trains the answers of conversations."""
     asked = first_model.settings
-    model, config = first_model.model, first_model.model.config
+    config = first_model.model.config
     # Always epoch 0: a resume decides on compiling as the first start did.
     first = corpus.plan(0)
     plan = corpus.plan(epoch)
@@ -48,7 +49,7 @@ def pretraining_outlook(
     # Upper bound, as if each row were one document: this decides on compiling.
     flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
     trained = first.row_targets(0, first.n_rows)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = parameter_count(config)
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.truncation_report(plan)]
     lines += [
@@ -133,7 +134,9 @@ def note_on_spelt_tokens(corpus: Corpus, first_model: FirstModel) -> list[str]:
         for token in filter(str.strip, first_model.tokenizer.all_special_tokens):
             if (count := sum(token in text for text in texts)) > len(texts) / 10:
                 note = f"note: {count} of the first {counted(len(texts), 'document')} spell {token}, which is read as plain text"
-                return [f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model that begins anew"]
+                return [
+                    f"{note}: --parse_special_tokens 1 reads it as the token itself, for a model trained from scratch"
+                ]
     return []
 
 

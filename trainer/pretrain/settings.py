@@ -43,7 +43,7 @@ rows_or_auto.__name__ = "positive int or auto"
 def file_prefix(text: str) -> str:
     """Prefix of file names; --out_dir is their folder."""
     if not text.strip() or "/" in text or "\\" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} must be the beginning of a file name, not a path: see --out_dir")
+        raise argparse.ArgumentTypeError(f"{text!r} must be the start of a file name, not a path: see --out_dir")
     return text
 
 
@@ -109,7 +109,7 @@ class ModelSettings(Settings):
     init_scheme: str = setting(
         "default",
         choices=("default", "zero_out", "induction"),
-        help="zero_out: o_proj and down_proj begin at 0; induction: so do they, but for two heads that copy what followed a "
+        help="zero_out: o_proj and down_proj start at 0; induction: so do they, but for two heads that copy what followed a "
         "token before (minimind2)",
     )
     from_weight: str = setting(
@@ -141,7 +141,7 @@ class DataSettings(DocumentSettings):
         several=True,
         help=".jsonl, .json, .csv, .txt, source code, .parquet, .arrow and so on, a folder or a glob, also behind s3:// or "
         "http:// (dataset/README.md lists the kinds); several with shares as a.jsonl:0.7 b.jsonl:0.3, "
-        "with shares from begin to end of the run as a.jsonl:0.7..0.2 b.jsonl:0.3..0.8, with up to 4 passes over one as "
+        "with shares from the start to the end of the run as a.jsonl:0.7..0.2 b.jsonl:0.3..0.8, with up to 4 passes over one as "
         "b.jsonl:0.3:x4 "
         "(default: dataset/pretrain_hq.jsonl, or the embedded corpus where that is absent)",
         first=True,

@@ -54,18 +54,6 @@ from trainer.sharding import is_sharded
 CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
 
 
-def remove_temporaries(stem: Path) -> None:
-    """Delete half-written files of a killed run of this name beside `stem`.
-
-    A file that cannot be deleted stays until the next start: a rank of the killed run may still be writing it.
-    """
-    for start in (f"{stem.name}.", f".{stem.name}."):
-        for path in stem.parent.glob(f"{glob.escape(start)}*.tmp"):
-            # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
-            if "_" not in path.name.removeprefix(start):
-                remove_if_possible(path)
-
-
 def snapshot(value: Any, keeps: bool = True) -> Any:
     """Returns a copy on the CPU that later updates do not change; tied tensors stay tied, and sharded ones become whole.
 
@@ -85,7 +73,8 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
             return whole.to("cpu", copy=True) if keeps else None
         if not keeps:
             return None
-        if is_on_cuda(tensor):
+        if tensor.is_cuda:
+            # A copy from MPS is synchronous, as one from the CPU.
             under_way = True
             return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
         return tensor.detach().to("cpu", copy=True)
@@ -106,11 +95,6 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
         # Until here nothing may read a copy, and no update may change its source.
         torch.cuda.synchronize()
     return result
-
-
-def is_on_cuda(tensor: torch.Tensor) -> bool:
-    """Whether a copy to the CPU can be asynchronous. One from MPS is synchronous, as one from the CPU."""
-    return tensor.is_cuda
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,7 +157,10 @@ def file_of_resumed_run(stem: Path, name: str) -> Path | None:
 
 
 class Checkpoints:
-    """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept."""
+    """The checkpoints of one run: saved in a background thread, never two at a time, the newest `keep` are kept.
+
+    folder: `{stem}_resume`, beside the other files of the run, `{stem}.*`.
+    """
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
         self.folder = Path(folder)
@@ -190,7 +177,7 @@ class Checkpoints:
         found = (path for path in self.folder.glob("update_*.pt") if update_of(path) >= 0)
         return sorted(found, key=update_of, reverse=True)
 
-    def save(self, state: dict[str, Any], update: int, before: Callable[[], object] | None = None) -> None:
+    def save(self, state: dict[str, Any], update: int, before: Callable[[], object]) -> None:
         """Write `state` in the background, after `before()` in the same thread. Nothing may change it any more.
 
         Waits for the previous save, whose error (OSError) it raises unless `wait` has done so.
@@ -199,8 +186,7 @@ class Checkpoints:
 
         def write() -> None:
             try:
-                if before is not None:
-                    before()
+                before()
             finally:
                 # If the weights cannot be written, the checkpoint still is.
                 self._write(state, update)
@@ -251,9 +237,18 @@ class Checkpoints:
         remove(Path(f"{path}.sha256"))
 
     def remove_leftovers(self) -> None:
-        """Delete half-written files of a killed run in the folder. No save may be in progress."""
+        """Delete half-written files of a killed run, in the folder and beside it. No save may be in progress.
+
+        A file that cannot be deleted stays until the next start: a rank of the killed run may still be writing it.
+        """
         for path in self.folder.glob("update_[0-9]*.tmp"):
             remove_if_possible(path)
+        run = self.folder.name.removesuffix("_resume")
+        for start in (f"{run}.", f".{run}."):
+            for path in self.folder.parent.glob(f"{glob.escape(start)}*.tmp"):
+                # A run a_512.b_512 may be writing its own: every run's name ends with a "_" and its width, and no ending has one.
+                if "_" not in path.name.removeprefix(start):
+                    remove_if_possible(path)
         for digest_file in self.folder.glob("update_*.pt.sha256"):
             checkpoint = digest_file.with_suffix("")
             # a kill between the two renames
@@ -270,9 +265,9 @@ class Checkpoints:
     def set_aside(
         self,
         files: Iterable[Path],
-        weights: Iterable[Path] = (),
-        unsaved: Iterable[Path] = (),
-        notice: Callable[[str], None] = print,
+        weights: Iterable[Path],
+        unsaved: Iterable[Path],
+        notice: Callable[[str], None],
     ) -> None:
         """Move an earlier run out of the way of a fresh one: its checkpoints and other `files`, into one folder.
 
@@ -306,7 +301,7 @@ class Checkpoints:
         for path in files:
             remove(path)
 
-    def newest(self, notice: Callable[[str], None] = print) -> Path | None:
+    def newest(self, notice: Callable[[str], None]) -> Path | None:
         """The newest intact checkpoint, or None if there are no checkpoints. Damaged ones are reported by `notice`.
 
         Errors: UserError if there are some but none is intact.
@@ -319,7 +314,7 @@ class Checkpoints:
             self._damaged.add(path)
         if paths:
             raise UserError(
-                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or begin with "
+                f"{self.folder}: none of its {len(paths)} checkpoints is intact; delete the folder to start afresh, or go on from "
                 "the weights that the run has saved (--from_weight, of encoders --model_path)"
             )
         return None

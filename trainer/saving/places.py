@@ -45,7 +45,7 @@ def check_place(stem: Path) -> None:
     except OSError as error:
         # The error of a full disk names no file.
         place = error.filename or stem.parent
-        raise UserError(f"{place}: {error.strerror}: mend that, or name another --out_dir or --save_weight") from error
+        raise UserError(f"{place}: {error.strerror}: fix that, or name another --out_dir or --save_weight") from error
 
 
 def _try_to_write(path: Path) -> None:
@@ -106,7 +106,7 @@ def hold(stem: Path) -> None:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, PermissionError):
             raise
-        announce(f"note: {stem.parent} takes no lock ({error}): see to it that no second run writes there")
+        announce(f"note: {stem.parent} has no file locks ({error}): make sure that no second run writes there")
         return
     _held.append((lock, running))
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}

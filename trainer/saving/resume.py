@@ -14,7 +14,7 @@ from common.errors import UserError, user_errors
 from common.flags import AUTO
 from common.wording import counted
 from trainer.engine import rows_of_update
-from trainer.job import Job, Progress, RunSettings
+from trainer.job import Job, Progress
 from trainer.machine.devices import rng_state, set_rng_state
 from trainer.machine.ranks import compare_with_main, fail_all_ranks, flatten_facts, on_main
 from trainer.reporting.records import RunRecords
@@ -22,6 +22,7 @@ from trainer.reporting.reporter import Reporter
 from trainer.saving.checkpoint import Checkpoints, load_checkpoint, recorded_digests, snapshot, update_of, verified
 from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
+from trainer.settings import RunSettings
 
 # version of a checkpoint's content; raised when older ones cannot be resumed any more
 FORMAT = 2
@@ -70,7 +71,7 @@ class Saver:
             self.job.save_weights(state["model"], state["progress"]["update"], is_last)
             self.write_best(state["best"], state["progress"])
 
-        self.checkpoints.save(state, progress.update, before=save_weights)
+        self.checkpoints.save(state, progress.update, save_weights)
 
     def _state_dict(self, progress: Progress) -> dict[str, Any]:
         """Everything that a resume needs, as tensors and plain containers. A collective."""

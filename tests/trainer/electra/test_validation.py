@@ -127,7 +127,7 @@ def test_what_is_held_out_is_not_trained(data, tmp_path, capsys):  # noqa: F811
     plans = [job.plan(0), job.val_plan]
     trained, evaluated = ({*plan.documents_of(0, plan.n_rows)} for plan in plans)
     assert trained and evaluated and not trained & evaluated
-    assert trained | evaluated == set(range(len(job.store)))
+    assert trained | evaluated == set(range(len(job.corpus.store)))
     assert f"validation: {job.val_plan.n_rows} examples" in capsys.readouterr().out
     assert train(**data, out_dir=tmp_path, val_fraction=0.3, max_steps=3, from_resume=1).progress.update == 3
     with pytest.raises(UserError, match="val_fraction"):

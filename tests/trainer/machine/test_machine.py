@@ -39,10 +39,10 @@ def test_default_device_is_the_best_there_is(monkeypatch):
 @pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
     monkeypatch.setattr(devices, "cpu_has_bfloat16", lambda: native)
-    chosen, notice = pick_dtype("bfloat16", CPU)
-    assert chosen is dtype and bool(notice) is not native
-    assert pick_dtype("float16", CPU) == (torch.float16, None)
-    assert pick_dtype("float32", CPU) == (torch.float32, None)
+    chosen, notices = pick_dtype("bfloat16", CPU)
+    assert chosen is dtype and bool(notices) is not native
+    assert pick_dtype("float16", CPU) == (torch.float16, [])
+    assert pick_dtype("float32", CPU) == (torch.float32, [])
 
 
 def test_each_rank_draws_numbers_of_its_own():
@@ -120,7 +120,7 @@ def test_a_compiler_that_fails_is_found_out_before_the_first_micro_batch(monkeyp
     compiling.failure_to_compile.cache_clear()
     try:
         # A model that would be compiled would be called, which None cannot be.
-        said = [compile_blocks(None, "1", CPU, (2, 24)) for _ in range(2)]
+        said = [line for _ in range(2) for line in compile_blocks(None, "1", CPU, (2, 24))]
     finally:
         compiling.failure_to_compile.cache_clear()
         torch.set_float32_matmul_precision("highest")

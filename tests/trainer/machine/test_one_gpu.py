@@ -138,7 +138,7 @@ def compiled(monkeypatch):
     monkeypatch.setattr(backends, "flex_attend", attend)
     monkeypatch.setattr(model_minimind, "compiled_backend", for_a_gpu)
     monkeypatch.setattr(model_minimind.MiniMindForCausalLM, "_backend", noted)
-    monkeypatch.setattr(checkpoint, "is_on_cuda", lambda tensor: torch.cuda.is_available())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: torch.cuda.is_available()))
     monkeypatch.setattr(checkpoint, "pinned_like", counted)
     return seen
 

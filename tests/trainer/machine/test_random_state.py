@@ -9,12 +9,12 @@ from tests.trainer.machine.simulated_cuda import simulated_cuda
 from tests.trainer.test_train_electra import data as data  # noqa: F401 - a fixture
 from tests.trainer.test_train_electra import train
 from trainer.machine.command_line import error_line
-from trainer.machine.devices import CUBLAS_WORKSPACE, deterministic
+from trainer.machine.devices import deterministic
 
 
 def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
     """Reference: torch.Tensor.put_, which PyTorch lists among those that raise."""
-    with pytest.raises(RuntimeError) as refused, deterministic(True):
+    with pytest.raises(RuntimeError) as refused, deterministic():
         torch.zeros(4).put_(torch.tensor([1, 1]), torch.tensor([1.0, 2.0]))
     assert not torch.are_deterministic_algorithms_enabled()
     line, code = error_line(refused.value)
@@ -24,7 +24,7 @@ def test_an_operation_without_such_a_form_ends_the_run_with_its_name():
 def test_a_run_on_a_gpu_computes_within_it(data, tmp_path, monkeypatch):  # noqa: F811 - the fixture
     from trainer.engine import Engine
 
-    monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen = []
     update = Engine.update
 

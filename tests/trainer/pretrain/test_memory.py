@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from tests.helpers import assert_same_weights, losses, train, write_corpus
 from tests.trainer.machine.simulated_cuda import simulated_cuda
 from trainer import train_pretrain
 from trainer.machine.ranks import Ranks
-from trainer.pretrain import command
-from trainer.pretrain.memory import recorded_rows, settle, training_bytes
+from trainer.pretrain import command, memory
+from trainer.pretrain.memory import recorded_rows, settle_on_rows, training_bytes
 from trainer.pretrain.settings import PretrainSettings
 
 SIZE = MiniMindConfig()
@@ -63,15 +64,15 @@ def test_the_formula_is_near_the_measured_peaks(rows, compiled, recomputes, meas
         ((), MANY_ROWS, 0, [256, 128, 64, 32, 16, 8, 4, 2, 1], (1, 256)),
     ],
 )
-def test_the_update_keeps_its_rows_and_what_does_not_fit_is_halved(tmp_path, argv, rows_of_epoch, fit, tried, wanted):
+def test_an_update_keeps_its_rows_and_what_does_not_fit_is_halved(monkeypatch, argv, rows_of_epoch, fit, tried, wanted):
     trials = []
-
-    def fits(rows):
-        trials.append(rows)
-        return rows <= fit
-
+    # Batches are their numbers of rows.
+    plan = SimpleNamespace(n_rows=rows_of_epoch, T=512, recipe=len, totals=lambda lo, hi: None)
+    corpus = SimpleNamespace(plan=lambda epoch: plan, assembler=lambda pad_id, rows: range(MANY_ROWS))
+    model, gpu = SimpleNamespace(config=SIZE), torch.device("cuda")
+    monkeypatch.setattr(memory, "fits_gpu", lambda model, rows, *_: trials.append(rows) or rows <= fit)
     asked = PretrainSettings.parse(["--batch_size", "auto", *argv])
-    settings, (line,) = settle(asked, tmp_path / "run", SIZE, rows_of_epoch, "cuda", Ranks(), fits)
+    settings, (line,) = settle_on_rows(asked, Path(), model, corpus, 0, torch.bfloat16, gpu, Ranks(), None)
     assert trials == tried and (settings.batch_size, settings.accumulation_steps) == wanted
     assert math.prod(wanted) == USUAL_ROWS * asked.accumulation_steps
     assert settings.warmup_iters * wanted[0] == USUAL_ROWS * asked.warmup_iters

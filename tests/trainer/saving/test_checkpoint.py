@@ -20,8 +20,8 @@ def state(update):
     return {"update": update, "weights": torch.full((50, 50), float(update))}
 
 
-def save(checkpoints, update, **options):
-    checkpoints.save(state(update), update, **options)
+def save(checkpoints, update):
+    checkpoints.save(state(update), update, before=print)
     checkpoints.wait()
 
 
@@ -59,7 +59,7 @@ class CopiesUnderWay(TorchFunctionMode):
 
 def test_a_snapshot_of_a_gpu_is_read_when_all_copies_are_there(monkeypatch):
     weight, moment = torch.randn(3, 4), torch.randn(4, 3).t()
-    monkeypatch.setattr(checkpoint, "is_on_cuda", lambda tensor: True)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     with CopiesUnderWay() as gpu:
         monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
         copy = snapshot({"weight": weight, "tied": weight, "moment": moment})
@@ -84,7 +84,7 @@ def test_the_newest_are_kept_and_one_that_reads_back_differently_is_none_of_them
     assert names(checkpoints) == ["update_00000004.pt", "update_00000003.pt"] and len(os.listdir(tmp_path)) == 4
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "file_digest", lambda path: "0" * 64)
-        checkpoints.save(state(5), 5)
+        checkpoints.save(state(5), 5, before=print)
         with pytest.raises(OSError, match="update_00000005.pt"):
             checkpoints.wait()
     assert names(checkpoints)[-2:] == ["update_00000004.pt", "update_00000003.pt"]
@@ -113,10 +113,10 @@ def test_a_kill_while_an_update_is_saved_again_leaves_an_intact_checkpoint(tmp_p
         renames.clear()
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", killed_at(number, after))
-            checkpoints.save({**state(1), "evaluated": True}, 1)
+            checkpoints.save({**state(1), "evaluated": True}, 1, before=print)
             with pytest.raises(KeyboardInterrupt):
                 checkpoints.wait()
-        path = Checkpoints(checkpoints.folder).newest()
+        path = Checkpoints(checkpoints.folder).newest(print)
         assert path is not None and ("evaluated" in load_checkpoint(path)) == ((number, after) >= (2, True))
         save(checkpoints, 1)
         assert len((checkpoints.folder / "update_00000001.pt.sha256").read_bytes().splitlines()) == 1
@@ -137,11 +137,11 @@ def test_saves_never_overlap(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "_write", slow)
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(state(1), 1)
+    checkpoints.save(state(1), 1, before=print)
     assert checkpoints.writing()
     has_returned.set()
     for update in (2, 3):
-        checkpoints.save(state(update), update)
+        checkpoints.save(state(update), update, before=print)
     checkpoints.wait()
     assert most == [1, 1, 1] and names(checkpoints)[0] == "update_00000003.pt"
 
@@ -152,7 +152,7 @@ def test_an_error_in_the_background_reaches_the_trainer_once(tmp_path):
     def fail():
         raise OSError(28, "No space left on device", "weights.pth")
 
-    checkpoints.save(state(1), 1, before=fail)
+    checkpoints.save(state(1), 1, fail)
     with pytest.raises(OSError, match="weights.pth"):
         checkpoints.wait()
     checkpoints.wait()
@@ -167,7 +167,7 @@ def test_temporaries_of_a_run_whose_name_begins_alike_are_left_alone(tmp_path):
     others += [".a_512.b_512.running.77.tmp", ".a_512.b_512.0123456789abcdef.tmp"]
     for name in own + others:
         (tmp_path / name).touch()
-    checkpoint.remove_temporaries(tmp_path / "a_512")
+    Checkpoints(tmp_path / "a_512_resume").remove_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 
@@ -189,7 +189,7 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     for update in (1, 2):
         save(checkpoints, update)
     (folder / "update_00000003.pt.77.tmp").touch()
-    assert names(checkpoints) == ["update_00000002.pt"] and checkpoints.newest().name == "update_00000002.pt"
+    assert names(checkpoints) == ["update_00000002.pt"] and checkpoints.newest(print).name == "update_00000002.pt"
     checkpoints.remove_leftovers()
     own = {"update_00000002.pt", "update_00000002.pt.sha256"}
     assert set(os.listdir(folder)) == own | foreign.keys()
@@ -197,7 +197,7 @@ def test_what_somebody_else_has_put_beside_checkpoints_stays(tmp_path):
     metrics = tmp_path / "run.metrics.jsonl"
     metrics.write_text("of the first run")
     (tmp_path / "notes.txt").write_text("mine")
-    checkpoints.set_aside([metrics])
+    checkpoints.set_aside([metrics], [], [], print)
     old = tmp_path / "run_resume_old1"
     assert sorted(os.listdir(tmp_path)) == ["notes.txt", old.name]
     assert set(os.listdir(old)) == own | foreign.keys() | {metrics.name}
@@ -212,7 +212,7 @@ def test_weights_of_an_earlier_run_stay_until_those_of_the_fresh_one_replace_the
         path.write_text("of the first run")
     checkpoints = Checkpoints(tmp_path / "run_resume")
     for _ in range(2):
-        checkpoints.set_aside([], [weights, network])
+        checkpoints.set_aside([], [weights, network], [], print)
         assert weights.exists() and os.listdir(network) == ["model.safetensors"]
         (tmp_path / "run_resume").mkdir(exist_ok=True)
     old = tmp_path / "run_resume_old1"
@@ -231,7 +231,7 @@ def test_an_old_run_that_somebody_has_renamed_back_loses_nothing(tmp_path):
     for content in ("first", "second"):
         save(checkpoints, 1)
         metrics.write_text(content)
-        checkpoints.set_aside([metrics])
+        checkpoints.set_aside([metrics], [], [], print)
         os.rename(old, folder)
     assert (folder / metrics.name).read_text() == "second"
     assert (folder / f"{metrics.name}.before").read_text() == "first"
