@@ -235,7 +235,12 @@ def is_running(pid):
 def run_ranks(function, *args, world_size=2, timeout_s=400):
     """function(*args) on `world_size` Gloo processes as torchrun would start them; returns what each returned."""
     with tempfile.TemporaryDirectory() as folder:
-        context = torch.multiprocessing.spawn(_rank, (function, args, world_size, folder), world_size, join=False)
+        # The ranks are forked from a process that has imported the trainers once, where the system can fork.
+        method = "forkserver" if hasattr(os, "fork") else "spawn"
+        torch.multiprocessing.set_forkserver_preload(["torch._dynamo", "trainer.train_pretrain"])
+        context = torch.multiprocessing.start_processes(
+            _rank, (function, args, world_size, folder), world_size, join=False, start_method=method
+        )
         try:
             give_up = time.monotonic() + timeout_s
             while not context.join(timeout=1):

@@ -69,24 +69,23 @@ def version(request):
 
 
 @pytest.fixture(scope="module")
-def read_with(version, tmp_path_factory):
-    """A function: [(folder, kind, text)] -> {folder: answer} of READER in that version; skipped where no package index answers."""
+def answers(version, references, exports, classifier, tmp_path_factory):
+    """{kind: answer of READER in that version}; skipped where no package index answers."""
     place = tmp_path_factory.mktemp(f"transformers-{version}")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), *PINNED[version]]
-    if subprocess.run(command, capture_output=True, timeout=300).returncode:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(place)]
+    if subprocess.run([*command, *PINNED[version]], capture_output=True, timeout=300).returncode:
         pytest.skip(f"pip cannot install {', '.join(PINNED[version])}: no network?")
-
-    def read(asked):
-        request = json.dumps([(str(path), kind, text) for path, kind, text in asked])
-        environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-c", READER]
-        done = subprocess.run(command, input=request, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        answers = json.loads(done.stdout)
-        assert answers.pop("version") == version
-        return answers
-
-    return read
+    asked = {kind: (str(exports / f"{kind}_hf"), "causal", TEXT["causal"]) for kind in READS[version]}
+    asked["classes"] = (str(classifier[0]), "classes", TEXT["classes"])
+    environment = {**os.environ, "PYTHONPATH": str(place), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", READER], input=json.dumps(list(asked.values())), capture_output=True, text=True,
+        env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["version"] == version
+    return {kind: found[folder] for kind, (folder, *_) in asked.items()}
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +97,44 @@ def exports(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-def test_transformers_4_reads_every_export_as_it_is(version, read_with, exports):
-    folders = [(exports / f"{kind}_hf", "causal", TEXT["causal"]) for kind in READS[version]]
-    answers = read_with(folders)
+@pytest.fixture(scope="module")
+def references(exports):
+    """The tokenizer, the ids of the text, and {kind: (logits, greedy continuation)} by this repository's code."""
     tokenizer = load_tokenizer(exports / "llama_hf")
     ids = tokenizer(TEXT["causal"], return_tensors="pt").input_ids
-    for kind in READS[version]:
-        answer = answers[str(exports / f"{kind}_hf")]
+    computed = {}
+    for kind in FIELDS:
         model = load_model(exports / f"{kind}.pth")
         with torch.no_grad():
-            logits = model(ids).logits
+            computed[kind] = model(ids).logits, model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist()
+    return tokenizer, ids, computed
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """(folder, ids, logits) as train_glue.py leaves it, with a WordPiece tokenizer as train_electra.py leaves that."""
+    folder = tmp_path_factory.mktemp("classifier") / "model"
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = ElectraForSequenceClassification(ElectraConfig(vocab_size=len(WORDS), intermediate_size=32, **sizes)).eval()
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
+    save_model(folder, model, tokenizer, model.state_dict())
+    ids = tokenizer(TEXT["classes"], return_tensors="pt").input_ids
+    with torch.no_grad():
+        return folder, ids, model(ids).logits
+
+
+@pytest.mark.slow
+def test_transformers_4_reads_every_export_as_it_is(version, answers, references):
+    tokenizer, ids, computed = references
+    for kind in READS[version]:
+        answer = answers[kind]
+        logits, greedy = computed[kind]
         assert answer["ids"] == ids[0].tolist() and answer["ids"][0] == 1
         assert answer["class"] == CLASSES.get(kind, "LlamaForCausalLM" if "llama" in kind else "Qwen2MoeForCausalLM")
         apart = (torch.tensor(answer["logits"]) - logits).abs().max() / logits.abs().max()
         assert apart < 1e-5, kind
-        assert answer["greedy"] == model.generate(ids, max_new_tokens=4, do_sample=False)[0].tolist()
+        assert answer["greedy"] == greedy
         assert answer["eos"] == 2
         check_tokenizer(answer, tokenizer)
 
@@ -131,17 +152,7 @@ def check_tokenizer(answer, tokenizer):
 
 
 @pytest.mark.slow
-def test_transformers_4_reads_a_fine_tuned_classifier(read_with, tmp_path):
-    """As train_glue.py leaves it, with a WordPiece tokenizer as train_electra.py leaves that."""
-    torch.manual_seed(0)
-    sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = ElectraForSequenceClassification(ElectraConfig(vocab_size=len(WORDS), intermediate_size=32, **sizes)).eval()
-    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
-    save_model(tmp_path / "model", model, tokenizer, model.state_dict())
-    asked = [(tmp_path / "model", "classes", TEXT["classes"])]
-    (answer,) = read_with(asked).values()
-    ids = tokenizer(TEXT["classes"], return_tensors="pt").input_ids
-    with torch.no_grad():
-        logits = model(ids).logits
-    assert answer["ids"] == ids[0].tolist()
-    torch.testing.assert_close(torch.tensor(answer["logits"]), logits, atol=1e-5, rtol=0)
+def test_transformers_4_reads_a_fine_tuned_classifier(answers, classifier):
+    _, ids, logits = classifier
+    assert answers["classes"]["ids"] == ids[0].tolist()
+    torch.testing.assert_close(torch.tensor(answers["classes"]["logits"]), logits, atol=1e-5, rtol=0)
