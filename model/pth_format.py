@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common.files import check_regular_file, file_digest, read_object
+from common.wording import one_line
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
@@ -79,8 +80,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
         with torch.device("meta"):
             model_class(config).load_state_dict(state, assign=True)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not the weights of this config: {reason[:250]}") from None
+        raise ValueError(f"{path}: not the weights of this config: {one_line(error)[:250]}") from None
     for key, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(
@@ -112,7 +112,7 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged pickle can raise anything.
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = one_line(error)[:160] or type(error).__name__
         if "weights_only" in reason or "Weights only" in reason:
             reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
         raise ValueError(f"{path}: not a readable weight file ({reason})") from None
@@ -188,7 +188,7 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     elif heads is None:
         heads = defaults.num_attention_heads
         if q_rows != k_rows * heads // defaults.num_key_value_heads or q_rows % heads:
-            raise ValueError("the shapes do not tell num_attention_heads; pass it")
+            raise ValueError("num_attention_heads does not follow from the shapes; pass it")
     head_dim = head_dim or q_rows // heads
     if heads * head_dim != q_rows:
         raise ValueError(f"num_attention_heads={heads} does not fit q_proj with {q_rows} rows; pass another")

@@ -137,7 +137,7 @@ def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
     """The MiniMind equivalent to `model`, which was loaded from `folder`. Errors: ValueError if there is none."""
     if isinstance(model, MiniMindForCausalLM):
         return model
-    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
+    return load_folder(folder, read_config(folder))
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
