@@ -146,7 +146,7 @@ def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> 
             f"{counted(sampling.max_new_tokens, 'new token')} (--max_new_tokens)"
         )
     if not ids:
-        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
+        raise UserError("the tokenizer of this model has no BOS to begin a text with: write something first")
 
 
 # Turns of a conversation -> their ids, up to the model's answer
