@@ -223,33 +223,26 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
 
 
 def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
-    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode. config: of read_config.
+    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode: the inverse of to_hf. config: of read_config.
 
-    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code.
-    Errors: ValueError, one line, for damaged files and those of another model.
+    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code. One shared
+    expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that strict
+    loading reports it.
+    Errors: ValueError, one line, for damaged files and those of another model, for a tensor that must be zero and is not,
+    and for a dtype that is not in DTYPES.
     """
     whole = folder / WEIGHTS
     parts = [] if whole.exists() else sorted(folder.glob(PARTS))
     if any(not path.stem.endswith(f"-of-{len(parts):05}") for path in parts):
         raise ValueError(f"{folder}: a part {PARTS} is missing, or there are those of several models")
-    state: StateDict = {}
+    theirs: StateDict = {}
     for path in parts or [whole]:
         try:
-            state.update(load_file(path))
+            theirs.update(load_file(path))
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path}: not a readable .safetensors, or not all of it ({error})") from None
-    return model_with(MiniMindForCausalLM, config, from_hf(state, config, folder), folder)
-
-
-def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict:
-    """Their state dict -> that of MiniMindForCausalLM: the inverse of to_hf.
-
-    One shared expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that
-    strict loading reports it.
-    Errors: ValueError for a tensor that must be zero and is not, and for a dtype that is not in DTYPES.
-    """
     own: StateDict = {}
-    for name, tensor in state.items():
+    for name, tensor in theirs.items():
         shared = SHARED_EXPERT.fullmatch(name)
         if TABLES.search(name):
             continue
@@ -266,4 +259,4 @@ def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict
                 own[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale
         else:
             own[name] = tensor
-    return own
+    return model_with(MiniMindForCausalLM, config, own, folder)

@@ -56,8 +56,18 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path if record is None else beside}: {error}") from None
     model = model_with(model_class, config, state, path)
-    if record is None:
-        warn_of_guesses(path, config, overrides)
+    # fields that no shape determines, with the generation's defaults
+    undetermined = []
+    if config.generation == "minimind2" and not overrides.get("head_dim"):
+        undetermined.append("num_attention_heads")
+    if config.use_moe:
+        undetermined.append("num_experts_per_tok")
+    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
+    if record is None and guessed:
+        warnings.warn(
+            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
+            stacklevel=3,
+        )
     return model
 
 
@@ -208,18 +218,3 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     fields["moe_intermediate_size"] = size(MLP + "experts.0.gate_proj.weight")
     fields["n_shared_experts"] = count(MLP + "shared_experts.")
     return fields
-
-
-def warn_of_guesses(path: Path, config: MiniMindConfig, overrides: Mapping[str, Any]) -> None:
-    """Warn of fields that no shape determines and that have the generation's defaults."""
-    undetermined = []
-    if config.generation == "minimind2" and not overrides.get("head_dim"):
-        undetermined.append("num_attention_heads")
-    if config.use_moe:
-        undetermined.append("num_experts_per_tok")
-    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
-    if guessed:
-        warnings.warn(
-            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
-            stacklevel=4,
-        )
