@@ -6,7 +6,6 @@ After each update a side calls `Turns.done`, which measures the turn and blocks 
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.corpora import texts_of
 from benchmarks.training import LEARNING_RATE, WARM_UP, Training
 from common.errors import UserError
 from dataset.corpus import Corpus
@@ -136,9 +136,7 @@ def train_hf(
     if hasattr(their_config, "output_router_logits"):
         # With auxiliary loss, as on the other sides
         their_config.output_router_logits = True
-    with open(args.documents_file, encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
-    documents = DocumentEncoder(load_tokenizer(DEFAULT)).encode(texts)
+    documents = DocumentEncoder(load_tokenizer(DEFAULT)).encode(list(texts_of(args.documents_file)))
     ids = torch.tensor(list(itertools.chain.from_iterable(documents)))
     rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
 
