@@ -36,13 +36,12 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from benchmarks.corpora import corpus_files, texts_of
 from benchmarks.sides import SIDES, train_side
@@ -53,6 +52,7 @@ from common.flags import Parser, positive
 from common.processes import environment
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import DEFAULT
 from model.model_minimind import MiniMindConfig
 from trainer.machine.command_line import run_cli
 from trainer.machine.devices import pick_device, pick_dtype
@@ -75,28 +75,24 @@ Record = dict[str, Any]
 # --------------------------------------------------------------------------------------- the documents
 
 
-def cut_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, n: int, seed: int = 0) -> list[str]:
-    """The starts of `n` texts, 325 tokens on average, LONGEST at most; texts that are too short are skipped."""
-    draw = random.Random(seed)
+def write_documents(path: Path, n: int) -> list[int]:
+    """Write the starts of `n` texts, or of as many as there are; returns the number of (input, target) pairs of each.
+
+    325 tokens on average, LONGEST at most; texts that are too short are skipped.
+    """
+    tokenizer = load_tokenizer(DEFAULT)
+    draw = random.Random(0)
     length = min(draw.randint(*LENGTHS), LONGEST)
-    found: list[str] = []
-    for text in texts:
+    documents: list[str] = []
+    for text in itertools.chain.from_iterable(zip(*map(texts_of, corpus_files()), strict=False)):
         text = text[: 8 * LONGEST]
         ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         # The encoder adds BOS and EOS.
         if len(ends) >= length - 2:
-            found.append(text[: ends[length - 3][1]])
+            documents.append(text[: ends[length - 3][1]])
             length = min(draw.randint(*LENGTHS), LONGEST)
-        if len(found) == n:
+        if len(documents) == n:
             break
-    return found
-
-
-def write_documents(path: Path, n: int) -> list[int]:
-    """Write `n` documents, or as many as there are; returns the number of (input, target) pairs of each."""
-    tokenizer = load_tokenizer(ROOT / "model")
-    in_turn = itertools.chain.from_iterable(zip(*map(texts_of, corpus_files()), strict=False))
-    documents = cut_documents(in_turn, tokenizer, n)
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
     return [len(ids) - 1 for ids in DocumentEncoder(tokenizer).encode(documents)]
@@ -170,7 +166,7 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
             for side in sides if len(rates) % 2 else sides[::-1]:
                 answer = side.ask(args.slice)
                 if answer is None:
-                    raise UserError(f"{side.name} on {size} has ended within the run (its error stands above)")
+                    raise UserError(f"{side.name} on {size} has ended within the run (its error is above)")
                 # A turn has too few rows to estimate the padding.
                 if side.name == "plain":
                     answer["text"] = answer["positions"] * plain_share(pairs, args.max_seq_len)
@@ -211,7 +207,7 @@ def start_sides(
         side = Side(name, size, args_of_side, variables)
         stack.callback(side.end)
         if side.first is None:
-            print(f"{name}: could not start (its error stands above) and is left out", flush=True)
+            print(f"{name}: could not start (its error is above) and is left out", flush=True)
         else:
             sides.append(side)
     return sides

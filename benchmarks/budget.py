@@ -80,7 +80,7 @@ def planned(args: argparse.Namespace) -> list[str]:
         command = [sys.executable, str(TRAINER), "--dry_run", "1", *asked, "--out_dir", str(folder)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, encoding="utf-8")
         if done.returncode:
-            raise UserError(f"{TRAINER.name} could not plan (its error stands above)")
+            raise UserError(f"{TRAINER.name} could not plan (its error is above)")
         folder.mkdir(parents=True, exist_ok=True)
         plan_file.write_text(done.stdout, encoding="utf-8")
     lines = plan_file.read_text(encoding="utf-8").splitlines()

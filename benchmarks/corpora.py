@@ -21,7 +21,7 @@ def corpus_files() -> list[Path]:
     return files
 
 
-def texts_of(file: Path) -> Iterator[str]:
+def texts_of(file: str | Path) -> Iterator[str]:
     with open(file, encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)["text"]

@@ -221,14 +221,6 @@ def result_of(name: str, check: Check, device: torch.device) -> Result:
     return {"what": name, "value": found, "ok": ok, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def run_section(args: argparse.Namespace) -> None:
-    """Print a line of JSON for each result, and nothing else: prints of libraries go to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for result in results_of(args.section, torch.device(args.device), args.seconds == "small"):
-        print(json.dumps(result), file=answers, flush=True)
-
-
 # --------------------------------------------------------------------------------------- the command's process
 
 
@@ -285,7 +277,7 @@ def ask(number: int, args: argparse.Namespace, limit: float) -> Generator[Result
         kill_group(process)
     seconds_taken = time.monotonic() - start
     if code:
-        reason = f"exit code {code}; its error stands above"
+        reason = f"exit code {code}; its error is above"
         if seconds_taken >= limit:
             reason = f"stopped after {limit:g} s"
         yield {"what": "the section did not end", "value": reason, "ok": False}
@@ -325,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--section", type=int, choices=numbers, help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.section is not None:
-        run_section(args)
+        gpu_checks.print_records(results_of(args.section, torch.device(args.device), args.seconds == "small"))
         return 0
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu --seconds small tries the command itself")

@@ -34,7 +34,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu_checks import KINDS, SMALL
+from benchmarks.gpu_checks import KINDS, SMALL, print_records
 from benchmarks.training import SIZES, Training
 from common.errors import UserError
 from common.flags import Parser
@@ -120,15 +120,6 @@ def digest_of(tensor: torch.Tensor) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def run_side(case: str, device: torch.device) -> None:
-    """Print the notes of this process as lines of JSON, and nothing else: prints of libraries go to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    with deterministic() if device.type == "cuda" else contextlib.nullcontext():
-        for name, tensor in tensors_of(case, device):
-            print(json.dumps([name, digest_of(tensor)]), file=answers, flush=True)
-
-
 def side(case: str, device: str) -> list[Note]:
     """The notes of a separate process, also those before a failure."""
     command = [sys.executable, str(Path(__file__).resolve()), "--side", case, "--device", device]
@@ -171,7 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine shows no CUDA device; --device cpu --cases plain tries the command itself")
     if args.side:
-        run_side(args.side, torch.device(args.device))
+        with deterministic() if args.device == "cuda" else contextlib.nullcontext():
+            tensors = tensors_of(args.side, torch.device(args.device))
+            print_records((name, digest_of(tensor)) for name, tensor in tensors)
         return 0
     n_failed = 0
     # Bits need no quiet machine, and most of the time is compilation.

@@ -8,11 +8,12 @@ import contextlib
 import functools
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ PRETRAINED = """--hidden_size 128 --num_hidden_layers 2 --max_seq_len 512 --batc
 PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_processes 1"
 # Makes some gradient exceed 65,504, the largest float16
 TOO_LARGE_SCALE = 2.0**23
+
+
+def print_records(records: Iterable[object]) -> None:
+    """Print a line of JSON for each record, and nothing else: prints of libraries go to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for record in records:
+        print(json.dumps(record), file=answers, flush=True)
 
 
 def gradient_of(training: Training) -> tuple[float, torch.Tensor]:
@@ -102,16 +111,6 @@ def backend_name(training: Training) -> str:
     return "plain code" if backend is None else type(backend).__name__
 
 
-def agreements() -> dict[str, Check]:
-    """{name: check} for every kind of model and precision, eager and compiled."""
-    found: dict[str, Check] = {}
-    for kind in KINDS:
-        for dtype, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
-            name = f"{kind}, {dtype}, {'compiled' if compiled else 'eager'}, against float64 on the CPU"
-            found[name] = functools.partial(agrees_with_float64, kind, dtype, compiled)
-    return found
-
-
 def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     """The gradients of the others are finite."""
     fields = {**SMALL, "use_moe": True, "num_experts_per_tok": 1}
@@ -134,16 +133,6 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
             assert not gradient.any(), f"expert {number} got no token and has a gradient"
     assert slots[0] and slots[1] and not any(slots[2:]), f"the router chose others: {slots}"
     return f"tokens of the experts: {[round(n) for n in slots]}"
-
-
-def documents_in(folder: Path) -> Path:
-    """A corpus of short documents."""
-    path = folder / "text.jsonl"
-    with open(path, "w", encoding="utf-8") as file:
-        for number in range(600):
-            text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
-            file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
-    return path
 
 
 def command_of(script: str, flags: str, on_cpu: str, device: torch.device, out_dir: Path, **files: Path) -> list[str]:
@@ -212,7 +201,11 @@ def killed_and_resumed(command_for: Callable[[Path], list[str]], folder: Path, d
 def resumes_bitwise(script: str, flags: str, on_cpu: str, device: torch.device) -> str:
     """`killed_and_resumed` for a small run, see `command_of`."""
     with tempfile.TemporaryDirectory() as name:
-        data = documents_in(Path(name))
+        data = Path(name, "text.jsonl")
+        with open(data, "w", encoding="utf-8") as file:
+            for number in range(600):
+                text = " ".join(f"word{(number * 7 + i * i) % 13}" for i in range(20 + number % 60))
+                file.write(json.dumps({"text": f"{number}: {text}"}) + "\n")
         command_for = functools.partial(command_of, script, flags, on_cpu, device, data_path=data)
         return killed_and_resumed(command_for, Path(name), device)
 
@@ -322,7 +315,13 @@ def float16_finds_its_scale(device: torch.device) -> str:
 
 
 NUMBERS: dict[str, Check] = {
-    **agreements(),
+    **{
+        f"{kind}, {dtype}, {'compiled' if compiled else 'eager'}, against float64 on the CPU": functools.partial(
+            agrees_with_float64, kind, dtype, compiled
+        )
+        for kind in KINDS
+        for dtype, compiled in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+    },
     "an expert without tokens": an_expert_without_tokens_gets_a_zero_gradient,
 }
 TRAINER: dict[str, Check] = {

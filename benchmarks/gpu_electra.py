@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.corpora import texts_of
 from benchmarks.gpu_checks import Check, command_of, output_of, resumes_bitwise, start
 from dataset.embedded_corpus import build_embedded_corpus
 
@@ -43,7 +44,9 @@ DEV_TEXTS = 300
 
 def learns_and_is_fine_tuned(device: torch.device) -> str:
     """Pretraining finds replaced tokens in held-out text, and fine-tuning recognises NumPy's documentation."""
-    documents = embedded_documents()
+    documents = list(texts_of(build_embedded_corpus()))
+    # mixes their sources
+    random.Random(0).shuffle(documents)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_lines(folder / "text.jsonl", [{"text": text} for text in documents])
@@ -68,14 +71,6 @@ def learns_and_is_fine_tuned(device: torch.device) -> str:
         found = f"{learned}; fine-tuned in {results['updates']} updates: accuracy {accuracy:.3f}"
         assert accuracy >= MIN_ACCURACY, f"{found}: {MIN_ACCURACY} is wanted"
         return found
-
-
-def embedded_documents() -> list[str]:
-    """Shuffled, to mix their sources."""
-    with open(build_embedded_corpus(), encoding="utf-8") as lines:
-        documents = [json.loads(line)["text"] for line in lines]
-    random.Random(0).shuffle(documents)
-    return documents
 
 
 def write_lines(path: Path, records: Sequence[dict[str, str]]) -> Path:

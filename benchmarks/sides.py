@@ -6,13 +6,11 @@ After each update a side calls `Turns.done`, which measures the turn and blocks 
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks.corpora import texts_of
 from benchmarks.training import LEARNING_RATE, WARM_UP, Training
 from common.errors import UserError
 from dataset.corpus import Corpus
@@ -27,6 +26,7 @@ from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
 from dataset.packing import Totals
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
+from dataset.tokenizing.tokenizer_files import DEFAULT
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import peak_memory, synchronize
@@ -34,7 +34,6 @@ from trainer.optim.schedules import get_lr
 
 # Their names in bench.py
 SIDES = ("plain", "hf", "hf-compiled", "ours")
-TOKENIZER = Path(__file__).resolve().parents[1] / "model"
 # Updates, more than any run makes
 ENDLESS = 10**6
 
@@ -99,7 +98,7 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
     Errors: UserError for fewer documents than a batch.
     """
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
-    dataset = PretrainDataset(args.documents_file, load_tokenizer(TOKENIZER), args.max_seq_len)
+    dataset = PretrainDataset(args.documents_file, load_tokenizer(DEFAULT), args.max_seq_len)
     if len(dataset) < args.rows:
         raise UserError(f"{len(dataset)} documents are less than a batch of {args.rows}: give more, or fewer rows")
     turns.begin(model)
@@ -137,9 +136,7 @@ def train_hf(
     if hasattr(their_config, "output_router_logits"):
         # With auxiliary loss, as on the other sides
         their_config.output_router_logits = True
-    with open(args.documents_file, encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
-    documents = DocumentEncoder(load_tokenizer(TOKENIZER)).encode(texts)
+    documents = DocumentEncoder(load_tokenizer(DEFAULT)).encode(list(texts_of(args.documents_file)))
     ids = torch.tensor(list(itertools.chain.from_iterable(documents)))
     rows = [{"input_ids": row, "labels": row} for row in ids[: len(ids) // T * T].view(-1, T)]
 
@@ -168,7 +165,7 @@ def train_ours(args: argparse.Namespace, fields: dict[str, Any], device: torch.d
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(
             [args.documents_file],
-            DocumentEncoder(load_tokenizer(TOKENIZER)),
+            DocumentEncoder(load_tokenizer(DEFAULT)),
             max_seq_len=T,
             seed=42,
             cache_dir=folder,

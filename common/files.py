@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from safetensors import SafetensorError
 
 from common.errors import UserError
+from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
 MAX_BYTES = 1 << 20
@@ -72,7 +73,7 @@ def atomic_folder(folder: Path, temporary: Path) -> Iterator[Path]:
         if isinstance(error, SafetensorError):
             # SafetensorError has errno only in its text.
             number = errno.ENOSPC if "os error 28" in str(error) else errno.EIO
-            raise OSError(number, " ".join(str(error).split()), str(folder)) from error
+            raise OSError(number, one_line(error), str(folder)) from error
         raise
 
 

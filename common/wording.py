@@ -55,7 +55,7 @@ def loader_error_reason(error: Exception) -> str:
     # transformers' message advises to run that code.
     if "trust_remote_code" in str(error):
         return "it needs code of its own, which is never run here; use a kind that transformers knows by itself"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return f"{type(error).__name__}: {one_line(error)[:160]}"
 
 
 def null_stream() -> TextIO:

@@ -1,7 +1,6 @@
 """The data of a run: training documents, held-out documents, and the plan of each epoch."""
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -358,26 +357,25 @@ class ValidationBatches:
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: TargetFilter | None = None
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: TargetFilter | None
     ) -> None:
-        long_documents = "split" if only is None else "truncate"
         self.plan = EpochPlan(
             store.offsets,
             max_seq_len,
             seed=0,
             epoch=0,
-            long_documents=long_documents,
+            long_documents="split" if only is None else "truncate",
             documents=documents,
             shuffle=False,
         )
+        # of each batch
+        self.first_rows = range(0, self.plan.n_rows, EVAL_ROWS)
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
         self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
 
     def __len__(self) -> int:
-        return math.ceil(self.plan.n_rows / EVAL_ROWS)
+        return len(self.first_rows)
 
     def __getitem__(self, i: int) -> Batch:
-        if not 0 <= i < len(self):
-            # Ends a `for batch in ...`.
-            raise IndexError(i)
-        return self.assembler[self.plan.recipe(range(i * EVAL_ROWS, min((i + 1) * EVAL_ROWS, self.plan.n_rows)))]
+        first = self.first_rows[i]
+        return self.assembler[self.plan.recipe(range(first, min(first + EVAL_ROWS, self.plan.n_rows)))]

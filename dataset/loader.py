@@ -279,6 +279,8 @@ class Loader:
             batches = self._from_processes(recipes, schedule.accumulation_steps)
         else:
             batches = (assembled(self.assembler, one) for one in recipes)
+        if self.pin_memory:
+            batches = (with_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
         # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more are behind it, so
         # after a failure this rank can still join the updates that other ranks start before they learn of it.
         ready: deque[tuple[int, list[Any]]] = deque()
@@ -290,7 +292,7 @@ class Loader:
                 slices = schedule.slices(update, self.rank)
                 try:
                     # The recipes skip empty slices too, so the next batch belongs to this slice.
-                    ready.append((update, [self._pinned(next(batches)) if lo < hi else None for lo, hi in slices]))
+                    ready.append((update, [next(batches) if lo < hi else None for lo, hi in slices]))
                 except LoaderError as error:
                     self.failure = error
             if not ready:
@@ -298,9 +300,6 @@ class Loader:
             yield ready.popleft()
         if self.failure is not None:
             raise self.failure
-
-    def _pinned(self, batch: Any) -> Any:
-        return with_tensors(batch, torch.Tensor.pin_memory) if self.pin_memory else batch
 
     def _from_processes(self, recipes: Iterator[Any], per_update: int) -> Iterator[Any]:
         """The batches of the recipes, built in processes, which start lazily. Errors: LoaderError."""

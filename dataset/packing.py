@@ -13,7 +13,7 @@ Shapes. T: positions of a row, R: rows, P: pieces. "pairs" are (input, target) p
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,11 +56,6 @@ def chunks(n: int) -> Iterator[tuple[int, int]]:
     return ((lo, min(lo + CHUNK, n)) for lo in range(0, n, CHUNK))
 
 
-def number_type(n: int) -> type[np.integer[Any]]:
-    """uint32 if the numbers below n fit (document numbers nearly always do), else int64: half the memory."""
-    return np.uint32 if n <= 1 << 32 else np.int64
-
-
 def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
     """A random order of range(n), uint32 [n], drawn from a numpy bit generator; in order if that is None."""
     if bits is None:
@@ -76,8 +71,8 @@ def permutation(bits: np.random.PCG64 | None, n: int) -> Ints:
 
 
 def all_documents(store: Documents) -> Ints:
-    """The numbers of all documents."""
-    return np.arange(len(store), dtype=number_type(len(store)))
+    """The numbers of all documents, in uint32 if they fit, as they nearly always do: half the memory."""
+    return np.arange(len(store), dtype=np.uint32 if len(store) <= 1 << 32 else np.int64)
 
 
 def target_counts(store: Documents) -> Ints:
@@ -227,7 +222,6 @@ class EpochPlan(RowPlan):
     trained: int [documents of the store], trained pairs of each document, default all; only without splitting.
     Documents of fewer than two tokens have nothing to predict and are left out.
 
-    Attributes: n_rows, n_pieces, T, fill (share of the positions that hold a token).
     Takes about 16 bytes per document, 24 while it is built, which takes seconds for 10 million documents.
     """
 

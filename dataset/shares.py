@@ -115,12 +115,13 @@ def check_sums(sources: Sequence[Source], where: str) -> None:
     """
     if not any(source.changes for source in sources):
         return
-    curves = [Curve(source.shares or ()) for source in sources]
-    first = sum(curve.points[0].share for curve in curves)
-    for progress in sorted({point.progress for curve in curves for point in curve.points}):
+    # [points, 2] of each source: progress and share
+    curves = [np.array(source.shares) for source in sources]
+    first = sum(curve[0, 1] for curve in curves)
+    for progress in np.unique(np.concatenate(curves)[:, 0]):
         # A jump has two sums, one on each side.
         for beside in (progress - 1e-9, progress + 1e-9):
-            total = sum(curve.share(beside) for curve in curves)
+            total = sum(np.interp(beside, curve[:, 0], curve[:, 1]) for curve in curves)
             if abs(total - first) > SUM_ERROR * max(first, total):
                 raise DataError(
                     f"{where}: the shares sum to {first:g} at the beginning and to {total:g} at {progress:g} of the run; where a "
@@ -149,12 +150,6 @@ class Curve:
         self.taken = np.append(0.0, np.cumsum(np.diff(self.progress) * (shares[1:] + shares[:-1]) / 2))
         self.taken = np.append(self.taken, self.taken[-1] + (NEVER - 1) * points[-1].share)
         self.progress = np.append(self.progress, NEVER)
-
-    def share(self, progress: float) -> float:
-        """The share at a moment without a jump."""
-        return float(
-            np.interp(progress, [point.progress for point in self.points], [point.share for point in self.points])
-        )
 
     def area(self, progress: Any) -> Any:
         """The area under the curve from 0 to each `progress`, a number or an array."""

@@ -90,7 +90,6 @@ YARN_NAMES = {
     "beta_slow": "yarn_beta_slow",
     "original_max_position_embeddings": "yarn_original_positions",
 }
-YARN_FIELDS = ("inference_rope_scaling", *YARN_NAMES.values())
 
 
 class MiniMindConfig(Fields, PretrainedConfig):

@@ -16,9 +16,10 @@ from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConf
 
 from common.errors import UserError
 from common.files import read_object
-from common.wording import loader_error_reason
+from common.wording import loader_error_reason, one_line
 from model.config import ALL_EXPORTS, DECLARATIONS, EXPERT_EXPORTS, YARN_NAMES, MiniMindConfig
-from model.pth_format import TABLES, ModelT, StateDict, model_with
+from model.model_minimind import MiniMindForCausalLM
+from model.pth_format import TABLES, StateDict, model_with
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -130,15 +131,45 @@ def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:
 def read_config(folder: Path) -> MiniMindConfig:
     """Returns the MiniMindConfig that is equivalent to the model in `folder`.
 
-    Errors: ValueError, one line, for a folder without a config, and for one that MiniMind cannot express.
+    Their own class reads its config.json, with its defaults, in the formats of transformers 4 and 5.
+    Errors: ValueError, one line, for a folder without a config, and with the field and the value that MiniMind cannot
+    express.
     """
     theirs = read_object(folder / CONFIG)
     try:
         refuse_layers(theirs)
-        return config_from_hf(theirs)
+        model_type = str(theirs.get("model_type"))
+        if model_type not in KINDS:
+            raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
+        generation, use_moe = KINDS[model_type]
+        config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
+        fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
+        rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
+        rope.pop("type", None)
+        if rope.get("partial_rotary_factor") == 1:
+            del rope["partial_rotary_factor"]
+        fields["rope_theta"] = rope.get("rope_theta")
+        if rope.get("rope_type") == "yarn":
+            fields["inference_rope_scaling"] = True
+            fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
+        if use_moe and generation == "minimind2":
+            fields["n_shared_experts"] = config.shared_expert_intermediate_size // config.moe_intermediate_size
+            # minimind2 does not normalise a single weight.
+            fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
+        own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
+        twin = hf_config(own)
+        layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
+        for name, value, wanted in (
+            ("rope_parameters", rope, twin.rope_parameters),
+            ("layer_types", sorted(layer_types), ["full_attention"]),
+            *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
+        ):
+            if value != wanted:
+                raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")
     except Exception as error:
         # The exceptions vary with the version of transformers.
-        raise ValueError(f"{folder / CONFIG}: {' '.join(str(error).split())[:250]}") from None
+        raise ValueError(f"{folder / CONFIG}: {one_line(error)[:250]}") from None
+    return own
 
 
 def refuse_layers(theirs: Mapping[str, object]) -> None:
@@ -191,71 +222,27 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
     return network, {what: sorted(keys) for what, keys in faults.items()}
 
 
-def config_from_hf(theirs: Mapping[str, object]) -> MiniMindConfig:
-    """Content of their config.json -> the equivalent MiniMindConfig.
+def load_folder(folder: Path, config: MiniMindConfig) -> MiniMindForCausalLM:
+    """The weights in `folder` -> MiniMindForCausalLM in fp32 and eval mode: the inverse of to_hf. config: of read_config.
 
-    Their own class reads it, with its defaults, in the formats of transformers 4 and 5.
-    Errors: ValueError, one line, with the field and the value that MiniMind cannot express.
-    """
-    model_type = str(theirs.get("model_type"))
-    if model_type not in KINDS:
-        raise ValueError(f"model_type {model_type!r}: MiniMind has no such form; one of {', '.join(KINDS)}")
-    generation, use_moe = KINDS[model_type]
-    config = HF_CLASSES[generation, use_moe][0].from_dict(dict(theirs))
-    fields = {name: getattr(config, name, None) for name in (*COMMON_FIELDS, *(MOE_FIELDS if use_moe else ()))}
-    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
-    rope.pop("type", None)
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
-    fields["rope_theta"] = rope.get("rope_theta")
-    if rope.get("rope_type") == "yarn":
-        fields["inference_rope_scaling"] = True
-        fields.update({ours: rope[name] for name, ours in YARN_NAMES.items() if name in rope})
-    if use_moe and generation == "minimind2":
-        fields["n_shared_experts"] = config.shared_expert_intermediate_size // config.moe_intermediate_size
-        # minimind2 does not normalise a single weight.
-        fields["norm_topk_prob"] = config.norm_topk_prob or config.num_experts_per_tok == 1
-    own = MiniMindConfig(generation=generation, use_moe=use_moe, **fields)
-    twin = hf_config(own)
-    layer_types = {*(getattr(config, "layer_types", None) or ()), "full_attention"}
-    for name, value, wanted in (
-        ("rope_parameters", rope, twin.rope_parameters),
-        ("layer_types", sorted(layer_types), ["full_attention"]),
-        *((name, getattr(config, name, None), getattr(twin, name, None)) for name in FIXED_FIELDS),
-    ):
-        if value != wanted:
-            raise ValueError(f"{name} is {value!r:.60}, and MiniMind computes {wanted!r:.60} alone")
-    return own
-
-
-def load_folder(model_class: type[ModelT], folder: Path, config: MiniMindConfig) -> ModelT:
-    """The weights in `folder` -> model_class in fp32 and eval mode. config: of read_config.
-
-    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code.
-    Errors: ValueError, one line, for damaged files and those of another model.
+    Reads one .safetensors or its shards; no pickles such as pytorch_model.bin, since they could run code. One shared
+    expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that strict
+    loading reports it.
+    Errors: ValueError, one line, for damaged files and those of another model, for a tensor that must be zero and is not,
+    and for a dtype that is not in DTYPES.
     """
     whole = folder / WEIGHTS
     parts = [] if whole.exists() else sorted(folder.glob(PARTS))
     if any(not path.stem.endswith(f"-of-{len(parts):05}") for path in parts):
         raise ValueError(f"{folder}: a part {PARTS} is missing, or there are those of several models")
-    state: StateDict = {}
+    theirs: StateDict = {}
     for path in parts or [whole]:
         try:
-            state.update(load_file(path))
+            theirs.update(load_file(path))
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{path}: not a readable .safetensors, or not all of it ({error})") from None
-    return model_with(model_class, config, from_hf(state, config, folder), folder)
-
-
-def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict:
-    """Their state dict -> that of MiniMindForCausalLM: the inverse of to_hf.
-
-    One shared expert is split along its hidden units into n_shared_experts. An unexpected tensor keeps its name, so that
-    strict loading reports it.
-    Errors: ValueError for a tensor that must be zero and is not, and for a dtype that is not in DTYPES.
-    """
     own: StateDict = {}
-    for name, tensor in state.items():
+    for name, tensor in theirs.items():
         shared = SHARED_EXPERT.fullmatch(name)
         if TABLES.search(name):
             continue
@@ -272,4 +259,4 @@ def from_hf(state: StateDict, config: MiniMindConfig, folder: Path) -> StateDict
                 own[f"{mlp}shared_experts.{s}.{matrix}"] = part * scale
         else:
             own[name] = tensor
-    return own
+    return model_with(MiniMindForCausalLM, config, own, folder)

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from common.files import check_regular_file, file_digest, read_object
+from common.wording import one_line
 from model.config import DECLARATIONS, MiniMindConfig, public_spellings
 from model.weight_record import DIGEST_FIELD
 
@@ -55,8 +56,18 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path if record is None else beside}: {error}") from None
     model = model_with(model_class, config, state, path)
-    if record is None:
-        warn_of_guesses(path, config, overrides)
+    # fields that no shape determines, with the generation's defaults
+    undetermined = []
+    if config.generation == "minimind2" and not overrides.get("head_dim"):
+        undetermined.append("num_attention_heads")
+    if config.use_moe:
+        undetermined.append("num_experts_per_tok")
+    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
+    if record is None and guessed:
+        warnings.warn(
+            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
+            stacklevel=3,
+        )
     return model
 
 
@@ -79,8 +90,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
         with torch.device("meta"):
             model_class(config).load_state_dict(state, assign=True)
     except (ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: not the weights of this config: {reason[:250]}") from None
+        raise ValueError(f"{path}: not the weights of this config: {one_line(error)[:250]}") from None
     for key, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(
@@ -112,7 +122,7 @@ def read_state_dict(path: Path, digests: Any) -> StateDict:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged pickle can raise anything.
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = one_line(error)[:160] or type(error).__name__
         if "weights_only" in reason or "Weights only" in reason:
             reason = "it holds Python objects besides tensors, which are not loaded because they could run code"
         raise ValueError(f"{path}: not a readable weight file ({reason})") from None
@@ -188,7 +198,7 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     elif heads is None:
         heads = defaults.num_attention_heads
         if q_rows != k_rows * heads // defaults.num_key_value_heads or q_rows % heads:
-            raise ValueError("the shapes do not tell num_attention_heads; pass it")
+            raise ValueError("num_attention_heads does not follow from the shapes; pass it")
     head_dim = head_dim or q_rows // heads
     if heads * head_dim != q_rows:
         raise ValueError(f"num_attention_heads={heads} does not fit q_proj with {q_rows} rows; pass another")
@@ -208,18 +218,3 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     fields["moe_intermediate_size"] = size(MLP + "experts.0.gate_proj.weight")
     fields["n_shared_experts"] = count(MLP + "shared_experts.")
     return fields
-
-
-def warn_of_guesses(path: Path, config: MiniMindConfig, overrides: Mapping[str, Any]) -> None:
-    """Warn of fields that no shape determines and that have the generation's defaults."""
-    undetermined = []
-    if config.generation == "minimind2" and not overrides.get("head_dim"):
-        undetermined.append("num_attention_heads")
-    if config.use_moe:
-        undetermined.append("num_experts_per_tok")
-    guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
-    if guessed:
-        warnings.warn(
-            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
-            stacklevel=4,
-        )

@@ -6,6 +6,8 @@ from common.start import ROOT
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 TASK_NAMES = ("perplexity", "pairs", "answers")
 
+DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
+
 # Divisors that keep float32 logits finite; 0: the likeliest token
 temperature = number(float, lambda value: value == 0 or 0.001 <= value <= 1000, "0, or from 0.001 to 1000")
 
@@ -15,7 +17,7 @@ def model_flags(parser: Parser, dtype: str = "float32") -> None:
     g = parser.add_argument_group("model")
     g.add_argument(
         "--weight",
-        default=str(ROOT / "out" / "pretrain_512.pth"),
+        default=str(DEFAULT_WEIGHT),
         help="a .pth of the trainer, or a folder of save_pretrained or export_hf.py (default: out/pretrain_512.pth)",
     )
     g.add_argument("--tokenizer_path", help="folder of a tokenizer (default: the weight's own folder, or else model/)")

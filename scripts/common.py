@@ -125,8 +125,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     model, faults = load_network(str(path), path, AutoModelForCausalLM, config, **options)
     # transformers fills missing weights with random numbers, and only logs it.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        keys = sorted(faults[what])
-        if keys:
+        if keys := faults[what]:
             raise UserError(f"{path}: {len(keys)} {what.replace('_', ' ')}, {keys[0]}")
     eos: Any = generation_fields.get("eos_token_id", getattr(config, "eos_token_id", None))
     model.generation_config = GenerationConfig(eos_token_id=eos if isinstance(eos, list) else [eos])
@@ -137,7 +136,7 @@ def as_minimind(model: PreTrainedModel, folder: Path) -> MiniMindForCausalLM:
     """The MiniMind equivalent to `model`, which was loaded from `folder`. Errors: ValueError if there is none."""
     if isinstance(model, MiniMindForCausalLM):
         return model
-    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
+    return load_folder(folder, read_config(folder))
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
@@ -154,8 +153,7 @@ def max_positions(config: PretrainedConfig) -> int:
 
 def end_ids(model: PreTrainedModel, eos_id: int | None) -> list[int]:
     """Ids of the tokens that end a text of this model. eos_id: its tokenizer's, None if it has none."""
-    settings = model.generation_config
-    configured = None if settings is None else settings.eos_token_id
+    configured: Any = model.generation_config.eos_token_id
     ids = [] if eos_id is None else [eos_id]
     for token_id in configured if isinstance(configured, list) else [configured]:
         # GPT-2s with another vocabulary keep the original's 50256.

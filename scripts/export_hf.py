@@ -39,7 +39,7 @@ from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
-    add_bos,
+    bos_template,
     check_vocabulary_size,
     has_tokenizer,
     save_tokenizer,
@@ -87,11 +87,19 @@ def export(
 
     Errors: ValueError for weights that no known architecture computes or that the dtype cannot hold.
     """
-    check_free(out_dir, weight, overwrite)
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        # Only an earlier export is ever replaced.
+        looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
+        source = Path(weight).resolve()
+        if not looks_like_one or out_dir.resolve() in (source, *source.parents):
+            raise UserError(f"{out_dir} is no earlier export, or holds the weight itself: choose another --out_dir")
+        if not overwrite:
+            raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
     model = load_model(weight)
     if not isinstance(model, MiniMindForCausalLM):
         raise UserError(f"{weight} is a {type(model).__name__} already; --to_pth brings it back to a .pth")
     tokenizer = tokenizer_of(weight, tokenizer_path)
+    encoder = DocumentEncoder(tokenizer)
     config = hf_config(model.config)
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
@@ -110,8 +118,11 @@ def export(
         write_config(config, unfinished / "config.json")
         # safetensors lets only the owner read its files; a server may run as another user.
         (unfinished / "model.safetensors").chmod((unfinished / "config.json").stat().st_mode)
-        # `tokenizer("hi")` starts with BOS, as every document in training
-        add_bos(tokenizer)
+        # `tokenizer("hi")` starts with BOS, as every document in training, unless it has something else there.
+        adds_nothing = tokenizer("a").input_ids == tokenizer("a", add_special_tokens=False).input_ids
+        if tokenizer.bos_token_id is not None and adds_nothing:
+            template = bos_template(str(tokenizer.bos_token), tokenizer.bos_token_id)
+            tokenizer.backend_tokenizer.post_processor = template
         save_tokenizer(tokenizer, unfinished)
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
         GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ids).save_pretrained(unfinished)
@@ -121,7 +132,7 @@ def export(
         rounded = {name: tensor.to(out_dtype) for name, tensor in model.state_dict().items()}
         rounding = largest_change(model.state_dict(), rounded)
         model.load_state_dict(rounded)
-        difference, positions = compare(model, reloaded, DocumentEncoder(tokenizer))
+        difference, positions = compare(model, reloaded, encoder)
         comparison = verdict(
             difference, positions, f"reloaded as {type(reloaded).__name__} with AutoModelForCausalLM, no remote code"
         )
@@ -135,19 +146,6 @@ def export(
     assert config.architectures
     announce(f"{out_dir}: {config.architectures[0]} in {dtype_name}\n{comparison}")
     return difference
-
-
-def check_free(out_dir: Path, weight: str | Path, overwrite: bool) -> None:
-    """Errors: UserError unless an export can be written there; only an earlier export is ever replaced."""
-    if not out_dir.exists() or (out_dir.is_dir() and not any(out_dir.iterdir())):
-        return
-    looks_like_one = (out_dir / "config.json").exists() and (out_dir / "model.safetensors").exists()
-    weight = Path(weight).resolve()
-    holds_weight = out_dir.resolve() in (weight, *weight.parents)
-    if not looks_like_one or holds_weight:
-        raise UserError(f"{out_dir} is no earlier export, or holds the weight itself: choose another --out_dir")
-    if not overwrite:
-        raise UserError(f"{out_dir} is there already: choose another --out_dir, or pass --overwrite")
 
 
 def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, overwrite: bool = False) -> float:

@@ -100,20 +100,19 @@ def utf8(prompt: str) -> str:
 
 def stdin_prompts() -> Iterator[str]:
     """Lines of stdin; in a terminal with a prompt sign and line editing."""
-    if sys.stdin is None:
-        raise UserError("there is no standard input to read prompts from: name them on the command line")
     if hasattr(sys.stdin, "reconfigure"):
         # `utf8` refuses invalid bytes.
         sys.stdin.reconfigure(errors="surrogateescape")
-    if not sys.stdin.isatty():
+    # None: closed by the caller
+    if sys.stdin is None or not sys.stdin.isatty():
         came = False
-        for line in sys.stdin:
+        for line in sys.stdin or ():
             if line.strip():
                 came = True
                 # Windows starts a pipe with a byte-order mark.
                 yield line.removeprefix("\ufeff").rstrip("\n")
         if not came:
-            raise UserError("no prompt came through the pipe: nothing to continue")
+            raise UserError("no prompt came through the standard input: nothing to continue")
         return
     # Windows has no such module.
     with contextlib.suppress(ImportError):
@@ -146,7 +145,7 @@ def check_prompt(model: PreTrainedModel, ids: list[int], sampling: Sampling) -> 
             f"{counted(sampling.max_new_tokens, 'new token')} (--max_new_tokens)"
         )
     if not ids:
-        raise UserError("this model begins no text by itself (its tokenizer has no BOS): write something first")
+        raise UserError("the tokenizer of this model has no BOS to begin a text with: write something first")
 
 
 # Turns of a conversation -> their ids, up to the model's answer

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError
 from dataset.tokenizing.byte_level_bpe import untrained_bpe
-from model.config import ARCHITECTURE, YARN_FIELDS, MiniMindConfig
+from model.config import ARCHITECTURE, YARN_NAMES, MiniMindConfig
 from model.hf_format import StateDict, hf_config, to_hf
 from scripts.chat_template import default_template
 
@@ -38,7 +38,8 @@ ROTATE_NEIGHBOURS = (MODEL_ARCH.LLAMA, MODEL_ARCH.BAILINGMOE)
 EXPORTED_FIELDS = {
     "generation", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "rms_norm_eps", "rope_theta", "dropout", "use_moe", "num_experts", "num_experts_per_tok",
-    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob", *YARN_FIELDS,
+    "n_shared_experts", "moe_intermediate_size", "router_aux_loss_coef", "seq_aux", "norm_topk_prob",
+    "inference_rope_scaling", *YARN_NAMES.values(),
 }  # fmt: skip
 
 # The only values that llama.cpp uses for these architectures

@@ -55,6 +55,7 @@ if __name__ == "__main__":
     # --help and wrong flags are answered before torch is imported, which takes seconds.
     InspectSettings.parse()
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field, fields
@@ -67,11 +68,15 @@ from transformers import PreTrainedTokenizerBase
 
 from common.errors import UserError, user_errors
 from common.wording import announce, counted, one_line, printable
-from dataset.chat.chat_corpus import holds_conversations
 from dataset.chat.encoder import ChatEncoder
 from dataset.corpus import sources_of
 from dataset.quality.copies import NEAR_FROM, NONE, Copies, exact_copies, near_copies
 from dataset.quality.oddities import LONG_ROWS, VERY_LONG, OddityFinder
+from dataset.reading.conversations import FIELDS
+from dataset.reading.documents import read_documents
+from dataset.reading.faults import BadLines
+from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
+from dataset.reading.json_files import ANY_TEXT
 from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints, TokenStore
 from dataset.store.token_store import candidate_folders, files_of, first_writable
@@ -149,10 +154,7 @@ class DataLook:
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(settings.tokenizer_path)
         self.groups = [source.paths for source in sources_of(data_of(settings))]
-        # The first line decides.
-        self.is_chat = holds_conversations(
-            self.groups[0][0], settings.text_field, settings.text_suffixes, settings.cache_dir
-        )
+        self.is_chat = is_chat(find_files(self.groups[0][0], settings.text_suffixes, settings.cache_dir)[0], settings)
         kind = CONVERSATIONS if self.is_chat else DOCUMENTS
         # Settings of the run that would train on this
         trainer = SftSettings if self.is_chat else PretrainSettings
@@ -332,6 +334,16 @@ class DataLook:
             f"{sum(target >= 0 for target in targets)} trained, {documents.count(-1)} of padding"
         )
         return title, pieces
+
+
+def is_chat(file: Path, settings: InspectSettings) -> bool:
+    """True if the first document of a file is a conversation, not a text."""
+    if kind_of(file).suffix not in OBJECTS:
+        return False
+    # Faults are reported when all lines are read.
+    _, first = next(read_documents(file, ANY_TEXT, BadLines()), (0, "{}"))
+    record = json.loads(first)
+    return settings.text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)
 
 
 def text_of_piece(tokenizer: PreTrainedTokenizerBase, piece: Piece) -> str:

@@ -41,10 +41,9 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from common.errors import UserError
 from common.flags import positive, seed, share
-from common.start import ROOT
 from common.wording import announce, one_line, printable
 from dataset.tokenizing.encoder import DocumentEncoder
-from scripts.arguments import play_parser, temperature
+from scripts.arguments import DEFAULT_WEIGHT, play_parser, temperature
 from scripts.chat_template import default_template
 from scripts.common import end_ids, load
 from scripts.generate import Sampling, TextStream, chat_ids, check_prompt, generate, prompt_limit, turns_encoder, utf8
@@ -52,7 +51,6 @@ from trainer.machine.command_line import run_cli
 from trainer.pretrain.first_model import existing_weights_hint
 from trainer.reporting.records import CHARTS, METRICS_SUFFIX, RunRecords, downsample, smooth
 
-DEFAULT_WEIGHT = ROOT / "out" / "pretrain_512.pth"
 MOST_NEW_TOKENS = 1024
 # Likeliest tokens shown beside the sampled one
 ALTERNATIVES = 6
@@ -402,7 +400,7 @@ class Handler(BaseHTTPRequestHandler):
             raise
         except Exception:
             traceback.print_exc()
-            last = {"error": "the model has failed; the terminal of play.py tells more"}
+            last = {"error": "the model has failed; the reason is in the terminal of play.py"}
         self._send_line(last)
 
     def _is_own(self) -> bool:

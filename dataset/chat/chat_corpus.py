@@ -1,6 +1,5 @@
 """Fine-tuning data: conversations, of which only the answers are trained."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -11,11 +10,6 @@ from common.wording import counted
 from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
 from dataset.corpus import Corpus
 from dataset.packing import EpochPlan, RowPlan
-from dataset.reading.conversations import FIELDS
-from dataset.reading.documents import read_documents
-from dataset.reading.faults import BadLines
-from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
-from dataset.reading.json_files import ANY_TEXT
 from dataset.shares import Source
 from dataset.store.format import Documents, Ints
 
@@ -89,19 +83,3 @@ class ChatCorpus(Corpus):
             f"there: {counted(lost, 'token')} of answers not trained, {counted(int((trained == 0).sum()), 'conversation')} without "
             "an answer that begins before"
         ]
-
-
-def holds_conversations(path: str, text_field: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> bool:
-    """True if the first document of a path is a conversation, not a text. cache_dir: as in `find_files`.
-
-    Errors: DataError if there is no file.
-    """
-    file = find_files(path, text_suffixes, cache_dir)[0]
-    if kind_of(file).suffix not in OBJECTS:
-        return False
-    # Faults are reported when all lines are read.
-    first = next(read_documents(file, ANY_TEXT, BadLines()), None)
-    if first is None:
-        return False
-    record = json.loads(first[1])
-    return text_field not in record and any(isinstance(record.get(field), list) for field in FIELDS)

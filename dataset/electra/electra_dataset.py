@@ -46,27 +46,17 @@ class Examples:
     """
 
     def __init__(
-        self,
-        store: Documents,
-        max_seq_len: int,
-        sep_id: int,
-        seed: int,
-        unk_id: int | None = None,
-        documents: Ints | None = None,
+        self, store: Documents, max_seq_len: int, sep_id: int, seed: int, unk_id: int, documents: Ints
     ) -> None:
-        """documents: numbers, ascending, of those to use; default: all. Errors: DataError if they have no text."""
+        """documents: numbers, ascending, of those to use. Errors: DataError if they have no text."""
         self.store = store
         self.max_seq_len = max_seq_len
         seps = _positions(store.tokens, sep_id)
         line_ends = seps - np.arange(len(seps))
-        offsets = store.offsets
-        self.offsets = offsets
-        bounds = offsets - np.searchsorted(seps, offsets)
-        place = bounds[:-1]
-        stop = bounds[1:]
-        if documents is not None:
-            place = place[documents]
-            stop = stop[documents]
+        self.offsets = store.offsets
+        bounds = self.offsets - np.searchsorted(seps, self.offsets)
+        place = bounds[:-1][documents]
+        stop = bounds[1:][documents]
         bits = np.random.PCG64([seed, 0xE1EC])
         found = []
         # Documents without text left drop out.
@@ -87,9 +77,7 @@ class Examples:
         self.begin = place + np.searchsorted(line_ends, place, side="right")
         self.span = (last + np.searchsorted(line_ends, last, side="right") + 1 - self.begin).astype(np.int32)
         self.lengths = positions_taken(self.first, self.second)
-        unknown: Ints = np.empty(0, np.int64)
-        if unk_id is not None:
-            unknown = _positions(store.tokens, unk_id)
+        unknown = _positions(store.tokens, unk_id)
         counts = np.searchsorted(unknown, self.begin + self.span) - np.searchsorted(unknown, self.begin)
         self.candidates = self.first + self.second - counts.astype(np.int32)
 

@@ -94,7 +94,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
             ) from None
         except (ValueError, TypeError, RecursionError) as error:
             wanted = f"an object with the texts {', '.join(task.text)} is wanted, " if is_json else ""
-            raise DataError(f"{place}: {wanted}{str(error)[:100]}; mend the line") from None
+            raise DataError(f"{place}: {wanted}{str(error)[:100]}; fix the line") from None
         n_examples += 1
         yield Example(sentences, label, place)
     if not n_examples:
@@ -116,7 +116,7 @@ def value_of_label(task: Task, example: Example) -> float:
             if low <= float(example.label) <= high:
                 return float(example.label)
         wanted = f"a number from {low:g} to {high:g}"
-    raise DataError(f"{example.place}: label {example.label[:60]!r} is not {wanted}; mend the line")
+    raise DataError(f"{example.place}: label {example.label[:60]!r} is not {wanted}; fix the line")
 
 
 # ---------------------------------------------------------------------------------------------------- features

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from common.errors import DataError, optional_package
+from common.wording import one_line
 from dataset.reading import faults
 from dataset.reading.faults import BadLine, Found, check_column, too_long
 from dataset.reading.streams import Stream
@@ -55,9 +56,8 @@ def find_values(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     except BadLine as bad:
         yield row + 1, bad
     except (arrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())[:120]
         name = "a parquet" if suffix == ".parquet" else "an Arrow"
-        raise DataError(f"{path}: not {name} file that can be read ({reason}); fetch it again") from None
+        raise DataError(f"{path}: not {name} file that can be read ({one_line(error)[:120]}); fetch it again") from None
 
 
 def text_of_value(raw: bytes, text_field: str) -> str:

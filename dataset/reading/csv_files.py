@@ -25,7 +25,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
 
     Errors: DataError if no header has the column.
     """
-    lines = LineReader(stream, most=faults.MAX_CSV_ROW_BYTES)
+    lines = LineReader(stream, faults.MAX_CSV_ROW_BYTES)
     # A field has no more characters than bytes: the bound on a row is reached first.
     csv.field_size_limit(faults.MAX_CSV_ROW_BYTES)
     # columns

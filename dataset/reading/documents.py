@@ -108,7 +108,7 @@ def split_into_blocks(path: Path, text_field: str, block_bytes: int, split_text:
 
 def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     """The lines of a .jsonl that are not blank."""
-    lines = LineReader(stream)
+    lines = LineReader(stream, faults.MAX_DOCUMENT_BYTES)
     while (line := lines.read_line()) != b"":
         if line is None:
             yield lines.number, too_long("line")
@@ -126,7 +126,7 @@ def _find_whole_text(stream: Stream, path: str, text_field: str) -> Iterator[Fou
 
 def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     """Paragraphs of a text file, separated by blank lines, each with its first line's number."""
-    lines = LineReader(stream)
+    lines = LineReader(stream, faults.MAX_DOCUMENT_BYTES)
     # One buffer: a list of short lines would take many times their bytes. None: too long.
     text: bytearray | None = bytearray()
     first = 0

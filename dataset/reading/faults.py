@@ -101,19 +101,16 @@ class Fault:
     kind: str
     reason: str
 
-    def error(self) -> DataError:
-        """The error of a run that does not skip bad lines."""
-        advice = "mend the line, or pass --skip_bad_lines"
-        if self.kind == GBK:
-            advice = f"convert the file: {CONVERT.format(Path(self.path).suffix, 'gb18030', self.path)}"
-        return DataError(f"{self.path}:{self.line}: {self.reason}; {advice}")
-
 
 def skip_or_raise(fault: Fault, bad_lines: "BadLines | None") -> None:
     """Count a fault as skipped. Errors: DataError if faults are not skipped (None)."""
-    if bad_lines is None:
-        raise fault.error()
-    bad_lines.add(fault)
+    if bad_lines is not None:
+        bad_lines.add(fault)
+        return
+    advice = "fix the line, or pass --skip_bad_lines"
+    if fault.kind == GBK:
+        advice = f"convert the file: {CONVERT.format(Path(fault.path).suffix, 'gb18030', fault.path)}"
+    raise DataError(f"{fault.path}:{fault.line}: {fault.reason}; {advice}")
 
 
 # Constant size: half a billion bad lines take as much memory as ten.

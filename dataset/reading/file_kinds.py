@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
 from common.files import file_lock, user_cache
-from common.wording import announce
+from common.wording import announce, one_line
 from dataset.reading.streams import COMPRESSIONS
 
 # fsspec's AbstractFileSystem, which is untyped
@@ -86,7 +86,9 @@ def text_suffix(value: str) -> str:
     suffix = "." + value.lower().removeprefix(".")
     formats = CORPORA + TABLES + COMPRESSIONS + tuple(ALIASES)
     if not re.fullmatch(r"\.[^./\\\s]+", suffix) or suffix in formats:
-        raise argparse.ArgumentTypeError(f"{value!r} ends no plain text: .py does, .jsonl has a format of its own")
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is no suffix of plain text such as .py (.jsonl has a format of its own)"
+        )
     return suffix
 
 
@@ -199,7 +201,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
         return copy
     except Exception as error:
         # botocore and aiohttp raise their own classes.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)[:200] or type(error).__name__
         if isinstance(error, FileNotFoundError):
             reason = "no such file or server; a folder or a pattern is to be downloaded first"
         raise DataError(f"{address}: cannot be read ({reason})") from None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from common.errors import DataError, optional_package
-from dataset.reading import faults
 
 # decompressed bytes, with a `peek`
 Stream = io.BufferedReader
@@ -61,8 +60,8 @@ def open_stream(path: Path, named: str) -> Iterator[tuple[Stream, BinaryIO]]:
     compression = next((suffix for suffix, mark in FIRST_BYTES.items() if re.match(mark, beginning)), "")
     if named and beginning and not compression:
         raise DataError(
-            f"{path}: the content is not compressed, or it is damaged: it begins as no {named} file does; fetch it again, or "
-            f"take {named} off the name of a plain file"
+            f"{path}: not compressed, or damaged: it does not begin like a {named} file; fetch it again, or take {named} off the "
+            "name of a plain file"
         )
     if compression == ".zst":
         zstd = optional_package("zstandard", "to read .zst")
@@ -133,12 +132,11 @@ class _Members(io.RawIOBase):
 # a bound. The rest of a longer line is skipped piece by piece, and the caller gets None for it: it still counts, so that
 # later line numbers are right.
 class LineReader:
-    """Reads lines from a Stream. number: of the last line read, from 1. most: maximum bytes of a line with its newline
-    (default: of a document)."""
+    """Reads lines from a Stream. number: of the last line read, from 1. most: maximum bytes of a line with its newline."""
 
-    def __init__(self, stream: Stream, most: int | None = None) -> None:
+    def __init__(self, stream: Stream, most: int) -> None:
         self.stream = stream
-        self.most = faults.MAX_DOCUMENT_BYTES if most is None else most
+        self.most = most
         self.number = 0
 
     def read_line(self) -> bytes | None:

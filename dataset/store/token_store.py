@@ -26,14 +26,23 @@ from contextlib import closing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from filelock import Timeout
 from numpy.typing import ArrayLike
 
 from common.errors import DataError
-from common.files import HashingWriter, atomic_file, file_digest, file_lock, remove, sync_folder, user_cache
+from common.files import (
+    HashingWriter,
+    atomic_file,
+    atomic_folder,
+    file_digest,
+    file_lock,
+    remove,
+    sync_folder,
+    user_cache,
+)
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
 from dataset.reading.faults import BadLines, skip_or_raise
@@ -122,10 +131,17 @@ def open_or_build(
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
-                    with StoreWriter(place / name, temporary) as writer:
+                    if temporary.is_dir():
+                        announce(
+                            f"{place / name}: an earlier start was interrupted before its store was complete; it begins anew"
+                        )
+                    with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
+                        writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
                         _tokenise(writer, source, files, stats, encode, num_procs, progress)
-                        store = writer.commit(meta)
+                        writer.finish(meta)
+                    sync_folder(place)
+                    store = TokenStore(place / name)
         except OSError as error:
             raise DataError(
                 f"{error.filename or place}: {error.strerror or error}; --cache_dir names another folder for the token store"
@@ -263,21 +279,17 @@ def stats_of(files: Sequence[Path]) -> list[Stats]:
 
 
 class StoreWriter:
-    """Writes the files of a store into the folder `temporary`, which is removed unless `commit` renames it to `folder`."""
+    """Writes the files of a store into a new folder; `open_files` closes them."""
 
-    def __init__(self, folder: Path, temporary: Path) -> None:
+    def __init__(self, folder: Path, open_files: contextlib.ExitStack) -> None:
         self.folder = folder
-        self.temp = temporary
         self.documents = 0
         self.tokens = 0
         self.bad_lines = BadLines()
-        if self.temp.is_dir():
-            announce(f"{folder}: an earlier start was interrupted before its store was complete; it begins anew")
-            remove(self.temp)
-        self.temp.mkdir(parents=True)
+        folder.mkdir(parents=True)
         self.files: dict[str, HashingWriter] = {}
         for name in (*FILES, "meta.json"):
-            self.files[name] = HashingWriter(open(self.temp / name, "wb"))  # noqa: SIM115 - __exit__ closes it
+            self.files[name] = HashingWriter(open_files.enter_context((folder / name).open("wb")))
         # The first document starts at 0; each block adds the ends of its documents.
         self._write("offsets.bin", np.zeros(1, np.int64))
 
@@ -294,12 +306,9 @@ class StoreWriter:
         """Append an array of numbers to a file and to its digest."""
         self.files[name].write(np.ascontiguousarray(values).data)
 
-    def commit(self, meta: dict[str, Any]) -> TokenStore:
-        """Complete meta.json, sync all to disk and rename.
-
-        The content of the files is synced first, then their names in the folder, and then the folder is renamed. So a
-        folder with this name is always a complete store.
-        """
+    def finish(self, meta: dict[str, Any]) -> None:
+        """Write meta.json, and sync the content of the files and then their names in the folder to disk. So once the
+        folder is renamed, it is a complete store."""
         content = {
             **meta,
             "documents": self.documents,
@@ -312,24 +321,7 @@ class StoreWriter:
         for writer in self.files.values():
             writer.flush()
             os.fsync(writer.file.fileno())
-            # Windows cannot rename a folder with an open file.
-            writer.file.close()
-        sync_folder(self.temp)
-        # An existing store is damaged, or nobody would build another.
-        remove(self.folder)
-        os.rename(self.temp, self.folder)
-        sync_folder(self.folder.parent)
-        return TokenStore(self.folder)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for writer in self.files.values():
-            # A full disk, reported already.
-            with contextlib.suppress(OSError):
-                writer.file.close()
-        remove(self.temp)
+        sync_folder(self.folder)
 
 
 def open_store(folder: Path, report: bool = False) -> TokenStore | None:

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -133,9 +132,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pieces: str = "llama-bpe") 
     return tokenizer
 
 
-def tokenizer_config() -> dict[str, Any]:
-    """tokenizer_config.json: what transformers needs beside tokenizer.json."""
-    return {
+def save(tokenizer: Tokenizer, out_dir: Path) -> None:
+    """Write the two files of a tokenizer to a folder."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    # what transformers needs beside tokenizer.json
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
         "eos_token": EOS,
@@ -152,12 +153,7 @@ def tokenizer_config() -> dict[str, Any]:
         "model_max_length": 32768,
         "chat_template": CHAT_TEMPLATE,
     }
-
-
-def save(tokenizer: Tokenizer, out_dir: Path) -> None:
-    """Write the two files of a tokenizer to a folder."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    settings = json.dumps(tokenizer_config(), indent=2, ensure_ascii=False)
+    settings = json.dumps(config, indent=2, ensure_ascii=False)
     contents = {"tokenizer.json": tokenizer.to_str(pretty=True), "tokenizer_config.json": settings}
     for name, content in contents.items():
         with atomic_file(out_dir / name) as file:

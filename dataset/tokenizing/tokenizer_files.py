@@ -58,15 +58,6 @@ def remove_bos_template(backend: Tokenizer, bos: str | None, bos_id: int | None)
         backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
 
 
-def add_bos(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Makes a fast tokenizer that adds nothing to a text add its BOS, as in our training; in place."""
-    if not getattr(tokenizer, "is_fast", False) or tokenizer.bos_token_id is None:
-        return
-    if tokenizer("a").input_ids == tokenizer("a", add_special_tokens=False).input_ids:
-        template = bos_template(str(tokenizer.bos_token), tokenizer.bos_token_id)
-        tokenizer.backend_tokenizer.post_processor = template
-
-
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
     """Write a Hugging Face tokenizer so that transformers 4.48 to 5 load it, without local paths."""
     # Template in the config alone: transformers 4.48 ignores chat_template.jinja, and two copies could diverge.

@@ -51,7 +51,7 @@ def load_wordpiece(path: str | Path, lower_case: bool = True) -> "PreTrainedToke
     # Models have one embedding per entry.
     if highest >= len(tokenizer):
         raise ValueError(
-            f"{path}: the ids of this tokenizer have gaps (a line that stands there twice?): the highest of {len(tokenizer):,} is "
+            f"{path}: the ids of this tokenizer have gaps (is a line there twice?): the highest of {len(tokenizer):,} is "
             f"{highest:,}"
         )
     for name, standard_id in STANDARD_IDS.items():
@@ -74,7 +74,7 @@ def wordpiece(lines: list[str], lower_case: bool) -> "BertTokenizer":
     return BertTokenizer(vocab={token: i for i, token in enumerate(lines)}, do_lower_case=lower_case)
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool = True) -> "BertTokenizer":
+def train_wordpiece(texts: Iterable[str], vocab_size: int, lower_case: bool) -> "BertTokenizer":
     """A BertTokenizer of at most `vocab_size` entries: WORDPIECE_TOKENS, the commonest characters, then pieces by
     frequency. The same texts give the same vocabulary.
     """

@@ -8,14 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.hf_format import load_folder, read_config
-from model.model_minimind import MiniMindForCausalLM
 from tests.model.public import KINDS, change_config, public_model, write_public
 
 EMBEDDINGS = "model.embed_tokens.weight"
 
 
 def load(folder):
-    return load_folder(MiniMindForCausalLM, folder, read_config(folder))
+    return load_folder(folder, read_config(folder))
 
 
 def logits(model):

@@ -88,7 +88,7 @@ def test_config_is_inferred_from_keys_and_shapes(kind, path):
 
 def test_json_beside_the_file_tells_what_keys_cannot(path):
     model = write(path, num_attention_heads=16, num_key_value_heads=2, use_moe=True, num_experts_per_tok=3)
-    refuse(path, "do not tell num_attention_heads; pass it")
+    refuse(path, "num_attention_heads does not follow from the shapes; pass it")
     path.with_suffix(".json").write_text(json.dumps(model.config.to_dict()))
     loaded = MiniMindForCausalLM.from_pth(path)
     assert loaded.config.num_attention_heads == 16 and loaded.config.num_experts_per_tok == 3

@@ -76,7 +76,7 @@ def test_prompts_come_from_a_pipe_and_chat_keeps_the_conversation(weight, tokeni
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n"))
     assert run(weight, "--temperature", "0", capsys=capsys).err.count("tokens/s") == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
-    with pytest.raises(UserError, match="no prompt came through the pipe"):
+    with pytest.raises(UserError, match="no prompt came through the standard input"):
         run(weight, capsys=capsys)
 
     seen, answer = [], "<think>\nhm\n</think>\n\nyes"

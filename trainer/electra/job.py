@@ -107,7 +107,7 @@ class ElectraJob(Job):
             # Building examples reads all tokens.
             with wait_for_all_ranks(self.ranks):
                 self.examples = Examples(corpus.store, T, sep, settings.seed, unknown, corpus.documents)
-                if corpus.val_store is not None:
+                if corpus.val_store is not None and corpus.val_documents is not None:
                     held_out = Examples(corpus.val_store, T, sep, VAL_SEED, unknown, corpus.val_documents)
         row_layout = ("max_seq_len", "seed", "mask_share", "mask_style", "val_fraction")
         # values that must be the same at a resume

@@ -84,7 +84,7 @@ def open_model(
         # Documents start and end with the tokenizer's ids.
         for name in TOKEN_IDS:
             setattr(config, name, getattr(tokenizer, name))
-        make = partial(load_folder, MiniMindForCausalLM, folder, config)
+        make = partial(load_folder, folder, config)
     else:
         shape = {name: getattr(settings, name) for name in MODEL_FLAGS}
         ids = {name: getattr(tokenizer, name) for name in TOKEN_IDS}

@@ -64,7 +64,7 @@ def test_each_format_and_compression_gives_the_texts_in_order(tmp_path, suffix, 
     if compression:
         assert texts_of(other) == TEXTS
     else:
-        with pytest.raises(DataError, match="begins as no .gz file does; fetch it again, or take"):
+        with pytest.raises(DataError, match="does not begin like a .gz file; fetch it again, or take"):
             texts_of(other)
 
 
@@ -102,7 +102,7 @@ def test_text_in_gbk_is_told_with_a_command_that_converts_it(tmp_path, suffix):
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
     assert (tmp_path / f"converted{suffix}").read_bytes() == content_in(suffix, "utf-8")
     file.write_bytes(content_in(suffix, "utf-8").replace(CHINESE.encode(), "un été à la mer".encode("latin-1")))
-    with pytest.raises(DataError, match="not UTF-8: byte 0x[0-9a-f]{2}[^;]*; mend the line"):
+    with pytest.raises(DataError, match="not UTF-8: byte 0x[0-9a-f]{2}[^;]*; fix the line"):
         texts_of(file)
 
 
