@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -17,11 +18,13 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import register_after_fork
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from common.start import STARTED
 
+SYSTEM_ROOT = Path("/")
 POLL_S = 0.2
 # from linux/prctl.h
 PR_SET_PDEATHSIG = 1
@@ -55,6 +58,36 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before this line.
     if os.getppid() == 1 != parent:
         os._exit(1)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: by its affinity, and by the CPU limits of its cgroups, rounded up (Linux)."""
+    limits: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    for folder in cgroups():
+        # `150000 100000`, microseconds of each period, or `max 100000`
+        quota, _, period = text_of_file(folder / "cpu.max").strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            limits.append(int(quota) / int(period))
+    return max(1, math.ceil(min(limits)))
+
+
+def cgroups() -> list[Path]:
+    """Folders of the process's cgroup and of its ancestors: limits of containers, systemd units and cluster jobs, version 2."""
+    top = SYSTEM_ROOT / "sys/fs/cgroup"
+    for line in text_of_file(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            group = Path(line.removeprefix("0::/"))
+            # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
+            return [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
+    return []
+
+
+def text_of_file(path: Path) -> str:
+    """The content of a file; "" where it cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def stop_signals() -> list[int]:

@@ -43,6 +43,7 @@ from common.files import (
     sync_folder,
     user_cache,
 )
+from common.processes import usable_cores
 from common.wording import announce, counted
 from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
 from dataset.reading.faults import BadLines, skip_or_raise
@@ -202,8 +203,7 @@ def _tokenise(
     """Write the documents of the files. Errors: DataError, OSError."""
     name = f"{source} ({len(files):,} files)" if len(files) > 1 else source
     source_bytes = sum(size for _, size, *_ in stats)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_procs = num_procs or min(cores, max(1, source_bytes // BYTES_PER_PROCESS))
+    num_procs = num_procs or min(usable_cores(), max(1, source_bytes // BYTES_PER_PROCESS))
     if progress:
         announce(f"tokenising {name}: {source_bytes / 1e6:.1f} MB, {counted(num_procs, 'process', 'processes')}")
     begin = last_line = time.monotonic()

@@ -12,7 +12,6 @@ only before the process has computed anything, since OpenMP's threads are not co
   If rank 0 does not, the copy prints its own, and the command ends with its exit code.
 """
 
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -30,11 +29,11 @@ import torch
 import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError
-from common.processes import die_with_parent
+from common.processes import die_with_parent, usable_cores
 from common.wording import announce, counted
 from trainer.machine.command_line import end_process
 from trainer.machine.devices import pick_device
-from trainer.machine.measure import processor_limit, total_memory
+from trainer.machine.measure import total_memory
 from trainer.machine.ranks import Ranks, SharedMemory, lost_rank_line, ranks_of_launcher
 from trainer.settings import DividedMachineSettings
 
@@ -115,14 +114,8 @@ def divide(
 
 def available_threads() -> int:
     """Threads that PyTorch uses (OMP_NUM_THREADS limits them), at most one for each core that this process may use."""
-    limits = [torch.get_num_threads()]
-    if hasattr(os, "sched_getaffinity"):
-        limits.append(len(os.sched_getaffinity(0)))
     # A container may have two processors of a machine with a hundred; more threads would be throttled again and again.
-    limit = processor_limit()
-    if limit is not None:
-        limits.append(max(1, math.ceil(limit)))
-    return min(limits)
+    return min(torch.get_num_threads(), usable_cores())
 
 
 def threads_of_each(processes: int) -> int:

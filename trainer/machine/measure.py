@@ -15,10 +15,11 @@ import tokenizers
 import torch
 import transformers
 
+from common import processes
 from common.errors import UserError
+from common.processes import cgroups, text_of_file
 from dataset.loader import LoaderError
 
-SYSTEM_ROOT = Path("/")
 KIB = 1024
 
 
@@ -26,7 +27,7 @@ def peak_memory(device: torch.device) -> int:
     """Peak bytes, of the GPU or resident. ru_maxrss is the last resort: it starts at the parent's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    peak = _entry(SYSTEM_ROOT / "proc/self/status", "VmHWM:")
+    peak = _entry(processes.SYSTEM_ROOT / "proc/self/status", "VmHWM:")
     if peak is not None:
         return KIB * peak
     try:
@@ -87,7 +88,11 @@ def versions() -> dict[str, str]:
 
 def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str | int | None]:
     """{name: text or number} for a report."""
-    names = [line for line in _text(SYSTEM_ROOT / "proc/cpuinfo").splitlines() if line.startswith("model name")]
+    names = [
+        line
+        for line in text_of_file(processes.SYSTEM_ROOT / "proc/cpuinfo").splitlines()
+        if line.startswith("model name")
+    ]
     processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
     found: dict[str, str | int | None] = {
         "system": f"{platform.system()} {platform.release()}",
@@ -121,7 +126,7 @@ def available_memory(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # torch caches freed blocks.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    in_machine = _entry(SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
+    in_machine = _entry(processes.SYSTEM_ROOT / "proc/meminfo", "MemAvailable:")
     if device.type != "cpu" or in_machine is None:
         return None
     bounds = [KIB * in_machine, *(left for _, left in _memory_of_groups())]
@@ -131,20 +136,17 @@ def available_memory(device: torch.device) -> int | None:
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY:
-            used = KIB * (_entry(SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
+            used = KIB * (_entry(processes.SYSTEM_ROOT / "proc/self/status", "VmSize:") or 0)
             bounds.append(max(limit - used, 0))
     return min(bounds)
-
-
-# -------------------------------------- limits of containers, systemd units and jobs of a cluster: Linux's cgroups, version 2
 
 
 def _memory_of_groups() -> list[tuple[int, int]]:
     """(limit, bytes left) of each cgroup of this process that has a memory limit."""
     found = []
-    for folder in _groups():
-        limit = _text(folder / "memory.max").strip()
-        used = _text(folder / "memory.current").strip()
+    for folder in cgroups():
+        limit = text_of_file(folder / "memory.max").strip()
+        used = text_of_file(folder / "memory.current").strip()
         # `max`: no limit
         if limit.isdecimal():
             # Inactive page cache counts as used, but is freed as soon as a process needs memory.
@@ -153,39 +155,9 @@ def _memory_of_groups() -> list[tuple[int, int]]:
     return found
 
 
-def processor_limit() -> float | None:
-    """CPU limit of this process's cgroups in processors, such as 1.5; None: no limit."""
-    limits = []
-    for folder in _groups():
-        # `150000 100000`, microseconds of each period, or `max 100000`
-        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-        if quota.isdecimal() and period.isdecimal():
-            limits.append(int(quota) / int(period))
-    return min(limits, default=None)
-
-
-def _groups() -> list[Path]:
-    """Folders of the process's cgroup and of its ancestors."""
-    top = SYSTEM_ROOT / "sys/fs/cgroup"
-    for line in _text(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
-        if line.startswith("0::"):
-            group = Path(line.removeprefix("0::/"))
-            # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
-            return [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
-    return []
-
-
-def _text(path: Path) -> str:
-    """The content of a file; "" where it cannot be read."""
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def _entry(path: Path, name: str) -> int | None:
     """The number in the line `name number` of a file; None where there is none."""
-    for line in _text(path).splitlines():
+    for line in text_of_file(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name and words[1].isdigit():
             return int(words[1])

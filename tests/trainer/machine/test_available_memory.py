@@ -5,8 +5,10 @@ import sys
 import pytest
 import torch
 
-from trainer.machine import cpu_ranks, measure
-from trainer.machine.measure import available_memory, processor_limit, total_memory
+from common import processes
+from common.processes import usable_cores
+from trainer.machine import cpu_ranks
+from trainer.machine.measure import available_memory, total_memory
 
 CPU = torch.device("cpu")
 GB = 1 << 30
@@ -17,7 +19,7 @@ def root(tmp_path, monkeypatch):
     """A system with 8 GiB to be had and no groups."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: {8 * GB // 1024} kB\n")
-    monkeypatch.setattr(measure, "SYSTEM_ROOT", tmp_path)
+    monkeypatch.setattr(processes, "SYSTEM_ROOT", tmp_path)
     return tmp_path
 
 
@@ -59,7 +61,7 @@ def test_none_where_the_system_does_not_tell(root, monkeypatch):
     (root / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable: much\n")
     assert available_memory(CPU) is None
     assert available_memory(torch.device("mps")) is None
-    monkeypatch.setattr(measure, "SYSTEM_ROOT", root / "nowhere")
+    monkeypatch.setattr(processes, "SYSTEM_ROOT", root / "nowhere")
     assert available_memory(CPU) is None
 
 
@@ -80,20 +82,15 @@ def test_the_limit_of_a_container_is_all_that_the_machine_has(root):
     assert total_memory(CPU) == 1000
 
 
-@pytest.mark.parametrize(("text", "processors"), [("150000 100000", 1.5), ("max 100000", None), ("x y", None)])
-def test_processors_of_a_group_of_version_2(root, text, processors):
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("250000 100000", 3), ("max 100000", 128), ("x y", 128), ("50000 100000", 1)]
+)
+def test_cores_of_a_container(root, monkeypatch, quota, cores):
+    """`docker run --cpus 2.5` on a large machine; of all groups around the process the tightest limit holds."""
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
     write(root, "proc/self/cgroup", "0::/job/step\n")
-    write(root, "sys/fs/cgroup/job/cpu.max", f"{text}\n")
-    assert processor_limit() == processors
-    # The tightest of all groups around the process holds.
-    write(root, "sys/fs/cgroup/job/step/cpu.max", "50000 100000\n")
-    assert processor_limit() == 0.5
-
-
-def test_threads_of_a_container(monkeypatch):
-    """`docker run --cpus 2.5` on a large machine."""
+    write(root, "sys/fs/cgroup/job/cpu.max", f"{quota}\n")
+    write(root, "sys/fs/cgroup/job/step/cpu.max", "10000000 100000\n")
+    assert usable_cores() == min(cores, 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr(cpu_ranks.os, "sched_getaffinity", lambda pid: set(range(128)), raising=False)
-    for limit, threads in ((None, 64), (2.5, 3), (0.5, 1), (100.0, 64)):
-        monkeypatch.setattr(cpu_ranks, "processor_limit", lambda limit=limit: limit)
-        assert cpu_ranks.available_threads() == threads
+    assert cpu_ranks.available_threads() == min(cores, 64)
