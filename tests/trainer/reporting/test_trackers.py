@@ -12,11 +12,12 @@ from trainer.reporting.reporter import Reporter
 
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
-def test_one_interface(data, tmp_path, kind):
+def test_one_interface(data, tmp_path, kind, monkeypatch):
     """One run with the flags as its config, every record on the same axis, lists as one curve an item."""
     module = mock.MagicMock(**{"init.return_value.id": "abc"})
-    with mock.patch.dict(sys.modules, {kind: module}):
-        run = train(data_path=data, out_dir=tmp_path, tracker=kind, use_moe=1, val_fraction=0.2)
+    # mock.patch.dict would also take away the modules that the run imports.
+    monkeypatch.setitem(sys.modules, kind, module)
+    run = train(data_path=data, out_dir=tmp_path, tracker=kind, use_moe=1, val_fraction=0.2)
     (call,) = module.init.call_args_list
     assert call.kwargs["config"]["hidden_size"] == 16 and call.kwargs["project"] == "MiniMind-Pretrain"
     logged = [(call.args[0], call.kwargs["step"]) for call in module.log.call_args_list]
@@ -28,19 +29,20 @@ def test_one_interface(data, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["wandb", "swanlab"])
-def test_a_package_that_is_missing_or_refuses(kind):
+def test_a_package_that_is_missing_or_refuses(kind, monkeypatch):
     settings = PretrainSettings.parse(["--tracker", kind])
     refusing = mock.MagicMock(**{"init.side_effect": RuntimeError("no account\n  log in first")})
     for module, said in ((None, f"pip install {kind}"), (refusing, f"--tracker {kind}: no account log in first")):
-        with mock.patch.dict(sys.modules, {kind: module}), pytest.raises(UserError, match=said):
+        monkeypatch.setitem(sys.modules, kind, module)
+        with pytest.raises(UserError, match=said):
             Reporter(is_main=True).open_tracker(settings, "run", {})
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
-def test_a_tracker_that_fails_does_not_end_the_run(data, tmp_path, capsys, method):
+def test_a_tracker_that_fails_does_not_end_the_run(data, tmp_path, capsys, method, monkeypatch):
     """Said once; the run, its files and its exit code are as without it."""
     module = mock.MagicMock(**{"init.return_value.id": "abc", f"{method}.side_effect": ConnectionError("gone")})
-    with mock.patch.dict(sys.modules, wandb=module):
-        run = train(data_path=data, out_dir=tmp_path, tracker="wandb")
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    run = train(data_path=data, out_dir=tmp_path, tracker="wandb")
     out = capsys.readouterr().out
     assert out.count("the tracker has failed") == 1 and "ConnectionError: gone" in out and len(records(run)) > 5
