@@ -291,7 +291,7 @@ def test_repeated_text_has_more_weight_decay():
     ],
 )
 def test_the_law_meets_the_runs_that_were_measured(parameters, layers, tokens, different, loss):
-    """References: docs/experiments.md, "The law of today", some runs of each kind."""
+    """References: docs/experiments.md, "Today's law", some runs of each kind."""
     expected = laws.expected_loss(parameters, layers, tokens, text(different))
     assert expected == pytest.approx(loss, rel=laws.LOSS_ERROR)
 
