@@ -1,13 +1,13 @@
 # make pretrain   set up and train a small MiniMind on the documentation inside Python (a CPU is enough);
 #                 make pretrain BUDGET=10m trains the best one for that time
-# make chat       from nothing to a small model that answers questions on Python, in 20 minutes on two CPU cores
-# make electra    ... and a small ELECTRA
+# make chat       train a small model from scratch that answers questions on Python, in 20 minutes on two CPU cores
+# make electra    set up and train a small ELECTRA
 # make test       set up and run the quick tests; make test-core: those of the model, packing, the loop, resuming and the tour
-# make test-all   ... and the slow ones (compiles llama.cpp for some minutes, the first time)
+# make test-all   all tests, with the slow ones (the first time llama.cpp is compiled, for some minutes)
 # make bench      set up and compare the training speed with the plain loop and the Hugging Face Trainer
 # make lint       format, style and types; make clean: remove the environment, caches and the embedded corpora, not out/
-# make gpu        whether training is right and fast on the GPU of this machine, in nine minutes; make gpu-speed: in five;
-#                 make gpu-bits: whether equal runs have equal bits, in three; make gpu-electra: ELECTRA and GLUE, in two
+# make gpu        check that training is correct and fast on this machine's GPU, in nine minutes; make gpu-speed: speed alone, in five;
+#                 make gpu-bits: equal runs have equal bits, in three; make gpu-electra: ELECTRA and GLUE, in two
 # TORCH=cpu or TORCH=cuda chooses the build of PyTorch, TORCH_INDEX=... a package index for PyTorch alone.
 
 PYTHON ?= python3
@@ -18,7 +18,7 @@ RUN     = $(VENV)/bin/python
 
 PIP     = $(RUN) -m pip install --quiet --disable-pip-version-check
 
-# The build for CUDA is of no use without an NVIDIA GPU. pip's own index has no other for Linux.
+# Without an NVIDIA GPU the CUDA build is useless, and pip's own index has no other for Linux.
 TORCH ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 ifeq ($(TORCH),cpu)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -28,7 +28,7 @@ BUILD = NVIDIA GPUs: about 3 GB to download with all other packages; TORCH=cpu t
 endif
 PINNED_TORCH = $(shell grep -o '^torch==[0-9.]*' requirements.txt)
 
-# A machine that cannot reach the index may have the same build in its own.
+# If the index cannot be reached, pip's own may have the same build.
 $(VENV)/.installed: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed, $(PYTHON) is older; name another: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -41,7 +41,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(PIP) -r requirements-dev.txt
 	touch $@
 
-# A machine that cannot compile it runs the other tests; those that want it say why they are skipped.
+# If it cannot be compiled, the tests that need it are skipped and say so.
 $(VENV)/.installed-llama: requirements-llama.txt $(VENV)/.installed-dev
 	-CMAKE_ARGS=-DGGML_NATIVE=OFF $(PIP) -r requirements-llama.txt && touch $@
 
@@ -52,7 +52,7 @@ SMALL = --hidden_size 256 --batch_size 8 --accumulation_steps 1 --epochs 4 --opt
 # The rates and first weights of --budget's plans, with a decay for text that is read several times
 RATES = --init_scheme induction --muon_lr 0.014 --learning_rate 8e-3 --embed_lr 16e-3 --weight_decay 0.3
 
-# The text that is trained. It is named, so that no other file that lies in dataset/ is trained in its place.
+# The training text, named explicitly so that no other file in dataset/ is trained instead
 DOCUMENTATION = dataset/python_docs.jsonl
 QUESTIONS     = dataset/python_questions.jsonl
 
@@ -62,33 +62,33 @@ $(DOCUMENTATION): | $(VENV)/.installed
 $(QUESTIONS): | $(VENV)/.installed
 	$(RUN) -c "from dataset.embedded_corpus import build_embedded_questions; build_embedded_questions('$@')"
 
-# What comes next is typed by hand, and finds the packages in this environment alone.
+# Commands typed by hand afterwards need the packages of this environment.
 ACTIVATE = @echo "Before further commands: . $(VENV)/bin/activate"
 
-# What samples begin with
+# Prompts of the samples
 PROMPTS = --sample_prompts "Return the" "class str"
 
 pretrain: $(VENV)/.installed $(DOCUMENTATION)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(if $(BUDGET),--budget $(BUDGET),$(SMALL) $(RATES)) $(PROMPTS) $(ARGS)
 	$(ACTIVATE)
 
-# What the chat goes on from. It has a name of its own, since other weights in out/ may be half-trained or of another
-# tokenizer. One pass over the text is enough for it, and its rate is the one with which the answers were counted.
+# Name of the weights that the chat starts from: other weights in out/ may be half-trained or have another tokenizer.
+# One pass over the text is enough, and docs/sft.md counted its answers with this learning rate.
 BASE = chat_base
 
-# To learn a megabyte of questions by heart, at rates that learn fast
+# Memorises a megabyte of questions, with high learning rates
 CHAT = --hidden_size 256 --batch_size 8 --epochs 8 --optimizer muon --learning_rate 2e-3 --lr_schedule linear \
        --log_interval 50 --save_interval 500
 
-# --from_resume 1: a run that was interrupted goes on, and one that is finished is left as it is.
-# make chat ARGS="--from_resume 0" fine-tunes anew.
+# --from_resume 1 continues an interrupted run and leaves a finished one as it is.
+# make chat ARGS="--from_resume 0" fine-tunes again.
 chat: $(VENV)/.installed $(DOCUMENTATION) $(QUESTIONS)
 	$(RUN) trainer/train_pretrain.py --data_path $(DOCUMENTATION) $(SMALL) --init_scheme zero_out --learning_rate 2e-3 --epochs 1 $(PROMPTS) --save_weight $(BASE) --from_resume 1
 	$(RUN) trainer/train_sft.py --data_path $(QUESTIONS) $(CHAT) --from_weight $(BASE) --from_resume 1 --sample_prompts "What does str.join do?" $(ARGS)
 	$(RUN) scripts/evaluate.py answers --weight out/full_sft_256.pth
 	$(ACTIVATE)
 
-# A small one on a CPU: networks and steps for a quarter of an hour
+# A small ELECTRA for a quarter of an hour on a CPU
 ELECTRA = --hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 128 --init_std 0.1 --dropout 0 \
           --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear \
           --max_seq_len 32 --max_steps 2000 --warmup_steps 100 --val_fraction 0.02 --log_interval 50
@@ -97,28 +97,27 @@ electra: $(VENV)/.installed
 	$(RUN) trainer/train_electra.py $(ELECTRA) $(ARGS)
 	$(ACTIVATE)
 
-# Two processes: what most machines have cores and memory for. A file's tests stay together, they share what they set up.
+# Most machines have cores and memory for two processes. The tests of a file share fixtures, so they stay in one process.
 PROCESSES = -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow"
 
-# What most changes to the training itself can break
+# Tests that most changes to the training can break
 CORE = tests/model/test_training_losses.py tests/model/test_golden.py tests/dataset/test_packing.py tests/trainer/test_engine.py \
        tests/trainer/test_loop.py tests/trainer/test_tour.py tests/faults/test_resume.py
 
 test-core: $(VENV)/.installed-dev
 	$(RUN) -m pytest $(PROCESSES) -m "not slow" $(CORE)
 
-# In the order of tests/conftest.py: pytest-xdist would begin with the files of many tests, and end with those of few that are slow.
+# In the order of tests/conftest.py: pytest-xdist would start with files of many tests and end with those of few slow ones.
 test-all: $(VENV)/.installed-dev $(VENV)/.installed-llama
 	$(RUN) -m pytest $(PROCESSES) --no-loadscope-reorder -rs --durations=30
 
 bench: $(VENV)/.installed-dev
 	$(RUN) benchmarks/bench.py $(ARGS)
 
-# Nothing is installed: without an environment of `make pretrain` they run with the PyTorch that the machine's own Python has,
-# as images for GPUs do.
+# Nothing is installed: without an environment of `make pretrain` they use the PyTorch of the system's Python, as GPU images have it.
 HAS_TORCH = $(if $(wildcard $(RUN)),$(RUN),$(PYTHON))
 
 gpu:

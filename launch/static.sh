@@ -1,13 +1,13 @@
 #!/bin/sh
-# torchrun on several nodes with fixed numbers. Nothing is restarted: whoever starts it, starts it again on all nodes.
+# torchrun on several nodes with fixed numbers. Nothing restarts by itself: after a failure start it again on all nodes.
 # In the repository, on each node:
 #
 #     HEAD=node0 PORT=29500 NODES=2 NODE=0 sh launch/static.sh --data_path /shared/my.jsonl --out_dir /shared/out
 #
-# HEAD, PORT  the node with number 0, and a free port of it
-# NODES       how many there are
-# NODE        the number of this one, from 0
-# PROCESSES   on each node; default: its GPUs
+# HEAD, PORT  node 0 and a free port on it
+# NODES       number of nodes
+# NODE        number of this node, from 0
+# PROCESSES   per node; default: its GPUs
 # TRAINER     default: trainer/train_pretrain.py
 set -eu
 : "${HEAD:?is not set: see the first lines of launch/static.sh}"
@@ -15,7 +15,7 @@ set -eu
 : "${NODES:?is not set: see the first lines of launch/static.sh}"
 : "${NODE:?is not set: see the first lines of launch/static.sh}"
 
-# How long torchrun waits for the save after a request to stop, in place of 30 seconds.
+# Seconds that torchrun waits for the save after a request to stop (its default: 30)
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}"
 
 exec torchrun --nnodes "$NODES" --node_rank "$NODE" --nproc_per_node "${PROCESSES:-gpu}" \
