@@ -281,7 +281,7 @@ class Loader:
             batches = (assembled(self.assembler, one) for one in recipes)
         if self.pin_memory:
             batches = (with_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
-        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more are behind it, so
+        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more follow, so
         # after a failure this rank can still join the updates that other ranks start before they learn of it.
         ready: deque[tuple[int, list[Any]]] = deque()
         while True:

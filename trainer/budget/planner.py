@@ -59,7 +59,7 @@ WORTH_FLOAT32 = 1.25
 WORTH_LONG_ROWS = 0.99
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
-# Update sizes that differ by less than this factor learn about as much from as many tokens.
+# Update sizes that differ by less than this factor learn about equally from the same tokens.
 NEAR = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -114,7 +114,7 @@ def plan_run(
         shape = {name: value for name, value in flags.items() if value is not None}
         fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
-        # Not the fault of the budget: rows that no model can take, and a model that the user has made too large.
+        # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
         costs = with_best_rows(candidates, costs, kind)
@@ -367,7 +367,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    # Fewer of longer rows, for as many positions
+    # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
     if costs.batch_size is not None:
@@ -429,5 +429,5 @@ def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
         passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
     return (
         f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
-        "the batch or how often is evaluated"
+        "the batch or the evaluations"
     )
