@@ -269,8 +269,8 @@ class Corpus:
             )
             if abs(given["share"] - asked) > SHARE_TOLERANCE:
                 lines.append(
-                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
-                    "little, or in too long documents; give the smallest source a smaller share"
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and the sources have too little "
+                    "text, or too long documents; give the smallest source a smaller share"
                 )
         return lines
 

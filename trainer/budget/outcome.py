@@ -163,9 +163,9 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         micro_batches += f" on each of {cut.at_once} ranks"
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
-        of_embeddings = chosen.embed_lr or chosen.learning_rate
+        embed_lr = chosen.embed_lr or chosen.learning_rate
         rates = (
-            f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
+            f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {embed_lr:g} (AdamW, embeddings), "
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
     error = loss_error(plan, costs, chosen)

@@ -140,7 +140,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
     """Errors: UserError for a flag that contradicts a budget."""
     for name in length_flags(settings, given):
         raise UserError(
-            f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
+            f"--{name} and a budget both say when the run ends: drop one of them (a --config file counts too)"
         )
     if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
         raise UserError(
@@ -160,11 +160,11 @@ def look_at_machine(
     """Time matrix products. The settings get float32 where the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
     ranks, device = surroundings.ranks, surroundings.device
     dtype, _ = pick_dtype(settings.dtype, device)
-    types = [dtype]
+    dtypes = [dtype]
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
     if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
-        types.append(torch.float32)
-    own_rates = [product_rate(device, kind) for kind in types]
+        dtypes.append(torch.float32)
+    own_rates = [product_rate(device, one) for one in dtypes]
     # All ranks must plan with the same numbers, and compute in one precision.
     rate, *in_float32 = on_main(ranks, lambda: own_rates)
     if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
@@ -204,7 +204,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
                 if "hidden_size" in fields:
                     raise
     if not found:
-        raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
+        raise ValueError("no planned width fits such heads: give --hidden_size too")
     return found
 
 
@@ -218,8 +218,8 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     given = costs.given
     is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
     # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
-    is_plain = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
-    if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
+    is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
+    if is_fixed or is_eager or costs.data.length < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
     data = look_at_data(longer, given, ranks, kind, verbose=False)

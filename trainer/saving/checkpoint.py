@@ -296,8 +296,8 @@ class Checkpoints:
             self.folder.rename(old)
             hint = ""
             if Checkpoints(old).paths():
-                hint = "; --from_resume 1 would have gone on with it, and docs/reliability.md says how it still can"
-            notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
+                hint = "; --from_resume 1 would have continued it, and docs/reliability.md says how it still can"
+            notice(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
         for path in files:
             remove(path)
 
