@@ -11,12 +11,7 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
-from dataset.packing import (
-    EpochPlan,
-    RowPlan,
-    all_documents,
-    target_counts,
-)
+from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
