@@ -11,12 +11,7 @@ from common.errors import DataError
 from common.wording import counted
 from dataset.loader import Assembler, Batch, TargetFilter
 from dataset.mixture import Mixture
-from dataset.packing import (
-    EpochPlan,
-    RowPlan,
-    all_documents,
-    target_counts,
-)
+from dataset.packing import EpochPlan, RowPlan, all_documents, target_counts
 from dataset.reading.file_kinds import choose_files, kind_of
 from dataset.reading.settings import OFF
 from dataset.shares import Source, group_sources, name_of
@@ -25,7 +20,7 @@ from dataset.store.format import ConcatStore, DigestCheck, Documents, Ints, Toke
 from dataset.store.token_store import StoreOptions, open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 
-# largest error of a share without a warning: an epoch of whole documents can miss it
+# largest error of a share without a warning: whole documents seldom add up to it exactly
 SHARE_TOLERANCE = 0.02
 # Rows of a validation batch: fixed, so that the figures do not depend on the training batch.
 EVAL_ROWS = 16
@@ -36,7 +31,7 @@ HELD_OUT_HASH, TRAINED_HASH = 0, (1 << 64) - 1
 def notices_of_paths(
     paths: Sequence[str], text_suffixes: Sequence[str] | None = None, cache_dir: str | None = None
 ) -> list[str]:
-    """Notices on the files of --data_path: files named several times, and files left out for their kind."""
+    """Notices on --data_path: files named several times, and files left out for their kind."""
     # Walked once: a folder of many files takes a while.
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
     lines = []
@@ -58,7 +53,7 @@ def notices_of_paths(
 
 
 def sources_of(data_path: Sequence[str | Source]) -> list[Source]:
-    """The sources of --data_path, which may be given as sources or as paths. Errors: DataError."""
+    """The sources of --data_path, from paths or as they are. Errors: DataError."""
     ready = [source for source in data_path if isinstance(source, Source)]
     return ready or group_sources([path for path in data_path if isinstance(path, str)])
 
@@ -269,8 +264,8 @@ class Corpus:
             )
             if abs(given["share"] - asked) > SHARE_TOLERANCE:
                 lines.append(
-                    f"warning: {path} does not get its share: an epoch takes whole documents, and what the sources have is too "
-                    "little, or in too long documents; give the smallest source a smaller share"
+                    f"warning: {path} does not get its share: an epoch takes whole documents, and the sources have too little "
+                    "text, or too long documents; give the smallest source a smaller share"
                 )
         return lines
 
@@ -368,7 +363,7 @@ class ValidationBatches:
             documents=documents,
             shuffle=False,
         )
-        # of each batch
+        # first row of each batch
         self.first_rows = range(0, self.plan.n_rows, EVAL_ROWS)
         self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
         self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None

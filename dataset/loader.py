@@ -223,9 +223,9 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise LoaderError(
-            f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): what "
-            "was tokenised may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, and it "
-            "is made anew",
+            f"a batch cannot be assembled ({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {error}): the "
+            "tokenised data may be damaged; delete the folder .token_store beside the data, or that of --cache_dir, to "
+            "rebuild it",
             is_data_fault=True,
         ) from error
 
@@ -281,7 +281,7 @@ class Loader:
             batches = (assembled(self.assembler, one) for one in recipes)
         if self.pin_memory:
             batches = (with_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
-        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more are behind it, so
+        # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more follow, so
         # after a failure this rank can still join the updates that other ranks start before they learn of it.
         ready: deque[tuple[int, list[Any]]] = deque()
         while True:

@@ -33,9 +33,9 @@ MIXTURE_STREAM = 0x6D6978
 # Cached plans of passes per source: while batches are prefetched from the next pass, this one may still be asked for
 # the totals of an update.
 KEPT_PLANS = 2
-# part of a run beyond its end for which rows are laid out at first
+# share of a run past its end for which rows are laid out at first
 MARGIN = 0.02
-# corrections of the speed of a run by the rows that it gives: exact to about a row
+# rounds of correcting a run's speed by its rows: exact to about a row
 CORRECTIONS = 4
 
 # (document numbers, what seeds the random numbers) -> plan
@@ -56,7 +56,7 @@ class SourceRows:
         self.mean = targets / max(first.n_rows, 1)
         # In conversations only answers are trained, so a row holds more tokens than targets.
         self.pairs_of_target = first.n_pairs / max(targets, 1)
-        # per row of the laid-out passes: its targets, and those of the source up to its middle, float64
+        # per row of the laid-out passes: its targets, and the source's targets up to its middle, float64
         self.targets: Ints = np.empty(0, np.uint8)
         self.middles = np.empty(0)
         # rows before each of these passes, and in total
@@ -185,8 +185,8 @@ class Mixture:
             return
         if n_rows:
             self.rows = [SourceRows(self._passes(i, math.inf)) for i in range(len(sources))]
-            of_run = n_rows / sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
-            wanted = [share * of_run for share in self.shares]
+            n_targets = n_rows / sum(share / source.mean for share, source in zip(self.shares, self.rows, strict=True))
+            wanted = [share * n_targets for share in self.shares]
         else:
             # The longest run that repeats no source more than allowed.
             quotas = self._quotas([source.repeat * epochs for source in sources])
@@ -249,8 +249,8 @@ class Mixture:
             return self._rows_of_run(epoch) if self.n_rows else self._merged(self.rows)
         rows = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            of_source = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
-            rows.append(SourceRows({0: of_source}.get))
+            plan = self.make_plan(self._arc(i, epoch * quota, quota), self._stream(i, epoch))
+            rows.append(SourceRows({0: plan}.get))
         return self._merged(rows)
 
     def _merged(self, rows: Sequence[SourceRows]) -> MixedPlan:
@@ -296,7 +296,7 @@ class Mixture:
     # --------------------------------------------------------------------------------------------------- reports
 
     def repeats_beyond_limit(self, plan: RowPlan) -> str:
-        """Text on sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
+        """Describes sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
         excesses = []
         for source, full, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
             passes = targets / full
@@ -317,7 +317,7 @@ class Mixture:
                 in_part = plan.source_targets(plan.n_rows)
                 targets = [before + more for before, more in zip(targets, in_part, strict=True)]
             return targets
-        # The arcs of consecutive epochs adjoin, so together they are one, round and round.
+        # The arcs of consecutive epochs adjoin: together they are one arc, several times around.
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
             rounds, rest = divmod(epoch * quota, self.targets[i])

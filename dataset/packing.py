@@ -102,7 +102,7 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
     row that has room for it, or else into a new row. Piece by piece, that takes a search for each. But only the length
     of a piece and the free room of a row matter, so all pieces of one length are placed at once, and rows with the same
     room are kept together as *runs* of consecutive row numbers. The time depends on the number of distinct lengths,
-    some hundreds, and not of documents, some millions. The tests compare with the rule done piece by piece.
+    some hundreds, not of documents, some millions. The tests compare with the rule done piece by piece.
     """
     runs: list[Run] = []
     room: list[list[Rows]] = [[] for _ in range(T + 1)]
@@ -271,12 +271,12 @@ class EpochPlan(RowPlan):
                 pairs = np.minimum(pairs, self.limit)
             self._first_piece[lo + 1 : hi + 1] = int(self._first_piece[lo]) + np.cumsum(pieces)
             # All pieces are full but the last one of a document, which holds the rest. A document without pairs has no piece.
-            of_pieces = np.full(pieces.sum(), self.limit, dtype=lengths[0].dtype)
-            some = pieces > 0
-            last = np.cumsum(pieces)[some] - 1
-            of_pieces[last] = (pairs - (pieces - 1) * self.limit)[some]
-            counts += np.bincount(of_pieces, minlength=self.T + 1)
-            lengths.append(of_pieces)
+            part = np.full(pieces.sum(), self.limit, dtype=lengths[0].dtype)
+            has_any = pieces > 0
+            last = np.cumsum(pieces)[has_any] - 1
+            part[last] = (pairs - (pieces - 1) * self.limit)[has_any]
+            counts += np.bincount(part, minlength=self.T + 1)
+            lengths.append(part)
         self._lengths = np.concatenate(lengths)
         del lengths
         self.n_pieces = len(self._lengths)
@@ -292,7 +292,7 @@ class EpochPlan(RowPlan):
         self.n_pairs = self.row_targets(0, self.n_rows)
         self.fill = self.n_pairs / max(self.n_rows * self.T, 1)
         if trained is not None:
-            assert not self.split, "of the pieces of a document it is not known which has how many"
+            assert not self.split, "the trained pairs of a single piece are unknown"
             for lo, hi in chunks(self.n_rows):
                 count, document, _, _ = self.pieces(range(lo, hi))
                 sums = np.add.reduceat(trained[document], np.cumsum(count) - count, dtype=np.int64)
@@ -315,12 +315,12 @@ class EpochPlan(RowPlan):
         place = permutation(bits, self.n_rows)
         # Stored for all rows, in one or two bytes each: the totals of an update are needed without its batches.
         self.targets = np.empty(self.n_rows, dtype=np.min_scalar_type(self.T))
-        for free, of_room in enumerate(room):
-            for first, rows in of_room:
+        for free, spans in enumerate(room):
+            for first, rows in spans:
                 self.targets[place[first : first + rows]] = self.T - free
 
         keys = self._pieces_by_length(bits)
-        # Runs consume the list in order: this one takes its pieces from `at` on.
+        # Runs consume the list in order; the next one starts at `at`.
         at = 0
         for run in runs:
             for lo, hi in chunks(run.rows):

@@ -1,4 +1,4 @@
-"""MiniMind: one decoder for both public generations, checkpoint-compatible with them.
+"""MiniMind: one decoder for both public generations, checkpoint-compatible.
 
     model = MiniMindForCausalLM(MiniMindConfig())                                  # minimind2, 25.8 M parameters
     model = MiniMindForCausalLM(MiniMindConfig(generation="minimind3", use_moe=True))
@@ -260,7 +260,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = MiniMindModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Set by compile_training.
+        # set by `compile_training`
         self.compiled_backend: CompiledBackend | None = None
         self.post_init()
 
@@ -281,8 +281,8 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         """Loads a flat half-precision state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
-        fields that win over both. Errors: ValueError, one line, for a file that is not one, that does not fit, or that
-        leaves a field open.
+        fields that win over both. Errors: ValueError, one line, for another kind of file,
+        for weights that do not fit, and for fields left open.
         """
         return load_pth(cls, path, overrides)
 
@@ -325,7 +325,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
         return self.compiled_backend.notice
 
     def _backend(self, x: torch.Tensor) -> Backend:
-        """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only to train on its shape."""
+        """The backend for a micro-batch with embeddings x [B, T, H]: the compiled one only to train on its own shape."""
         compiled = self.compiled_backend
         is_training = self.training and torch.is_grad_enabled()
         return compiled if compiled is not None and is_training and compiled.shape == x.shape[:2] else PLAIN_BACKEND
@@ -399,7 +399,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
             mask = visible_keys(padding, T, S, past, x.device)
         segments: tuple[torch.Tensor | None, int] = (None, 0)
         if self.training:
-            # A row is one document, 0; padding is -1.
+            # One document per row, 0; padding is -1.
             is_text = x.new_ones(B, T) if padding is None else padding[:, -T:]
             segments = self.segments(is_text.long() - 1)
 

@@ -164,7 +164,7 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
             "--tokenizer_path"
         )
     if template in OUR_TEMPLATES:
-        # Of several templates only this one is used.
+        # the only one used of several templates
         tokenizer.chat_template = template
         return ChatEncoder(tokenizer).chat_prompt_ids
 

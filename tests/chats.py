@@ -90,7 +90,7 @@ def pieces(conversation):
 
 
 def is_learned(message):
-    """Whether an answer is trained: it says something, and has no weight of 0."""
+    """True if an answer is trained: it is not empty, and has no weight of 0."""
     says = [message["content"].strip(), message.get("reasoning_content", "").strip(), message.get("tool_calls")]
     return any(says) and message.get("weight") != 0
 

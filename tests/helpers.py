@@ -188,7 +188,7 @@ def stopped_after(update):
 
 
 def assert_same_weights(one, other):
-    """Of two Trainers, bit for bit."""
+    """Two Trainers, bit for bit."""
     for ours, theirs in zip(one.engine.parameters, other.engine.parameters, strict=True):
         assert torch.equal(ours, theirs)
 
@@ -225,7 +225,7 @@ def wait_until(condition, seconds=60):
 
 
 def is_running(pid):
-    """Whether a process is there; not one that has ended and that nobody has asked for yet."""
+    """True if a process exists, and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

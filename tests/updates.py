@@ -20,7 +20,7 @@ KINDS = {
     "moe packed": ({"use_moe": True}, True),
     "moe padded": ({"use_moe": True}, False),
 }
-# Of the newer generation. Its auxiliary loss would depend on how an update is cut, so there is none.
+# The newer generation. Its auxiliary loss would depend on how an update is cut, so it is off.
 MINIMIND3 = {
     "minimind3": ({"generation": "minimind3"}, True),
     "minimind3 moe": ({"generation": "minimind3", "use_moe": True, "router_aux_loss_coef": 0.0}, True),

@@ -16,7 +16,7 @@ import torch
 from common.wording import compiler_error_line
 from trainer.machine.ranks import Ranks
 
-# A job's NamedTuples of tensors and numbers
+# a job's NamedTuple of tensors and numbers
 Parts = Any
 Replay = Callable[[], None]
 
@@ -34,7 +34,7 @@ def record(work: Callable[[], None]) -> Replay:
 
 
 def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> bool:
-    """Whether all updates of such a run launch the same kernels. recomputes: --gradient_checkpointing, which keeps random states."""
+    """True if all updates of such a run launch the same kernels. recomputes: --gradient_checkpointing, which keeps random states."""
     # float16's scale is read by the host, and dropout draws new numbers in each update.
     is_fixed = dtype is not torch.float16 and not recomputes and dropout == 0
     return device.type == "cuda" and ranks.world_size == 1 and is_fixed
@@ -74,7 +74,7 @@ class UpdateGraphs:
         self.end_update = lambda: end_update(rates, requests)
         # The first update runs without graphs: it compiles, and creates the optimiser's moments.
         self.updates = 0
-        # no micro-batch of the current update has been computed
+        # True: no micro-batch of the current update is computed
         self.at_start = True
         # inputs of the micro-batch graph
         self.batch: Parts = None
@@ -84,7 +84,7 @@ class UpdateGraphs:
 
     def compute(self, batch: Parts, totals: Parts) -> None:
         """Forward and backward pass of a micro-batch that is on the device."""
-        # Move their numbers to the device as 0-d float32 tensors, in one copy.
+        # Their numbers become 0-d float32 tensors on the device, by one copy.
         parts = [*batch, *totals]
         numbers = [part for part in parts if not isinstance(part, torch.Tensor)]
         on_device = iter(pinned_numbers(numbers, self.device).to(self.device, non_blocking=True).unbind())
@@ -112,7 +112,7 @@ class UpdateGraphs:
         self.at_start = True
 
     def _record(self, batch: Parts, totals: Parts) -> None:
-        """Record both graphs, and compare an update by them with one without, from the same state, which is restored."""
+        """Record both graphs, and compare an update by them with one without, from the same state; it is restored."""
         state = self.state()
         why = ""
         before: list[torch.Tensor] = []

@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
     update: Update | None = None
 
 
-# numbers of an Outcome on the device
+# length of `Engine.outcome`
 N_OUTCOME = len(Outcome._fields) - 1
 
 
@@ -136,7 +136,7 @@ class Engine:
         self.parameters: list[torch.nn.Parameter] = []
         for group in self.groups:
             self.parameters += group["params"]
-        # each rank has a part of every parameter (trainer/sharding.py)
+        # True: each rank has a part of every parameter (trainer/sharding.py)
         self.is_sharded = is_sharded(self.parameters[0])
         # torch's initial scale, 2^16, loses ELECTRA's first updates. Its public trainers start with 2^11.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=2.0**11, enabled=dtype is torch.float16)
@@ -256,7 +256,7 @@ class Engine:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         if self.is_sharded:
             message, norm = add_up(message, norm)
-        asked = message[: len(STOP_REQUESTS)]
+        stops = message[: len(STOP_REQUESTS)]
         any_save, bad_losses = message[len(STOP_REQUESTS) :].unbind()
         # 1 if the update must not be applied, else 0; on the device, not read here. A NaN or infinity in any gradient makes the
         # norm non-finite; a loss can be infinite with finite gradients.
@@ -290,7 +290,7 @@ class Engine:
         skipped = self.outcome[0] + bad
         skipped_in_a_row = (self.outcome[1] + 1 - overflow) * bad
         # Ranks may have received different signals.
-        signal = torch.where(asked > 0, self._stop_numbers, 0.0).max()
+        signal = torch.where(stops > 0, self._stop_numbers, 0.0).max()
         self.outcome.copy_(torch.stack((skipped, skipped_in_a_row, norm, signal, any_save, overflow)))
 
     def _changed_by_an_update(self) -> list[torch.Tensor]:

@@ -93,7 +93,7 @@ class Progress:
     # lowest and latest validation loss
     best_val_loss: float = float("inf")
     val_loss: float = float("inf")
-    # an evaluation is pending, for example after a stop signal: the resume starts with it
+    # an evaluation is due, for example after a stop signal: the resume starts with it
     evaluation_due: bool = False
     # seconds since the last log line
     log_seconds: float = 0.0
@@ -126,7 +126,7 @@ class Length:
 class RunFiles:
     """Files that a run writes. stem: their path without endings. outputs: {name: path} of the final files of save_weights.
 
-    settings: those that start the run again, written beside the weights. write_at_start: {path: its writer}, called before the
+    settings: to start the run again, written beside the weights. write_at_start: {path: its writer}, called before the
     first update. stale_patterns: globs of other files of an earlier run beside the stem; a fresh run moves them away.
     save_at: updates after which the run is saved, besides those of --save_interval and --save_minutes.
     """

@@ -31,7 +31,7 @@ from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.places import check_space
 from trainer.saving.resume import Saver, SaveTimer
 
-# Maximum wait of a save for the digest check: a stop signal waits for that save.
+# Maximum wait of a save for the digest check; a stop signal waits for the save.
 CHECK_BEFORE_SAVE_S = 5.0
 # Updates until all long-lived objects exist: the first ones compile and fill caches
 UPDATES_BEFORE_FREEZE = 3
@@ -100,7 +100,7 @@ class Trainer:
             return f"{out_of_memory_advice(self.job.settings)}; {self.saver.how_to_resume()}"
 
         with out_of_memory_as_user_error(self.device, advice_on_memory):
-            # left by a run that was killed during a save
+            # files of a run that was killed during a save
             on_main(self.ranks, self.saver.checkpoints.remove_leftovers)
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
@@ -118,7 +118,7 @@ class Trainer:
             finally:
                 # frozen by `after_update`
                 gc.unfreeze()
-            # Rank 0 may take a while.
+            # The report may take a while.
             with wait_for_all_ranks(self.ranks):
                 if self.ranks.is_main:
                     lines.report_end(self.job, self.progress, self.reporter, exit_code == 0)
@@ -141,7 +141,7 @@ class Trainer:
 
     def prepare(self) -> None:
         """Describe the run, compile the model and create the loader."""
-        # Rank 0 reads the data for what it reports.
+        # Rank 0 reads the data for the report.
         with wait_for_all_ranks(self.ranks):
             outlook = self.job.outlook(self.progress)
             notices = [*self.surroundings.notices, *outlook.notices, *self.job.make_fast(outlook)]
@@ -210,7 +210,7 @@ class Trainer:
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
         if stop_signal == LOADER_FAILED:
             raise self.loader.failure or PrintedByAnotherRank
-        # a shell's exit code for a process ended by a signal
+        # the shell's exit code for a process ended by a signal
         return 128 + stop_signal
 
     def train_epoch(self) -> int:
@@ -284,7 +284,7 @@ class Trainer:
         progress.rows += update.end_row - update.first_row
         progress.row = update.end_row
         if update.end_row == update.n_rows:
-            # next: the first row of the next epoch
+            # on to the first row of the next epoch
             progress.epoch = update.epoch + 1
             progress.row = 0
         self.stopwatch.after_update(progress.step)
@@ -323,10 +323,10 @@ class Trainer:
         return stop_signal
 
     def is_due(self, interval: int, update: Update) -> bool:
-        """Whether this update, the last one, completes a multiple of the interval; never for an interval of 0.
+        """True if the update just done completes a multiple of the interval; never for an interval of 0.
 
         An interval counts updates or, as in MiniMind, micro-batches, over all epochs. It may end some micro-batches late: one of 100
-        ends with the update that contains micro-batch 100.
+        ends with the update that contains the 100th.
         """
         end, size = self.progress.step + 1, update.last_step + 1 - update.first_step
         if self.job.evaluation.counts_updates:

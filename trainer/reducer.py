@@ -24,7 +24,7 @@ MAX_MESSAGE_LENGTH = 64
 class SharedReducer:
     """Sums fp32 gradients over the ranks in shared memory, after the backward pass of an update.
 
-    The memory has a region for each rank and one for the sum, each of all gradients end to end, and a message:
+    The memory has a region per rank and one for the sum. Each holds all gradients end to end, and a message:
 
         region 0    gradients and message of rank 0
         region 1    gradients and message of rank 1
@@ -70,8 +70,8 @@ class SharedReducer:
         self.own_message[: len(message)] = message
         self.memory.wait(self.ranks.rank)
         torch.add(self.slices[0], self.slices[1], out=self.slice_of_sum)
-        for of_rank in self.slices[2:]:
-            self.slice_of_sum += of_rank
+        for part in self.slices[2:]:
+            self.slice_of_sum += part
         self.memory.wait(self.ranks.rank)
         torch._foreach_copy_(gradients, self.sums)
         return self.message_sum[: len(message)].clone()

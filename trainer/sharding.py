@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def is_sharded(value: object) -> "TypeIs[DTensor]":
-    """Whether this is a DTensor. Found by an attribute, so that the class need not be imported."""
+    """True for a DTensor. Found by an attribute, so that the class need not be imported."""
     return hasattr(value, "to_local")
 
 

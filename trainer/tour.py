@@ -45,16 +45,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hidden_size", type=int, default=128, help="width of the model")
     parser.add_argument("--num_hidden_layers", type=int, default=4)
     parser.add_argument("--use_moe", type=int, default=0, help="1: mixture of experts")
-    parser.add_argument("--max_seq_len", type=int, default=256, help="T, positions of a row")
-    parser.add_argument("--batch_size", type=int, default=8, help="B, rows of a micro-batch")
-    parser.add_argument("--accumulation_steps", type=int, default=1, help="micro-batches of an update")
+    parser.add_argument("--max_seq_len", type=int, default=256, help="T, positions per row")
+    parser.add_argument("--batch_size", type=int, default=8, help="B, rows per micro-batch")
+    parser.add_argument("--accumulation_steps", type=int, default=1, help="micro-batches per update")
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--weight_decay", type=float, default=0.01)
     parser.add_argument("--grad_clip", type=float, default=1.0, help="maximum norm of the gradient; 0: no clipping")
     parser.add_argument("--epochs", type=int, default=1, help="passes over the text")
     parser.add_argument("--max_updates", type=int, default=150, help="maximum updates per epoch; 0: the whole text")
     parser.add_argument("--log_interval", type=int, default=10, help="micro-batches between two log lines")
-    parser.add_argument("--seed", type=int, default=42, help="of the weights and of the order of the rows")
+    parser.add_argument("--seed", type=int, default=42, help="seed of the weights and the row order")
     return parser.parse_args(argv)
 
 
@@ -71,7 +71,7 @@ def read_tokens(path: Path, tokenizer: PreTrainedTokenizerBase) -> SimpleNamespa
     if not records or not all(isinstance(record, dict) and "text" in record for record in records):
         sys.exit(f'{path}: each line must be an object {{"text": "..."}}')
     texts = [record["text"] for record in records]
-    # split_special_tokens: a text that spells a special token, such as a page about this tokenizer, must not become one.
+    # split_special_tokens: text that spells a special token, such as a page about this tokenizer, must not become one.
     ids_of_texts = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     documents = [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in ids_of_texts]
     lengths = [len(document) for document in documents]

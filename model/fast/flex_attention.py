@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BLOCK = 128
 
 # Tile sizes of its kernels, in positions, in the order in which they are tried; None: torch's own choice for the card.
-# That choice can need more shared memory than there is: with heads of 96, which are padded to 128, three stages of tiles
+# The latter can need more shared memory than there is: with heads of 96, which are padded to 128, three stages of tiles
 # of 64 positions are 112 KB, and an RTX 3090 or 4090 has 99. Newer versions of torch then fall back to one stage.
 TILES = (None, 64, 32)
 

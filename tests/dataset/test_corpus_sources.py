@@ -101,7 +101,7 @@ def test_a_share_that_does_not_hold_is_said(tmp_path, encoder):
 
 @pytest.mark.parametrize("split", [{"val_path": "valid.jsonl"}, {"val_fraction": 0.5}])
 def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, monkeypatch, split):
-    """Of a tokenizer without BOS and EOS a text of one token has no pair, so its loss would be 0."""
+    """Without BOS and EOS a document of one token has no pair, so its loss would be 0."""
     monkeypatch.chdir(tmp_path)
     encoder.bos_id = encoder.eos_id = None
     training = write_texts(tmp_path / "a.jsonl", ["the cat sat", "a"] if "val_path" in split else ["a", "b", "c", "d"])

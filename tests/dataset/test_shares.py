@@ -61,7 +61,7 @@ def test_the_area_under_a_curve_and_back(course):
     curve = Curve([Point(*point) for point in course])
     grid = np.linspace(0, 1, 200_001)
     x, y = zip(*course, strict=True)
-    # Of two points in one place numpy takes the second: the grid has a value at a jump, which is no part of an area.
+    # At a jump numpy takes the second of two points: the grid has a value there, which adds nothing to an area.
     areas = np.append(0, np.cumsum(np.interp((grid[1:] + grid[:-1]) / 2, x, y) / (len(grid) - 1)))
     for at in range(0, len(grid), 10_000):
         assert curve.area(grid[at]) == pytest.approx(areas[at], abs=1e-5)

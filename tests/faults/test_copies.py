@@ -91,7 +91,7 @@ def test_a_stop_signal_saves_and_ends_all(lab, name):
     ],
 )
 def test_an_error_is_told_once(lab, hooks, changes, said):
-    """Of all processes, and of the copy alone."""
+    """In all processes, and in the copy only."""
     process = lab.start("run", hooks, **changes, **TWO)
     assert process.wait(20) == 2
     (line,) = process.err.splitlines()

@@ -24,7 +24,7 @@ def folder(whole, tmp_path_factory):
 
 
 def notices_and_falls_back(folder, damaged):
-    """Whether the damage to the newest checkpoint is noticed, named, and the one before is taken."""
+    """True if damage to the newest checkpoint is reported, and the one before is taken."""
     newest, before = Checkpoints(folder).paths()
     original = newest.read_bytes()
     said = []

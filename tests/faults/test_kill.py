@@ -39,7 +39,7 @@ def finish(lab, name, whole, **changes):
 
 
 def saving(lab, name):
-    """Whether a checkpoint is half written."""
+    """True if a checkpoint is half written."""
     return any(lab.stem(name).parent.rglob("update_*.pt.*.tmp"))
 
 

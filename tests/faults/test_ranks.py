@@ -70,7 +70,7 @@ def test_ranks_with_other_flags_are_told(lab):
 
 @pytest.mark.slow
 def test_ranks_with_other_data_are_told(lab):
-    """Of the same name, as a copy on another machine that was not renewed. The same data in another place will do."""
+    """Another file of the same name, as an outdated copy on another machine. The same data elsewhere is accepted."""
     (lab.folder / "copy").mkdir()
     copy = lab.folder / "copy" / lab.corpus.name
     shutil.copy(lab.corpus, copy)

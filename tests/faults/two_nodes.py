@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.faults.harness import ROOT, Lab
 
-# Of the range that is kept for examples, so that no network uses them.
+# in a range reserved for examples, which no network uses
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 INTERFACE = "eth0"
 RENDEZVOUS_PORT = 29400

@@ -25,7 +25,7 @@ from tests.scripts.test_export import KINDS as HF_KINDS
 from tests.scripts.test_export import write
 
 VOCABULARY = 700
-# That the tokenizer is trained on.
+# training data of the tokenizer
 TEXTS = 400
 KINDS = {
     **HF_KINDS,
@@ -225,7 +225,7 @@ def test_a_file_that_is_not_whole_is_one_line(tmp_path, tokens):
 
 
 def test_bos_comes_first_in_llama_cpp_where_it_does_here(tmp_path, tokens):
-    """Of a .pth always, as in its training; of a folder as its tokenizer does."""
+    """Always for a .pth, as in training; for a folder as its tokenizer does."""
     silent = changed(tokens, tmp_path / "silent", {("post_processor",): None})
     weight = write(tmp_path, vocab_size=VOCABULARY)
     export_hf.export(weight, tmp_path / "hf", str(tokens))
@@ -391,7 +391,7 @@ def test_llama_cpp_reads_the_smaller_types(tmp_path, tokens, llama_cpp):
     # Dense: with experts a close choice could go the other way.
     weight = write(tmp_path, vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96)
     ids = list(range(3, 103))
-    # Of the logits' norm. llama.cpp also rounds what it multiplies the weights with, and random weights are steep.
+    # relative to the logits' norm; llama.cpp also rounds activations, and random weights are steep
     most = {"float16": 0.005, "bfloat16": 0.04}
     requests = []
     for dtype in most:

@@ -53,7 +53,7 @@ def rank(folder):
 
 
 def whole_run(folder):
-    """Of the trainer: its parameters, and the metrics file, which rank 0 alone writes."""
+    """A run's parameters, and the metrics file, which only rank 0 writes."""
     run = train(data_path=f"{folder}/data.jsonl", out_dir=f"{folder}/two", batch_size=2, use_moe=1, **RUN)
     return {
         "parameters": [p.detach() for p in run.engine.parameters],
@@ -113,7 +113,7 @@ def sharing_memory(ranks, name):
 
 
 def shared_sums(ranks):
-    """Whether gradients and messages of four updates, added up in shared memory, are those of an all-reduce."""
+    """True if gradients and messages of four updates, summed in shared memory, equal those of an all-reduce."""
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in [(3,), (70, 5), (), (129,), (64,)]]
     reducer = make_reducer(torch.nn.ParameterList(parameters), sharing_memory(ranks, "sums"))
     assert isinstance(reducer, SharedReducer)
@@ -191,7 +191,7 @@ def test_gradients_equal_those_of_one_big_batch(both, kind):
 
 
 def three_ranks():
-    """Whether the bits of the gradients of an update are the same in a new process group's first update and in later ones."""
+    """True if gradients are bit-identical in the first update of a new process group and in later ones."""
     from tests.trainer.test_engine import batch_of
 
     new_port("three")

@@ -17,7 +17,7 @@ def test_a_run_shows_the_expected_loss_beside_its_own(tmp_path, monkeypatch, cap
     data = write_corpus(tmp_path / "text.jsonl")
     options = {"data_path": data, "max_updates": 12, "learning_rate": 1e-3, "lr_schedule": "linear"}
     train(out_dir=tmp_path / "short", **options)
-    # Of a run of seconds nothing is expected.
+    # no forecast for a run of seconds
     assert "expected:" not in capsys.readouterr().out
     monkeypatch.setattr(outlook, "SHORT_RUN_FLOPS", 0)
     monkeypatch.setattr(advice, "MIN_TOKENS_FOR_FORECAST", 200)

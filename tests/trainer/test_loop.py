@@ -133,7 +133,7 @@ def test_an_update_counts_as_skipped_where_the_loader_fails_behind_it(
 
 
 def test_the_plan_of_an_epoch_is_gone_before_the_next_one_is_made(tmp_path, monkeypatch):
-    """That of 20 million documents has 320 MB."""
+    """The plan of 20 M documents has 320 MB."""
     plans, alive = weakref.WeakSet(), []
     init = EpochPlan.__init__
 

@@ -54,7 +54,7 @@ def cuts_of_one_rank(kind, world_size, prepare=None):
 
 
 def own_share(engine):
-    """Of all numbers of weights and AdamW's moments, those that this rank has."""
+    """This rank's share of the elements of weights and AdamW's moments."""
     tensors = [*engine.parameters]
     for kept in engine.optimizers[0].state.values():
         tensors += [kept["exp_avg"], kept["exp_avg_sq"]]

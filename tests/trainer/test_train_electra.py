@@ -250,7 +250,7 @@ def test_the_networks_are_those_of_the_files(data, tmp_path, capsys, monkeypatch
 def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
     """All fields that decide on the networks."""
     own = {**DISCRIMINATOR, "hidden_act": "relu", "layer_norm_eps": 1e-5, "classifier_dropout": 0.1}
-    # Of the published small network, beside these
+    # plus fields of the published small network
     fields = {**ElectraConfig(**own).to_dict(), "position_embedding_type": "absolute", "vocab_size": 50}
     run = train(**data, out_dir=tmp_path, max_steps=1, **files(tmp_path, fields, fields))
     config = run.job.model.discriminator.config

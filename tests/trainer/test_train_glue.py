@@ -219,7 +219,7 @@ def test_the_flag_line_of_the_published_script_is_taken(place, tmp_path, capsys)
 
 @pytest.mark.parametrize("length", [Length(3), Length(3, max_updates=100)])
 def test_the_warm_up_when_none_is_given_is_a_tenth_of_the_run(length):
-    """Of three epochs of 1,000 rows, or of 100 updates; then a line down to 0."""
+    """Three epochs of 1,000 rows, or 100 updates; then a linear decay to 0."""
     settings = GlueSettings.parse(["--task", "cola", "--data_dir", "d", "--learning_rate", "1"])
     job = SimpleNamespace(settings=settings, ranks=Ranks(), length=length)
     for percent, factor in ((5, 0.5), (10, 1), (55, 0.5)):

@@ -147,7 +147,7 @@ def test_half_precision_trains(data, tmp_path, dtype):
 
 
 def test_from_weight_by_name_and_by_path(data, tmp_path):
-    """That the first loss is that of the weights: test_train_sft.py, pretrain/test_public_weights.py."""
+    """For the first loss see test_train_sft.py and pretrain/test_public_weights.py."""
     first = train(data_path=data, out_dir=tmp_path, save_weight="base", epochs=2)
     by_name = train(data_path=data, out_dir=tmp_path, from_weight="base")
     by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")

@@ -1,11 +1,11 @@
-"""The clock of --budget: it moves the last update of a run, so that the run ends on time with its learning rate at 0.
+"""The clock of --budget: it moves the last update of a run, so that it ends on time with a learning rate of 0.
 
 A run with a time budget is planned as a number of updates, from the measured speed of the machine. Then another program
 takes a core for a while, or a laptop gets hot or sleeps. The learning rate of such a run is constant first, then decays
 to zero. A run that is cut off before the decay gives a much worse model. So the end must move.
 
-The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. Where the run would
-miss its time by more than a hundredth of the budget, the end moves, to an earlier or a later update. Before the decay
+The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
+time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay
 only the constant phase gets shorter or longer. Within the decay, the rate goes on from its current value to zero at the
 new end. As long as nothing moves, a resume trains the same updates.
 
@@ -27,7 +27,7 @@ from trainer.machine.compiling import COMPILED_TIME, PLAIN_TIME
 from trainer.machine.ranks import Ranks, on_main
 
 LOOKS = 200
-# Share of the budget by which a run may miss its target, which is half of that before the time is up
+# Share of the budget by which a run may miss its target, the end of the budget less half of this
 TOLERANCE = 0.01
 # Share of the remaining time in which updates are timed before the first look
 FIRST_LOOK = 0.04
@@ -66,7 +66,7 @@ class Course:
         """Factor of the learning rate after `update` updates."""
         if update < self.fall_from:
             return self.fall_rate
-        # max: no division by zero without updates
+        # max: the decay may have no updates
         return self.fall_rate * (self.end - update) / max(self.end - self.fall_from, 1)
 
     def with_end(self, update: int, end: int) -> "Course":
@@ -84,8 +84,8 @@ class Course:
 class Clock:
     """What a budget run hands to the training loop. All ranks have one.
 
-    seconds: the budget, of which `spent_before` had passed. planned: the course if nothing moves. moved: the course once the
-    end has moved, else None. seconds_at_end: needed after the last update, for files. evaluation: updates that take as long as
+    seconds: the budget, of which `spent_before` had passed. planned: the course if nothing moves. moved: the course after the
+    last move, else None. seconds_at_end: needed after the last update, for files. evaluation: updates that take as long as
     an evaluation; there is one after every `evaluation_every` updates (0: none) and one at the end. samples: seconds of the
     samples of an evaluation. most_updates: upper bound of the run's updates, however much time is left.
     """

@@ -40,7 +40,7 @@ from trainer.pretrain.settings import PretrainSettings
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
 CPU_SHARE = 0.49
 CPU_SHARE_OF_DOUBLING = 0.13
-# Guessed bounds for widths that were not measured: without, narrow models would reach 0, and wide ones more than 1.
+# Guessed bounds for unmeasured widths: the formula would give 0 for narrow models, and more than 1 for wide ones.
 LOWEST_SHARE = 0.2
 HIGHEST_SHARE = 0.8
 # The above is for rows of 512. A CPU computes attention scores across documents too: each position beyond 512 costs as much as this
@@ -126,7 +126,7 @@ def look_at_data(
     encoder = kind.make_encoder(tokenizer, settings)
     corpus = open_corpus(settings, encoder, ranks, kind, verbose)
     epoch = corpus.plan(0)
-    # Beyond what the user holds out, which is not in the epoch
+    # share held out here; what the user holds out is not in `epoch`
     newly_held_out = 0.0
     n_documents = len(corpus.documents)
     # Tokens of all sources: documents are held out before shares apply, and a pass may train a small part of them.
@@ -202,7 +202,7 @@ class Cut(NamedTuple):
 
 
 def share_of_product_rate(device_type: str, width: int) -> float:
-    """Utilisation by a compiled micro-batch of this width."""
+    """Utilisation of a compiled micro-batch of this width."""
     if device_type != "cpu":
         return GPU_SHARE
     share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
@@ -257,7 +257,7 @@ class RunCosts:
             is_short = self.seconds is not None and self.seconds < WORTH_COMPILING * COMPILE_SECONDS
             if is_short or device.type not in COMPILED_DEVICES:
                 return False
-        # Asked to compile on a machine that cannot, a run trains eagerly.
+        # A run on a machine that cannot compile trains eagerly.
         return failure_to_compile(device.type) is None
 
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:

@@ -31,10 +31,10 @@ def wiki_loss(parameters: float, tokens: float) -> float:
 # Maximum relative gain of depth in loss. Between 10 and 20 M tokens, models of four and more layers learn something that two-layer
 # models do not. Three layers gain 0.63 of it, four 0.86, five 0.95.
 GAIN_OF_DEPTH = 0.10
-# tokens at half of this gain; the power sets how sharply it sets in
+# tokens at half of this gain; the power is the steepness of its onset
 TOKENS_OF_DEPTH = 14.4e6
 POWER_OF_DEPTH = 5
-# Later with three layers, by two runs
+# the same for three layers, from two runs
 TOKENS_OF_THREE_LAYERS = 22e6
 # Maximum relative gain of `--init_scheme induction`, and the tokens at half of it. It replaces GAIN_OF_DEPTH, and is a little larger.
 # Runs of 0.8 to 15 M parameters and 2 to 75 M tokens; docs/experiments.md, "First weights that copy".
@@ -61,7 +61,7 @@ def factor_of_induction(heads: int, tokens: float) -> float:
 # Row lengths that plans choose from. 2,048 is no better than 1,024 when evaluated with sliding windows.
 USUAL_ROW = 512
 LONG_ROW = 1024
-# Context without gain or loss: `mean_context` (trainer/pretrain/memory.py) of the five corpora in rows of 512
+# Context without gain or loss: `mean_context` (trainer/pretrain/memory.py) of the corpora behind the law, in rows of 512
 CONTEXT_OF_LAW = 453.0
 # A longer context gains more the more tokens have taught its use. Runs of 2 to 75 M tokens in rows of 512 to 2,048.
 GAIN_OF_CONTEXT = 0.0135
@@ -82,7 +82,7 @@ def factor_of_context(context: float, tokens: float) -> float:
 LOSS_ERROR = 0.05
 # For other text, sizes or lengths: nearly equally good fits differ by this much
 LOSS_ERROR_ELSEWHERE = 0.10
-# For these with less than a million parameters or tokens: 5.187 was expected and 4.192 measured
+# The same below a million parameters or tokens: 5.187 was expected and 4.192 measured
 SMALL = 1e6
 LOSS_ERROR_OF_SMALL = 0.20
 # Tokens that AdamW needs per token of Muon for the same loss: above 1.7 at 7.3 M parameters and 4 M tokens, with higher rates of
@@ -94,7 +94,7 @@ MEASURED_PARAMETERS = (5e5, 1.5e7)
 MEASURED_TOKENS = (2e6, 7.5e7)
 MEASURED_CONTEXTS = (140, 1400)
 
-# R* of Muennighoff et al.: repeats after which a further pass is worth 1/e of the first
+# R* of Muennighoff et al.: repeats after which another pass is worth 1/e of the first
 WORTH_OF_REPEATS = 15.4
 # Maximum passes of a plan, and the most for which the expected loss was compared with runs. Further passes over little text gain
 # less and less, until the model overfits and its validation loss rises. So a plan with little text ends before its budget is used up.
@@ -236,7 +236,7 @@ MIDDLE_ASPECT = 64
 DEEP_ASPECT = 32
 # Up to this many tokens shallow models are better: after 12.7 M tokens two layers had learned more than four in the same time.
 TOKENS_OF_SHALLOW_MODELS = 14e6
-# From this many on deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between it
+# From this many on, deep models are better: the expected loss of the shallow 320 x 4 is 0.6 % too low after 73 M. In between it
 # decides, but with at least three layers: for two it is 2.4 % too low after 30 M.
 TOKENS_OF_DEEP_MODELS = 40e6
 FEWEST_MIDDLE_LAYERS = 3
@@ -277,7 +277,7 @@ def kv_heads_for(heads: int) -> int:
 
 # ------------------------------------------------------------------------------------------ the text of a run
 
-# Number of samples of the text, and tokens of each: one block of bz2 in all, where tokens have up to 4.5 bytes
+# Number of samples of the text, and tokens of each: one bz2 block in total, at up to 4.5 bytes per token
 SAMPLES = 8
 SAMPLE_TOKENS = 25_000
 # bz2 bits per token of text with scale 1 (the text of `wiki_loss`: 8.63). With this one constant the law fits 18 runs on 11 corpora, from

@@ -36,7 +36,7 @@ USED_SHARE = 0.9
 SAVES = 10
 MOST_SECONDS_BETWEEN_SAVES = 600.0
 MODEL_AND_TRAINING = {field.name for kind in (ModelSettings, TrainingSettings) for field in dataclasses.fields(kind)}
-# Settings of which the law of the loss was measured with one value: all but those removed here
+# Settings with one value in all runs behind the law of the loss: all but those removed here
 UNMEASURED = MODEL_AND_TRAINING | {"long_documents", "pack"}
 UNMEASURED -= {"from_resume", "from_weight", "hidden_size", "max_bad_updates", "optimizer", "seed", "tokenizer_path"}
 # Settings that a resume takes from the first start, unless given again
@@ -163,9 +163,9 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         micro_batches += f" on each of {cut.at_once} ranks"
     rates = f"{chosen.learning_rate:g} (AdamW)"
     if chosen.optimizer == "muon":
-        of_embeddings = chosen.embed_lr or chosen.learning_rate
+        embed_lr = chosen.embed_lr or chosen.learning_rate
         rates = (
-            f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {of_embeddings:g} (AdamW, embeddings), "
+            f"{chosen.muon_lr:g} (Muon, matrices of the blocks), {embed_lr:g} (AdamW, embeddings), "
             f"{chosen.learning_rate:g} (AdamW, the rest)"
         )
     error = loss_error(plan, costs, chosen)
@@ -215,7 +215,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
-    """Relative error band of the expected loss; None: unknown."""
+    """Relative error band of the expected loss; None: no forecast."""
     if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
         return None
     # unique tokens
@@ -226,9 +226,9 @@ def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float |
         (costs.data.text_scale, laws.MEASURED_SCALES),
         (costs.data.length, laws.MEASURED_CONTEXTS),
     ]
-    is_such_run = all(least <= value <= most for value, (least, most) in ranges)
-    is_such_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
-    if is_such_run and is_such_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & set(costs.given):
+    in_range = all(least <= value <= most for value, (least, most) in ranges)
+    same_vocabulary = costs.data.vocab_size == laws.MEASURED_VOCABULARY
+    if in_range and same_vocabulary and chosen.optimizer == "muon" and not UNMEASURED & set(costs.given):
         return laws.LOSS_ERROR
     is_small = min(plan.parameters, tokens) < laws.SMALL
     return laws.LOSS_ERROR_OF_SMALL if is_small else laws.LOSS_ERROR_ELSEWHERE
@@ -316,7 +316,7 @@ def budget_flag(settings: PretrainSettings) -> str:
 def refuse_forgotten_budget(settings: PretrainSettings, given: Collection[str]) -> None:
     """Checks a resume without a budget. Errors: UserError where the run was planned and would end elsewhere, or where a new run of
     the default width would start beside it."""
-    # None: the width of a folder of weights
+    # None: a folder of weights sets the width
     if settings.hidden_size is None:
         return
     own = settings.stem(settings.hidden_size, bool(settings.use_moe))

@@ -59,7 +59,7 @@ WORTH_FLOAT32 = 1.25
 WORTH_LONG_ROWS = 0.99
 # Minimum `mean_context`, as a share of a row of 512, to try longer ones
 LONG_DOCUMENTS = 0.8
-# Update sizes that differ by less than this factor learn about as much from as many tokens.
+# Update sizes that differ by less than this factor learn about equally from the same tokens.
 NEAR = 1.7
 # Candidate rows of an update; even, so that two processes can share them.
 ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -114,7 +114,7 @@ def plan_run(
         shape = {name: value for name, value in flags.items() if value is not None}
         fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
-        # Not the fault of the budget: rows that no model can take, and a model that the user has made too large.
+        # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
         check_length(data.T, candidates[0])
         on_main(ranks, lambda: refuse_too_large(candidates[0], device, ranks))
         costs = with_best_rows(candidates, costs, kind)
@@ -140,7 +140,7 @@ def refuse_contradictions(settings: PretrainSettings, given: Collection[str]) ->
     """Errors: UserError for a flag that contradicts a budget."""
     for name in length_flags(settings, given):
         raise UserError(
-            f"--{name} and a budget both say when the run ends: drop one of them (what a --config file says counts too)"
+            f"--{name} and a budget both say when the run ends: drop one of them (a --config file counts too)"
         )
     if settings.budget and "lr_schedule" in given and settings.lr_schedule != "wsd":
         raise UserError(
@@ -160,11 +160,11 @@ def look_at_machine(
     """Time matrix products. The settings get float32 where the user gives no dtype, and this CPU is slower in bfloat16. A collective."""
     ranks, device = surroundings.ranks, surroundings.device
     dtype, _ = pick_dtype(settings.dtype, device)
-    types = [dtype]
+    dtypes = [dtype]
     # Only with a budget of time: one of tokens or FLOP must give the same run at each start, whatever the timing.
     if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
-        types.append(torch.float32)
-    own_rates = [product_rate(device, kind) for kind in types]
+        dtypes.append(torch.float32)
+    own_rates = [product_rate(device, one) for one in dtypes]
     # All ranks must plan with the same numbers, and compute in one precision.
     rate, *in_float32 = on_main(ranks, lambda: own_rates)
     if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
@@ -204,7 +204,7 @@ def sizes(fields: Mapping[str, Any]) -> list[MiniMindConfig]:
                 if "hidden_size" in fields:
                     raise
     if not found:
-        raise ValueError("no model of the widths that are planned has such heads: give --hidden_size too")
+        raise ValueError("no planned width fits such heads: give --hidden_size too")
     return found
 
 
@@ -218,8 +218,8 @@ def with_best_rows(candidates: Sequence[MiniMindConfig], costs: RunCosts, kind: 
     given = costs.given
     is_fixed = {"max_seq_len", "pack"} & set(given) or kind is not DOCUMENTS or settings.from_weight != "none"
     # Eager attention computes the scores of all pairs in a row, so runs that are not compiled keep short rows.
-    is_plain = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
-    if is_fixed or is_plain or costs.data.length < LONG_DOCUMENTS * costs.data.T:
+    is_eager = settings.use_compile == "0" or (costs.seconds is not None and not costs.compiled)
+    if is_fixed or is_eager or costs.data.length < LONG_DOCUMENTS * costs.data.T:
         return costs
     longer = dataclasses.replace(settings, max_seq_len=laws.LONG_ROW)
     data = look_at_data(longer, given, ranks, kind, verbose=False)
@@ -367,7 +367,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
     """Candidate cuts of an update, with what the user gives kept, in the largest micro-batches that fit the memory."""
     ranks, steps = costs.machine.ranks, costs.accumulation_steps
     sharing, at_once = ranks.sharing, ranks.micro_batches_at_once
-    # Fewer of longer rows, for as many positions
+    # fewer rows if they are longer, for as many positions
     times_as_long = math.ceil(costs.data.T / laws.USUAL_ROW)
     most = max(1, MOST_ROWS_OF_MICRO_BATCH[costs.machine.device.type] // times_as_long)
     if costs.batch_size is not None:
@@ -429,5 +429,5 @@ def what_is_too_little(sizes: Sequence[MiniMindConfig], costs: RunCosts) -> str:
         passed = f" ({seconds_since_start():.0f} s had passed before the plan; the text is tokenised now, so try the same again)"
     return (
         f"no model can be trained with this budget, since the budget is too small{passed}: raise it, or drop flags that fix the size, "
-        "the batch or how often is evaluated"
+        "the batch or the evaluations"
     )

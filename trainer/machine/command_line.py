@@ -143,7 +143,7 @@ class StopSignals:
         self._armed = True
 
     def take_save_request(self) -> bool:
-        """Whether a save was requested since the last call."""
+        """True if a save was requested since the last call."""
         requested = self._save_requested
         self._save_requested = False
         return requested

@@ -226,7 +226,7 @@ def run_copy(work: Callable[[], object], parent: int) -> None:
 
 
 def is_caused_by_peer(error: Exception) -> bool:
-    """Whether another rank is the cause, or prints it."""
+    """True if another rank is the cause, or prints it."""
     return isinstance(error, PrintedByAnotherRank) or lost_rank_line(error) is not None
 
 

@@ -27,7 +27,7 @@ def pick_device(name: str | None = None) -> torch.device:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
+    """True if this CPU multiplies bfloat16 natively (AVX512-BF16, AMX or ARM's BF16); emulation is slower than fp32."""
     names = ("avx512_bf16", "amx_bf16", "bf16", "amx_tile", "sve_bf16")
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in names)

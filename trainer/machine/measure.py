@@ -185,7 +185,7 @@ NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a failed allocation is this error, or anywhere in its chain of causes."""
+    """True if this error or one in its chain of causes is a failed allocation."""
     reasons: list[BaseException] = []
     reason: BaseException | None = error
     # torch.compile wraps errors. A chain of causes can be a circle.

@@ -127,7 +127,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and prints."""
+        """True for the process that writes and prints."""
         return self.rank == 0
 
 

@@ -40,7 +40,7 @@ def constant(progress: float) -> float:
     return 1.0
 
 
-# The values of --lr_schedule of train_pretrain.py
+# values of --lr_schedule of train_pretrain.py
 SCHEDULES = {"minimind": minimind, "cosine": cosine, "wsd": wsd, "linear": linear, "constant": constant}
 
 
@@ -104,7 +104,7 @@ def _two_cosines(t: int, T: int, peak_at: float, start: float) -> float:
     return 1 + (low - 1) * (1 - math.cos(math.pi * min(share, 1))) / 2
 
 
-# The values of --lr_schedule of train_electra.py and train_glue.py
+# values of --lr_schedule of train_electra.py and train_glue.py
 ENCODER_SCHEDULES = {
     "original_linear": original_linear,
     "separate_linear": separate_linear,

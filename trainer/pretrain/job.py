@@ -34,10 +34,10 @@ from trainer.saving.weights import save_weights
 class PretrainJob(Job):
     """train_pretrain.py's part of a run.
 
-    The constructor opens everything that can be wrong, quick things first: prompts, tokenizer and model (on its device before
-    the optimiser is made), the names of the run's files, and then the data, which a first run tokenises. Then it settles on a
-    batch size. The methods are those that the Trainer calls, see trainer/job.py. Errors: UserError, in one line, for flags
-    that do not fit.
+    The constructor opens everything that can fail, quick things first: prompts, tokenizer and model, the run's files, and the
+    data, which a first run tokenises. Then it settles on a batch size and builds the engine. The Trainer calls the methods,
+    see trainer/job.py.
+    Errors: UserError, in one line, for flags that do not fit.
     """
 
     settings: PretrainSettings
@@ -49,9 +49,9 @@ class PretrainJob(Job):
         ranks, device = surroundings.ranks, surroundings.device
         self.ranks = ranks
         self.device = device
-        # notices: lines for the user
+        # lines for the user
         dtype, self.notices = pick_dtype(settings.dtype, device)
-        # before the model takes any
+        # measured before the model is on the device
         free = free_memory(device, ranks)
         # The same seed on all ranks, so that all start with the same weights.
         seed_everything(settings.seed)
@@ -64,13 +64,13 @@ class PretrainJob(Job):
             self.model = self.first_model.model
             self.config = self.model.config
 
-            # The names of the files. From here on no other run may write them.
+            # The run's files. From here on no other run may write them.
             stem = settings.stem(self.config.hidden_size, self.config.use_moe)
             lock_files(ranks, stem)
 
             # The data, and the loss of a batch
             self.corpus = open_data(settings, self.first_model, self.kind, ranks)
-            # Padding is not trained, so any id that the model has will do.
+            # Padding is not trained, so any valid id will do.
             self.pad_id = self.first_model.tokenizer.pad_token_id or 0
             self.model.train()
 
@@ -132,7 +132,7 @@ class PretrainJob(Job):
         if settings.cuda_graphs == "1" and self.engine.graphs is None:
             self.notices.append("warning: --cuda_graphs 1 has no effect here (docs/gpu.md lists the cases)")
         self.assembler = self.corpus.assembler(self.pad_id)
-        # It reads all tokens in a thread. One rank of each machine does it, since all read the same files.
+        # Reads all tokens in a thread. One rank per machine is enough: its ranks read the same files.
         self.digest_check = self.corpus.digest_check() if ranks.local_rank == 0 else None
 
         # Evaluations, and where the run ends
@@ -168,20 +168,20 @@ class PretrainJob(Job):
         return outlook
 
     def make_fast(self, outlook: Outlook) -> list[str]:
-        """Compile the model where that pays, and take the assembler whose batches suit it. Returns lines to print."""
+        """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
         rows = self.ranks.rows_of(settings.batch_size)
         if is_gpu:
-            # The largest micro-batch of an epoch, which may have fewer rows than --batch_size for a rank
+            # rows of the largest micro-batch: a small epoch has fewer than --batch_size per rank
             rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
         notices = compile_blocks(
             self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
         if is_gpu and self.model.compiled_backend is not None:
-            # The last micro-batch of an epoch has fewer rows; padded, it takes the compiled code too. Eager attention may add
-            # up in any order in its backward pass there, so that a resume would end with other bits.
+            # The last micro-batch of an epoch has fewer rows; padded, it runs the compiled code too. The backward pass of
+            # eager attention may add up in any order on a GPU, so a resume would end with other bits.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
         return notices
 

@@ -81,7 +81,7 @@ class Curve(NamedTuple):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether it is drawn faintly, behind its means."""
+        """True: it is drawn faintly, behind its means."""
         return self.field in NOISY and len(self.x) > 100
 
 
@@ -211,7 +211,7 @@ class RunRecords:
 
     @property
     def trains_answers(self) -> bool:
-        """Whether the data are conversations of which only the answers are trained."""
+        """True if the data are conversations, of which only answers are trained."""
         return bool(self.start_record("data").get("trained") == ANSWERS)
 
 

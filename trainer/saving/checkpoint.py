@@ -55,10 +55,10 @@ CHECKPOINT_NAME = re.compile(r"update_(\d{8}|[1-9]\d{8,})\.pt", re.ASCII)
 
 
 def snapshot(value: Any, keeps: bool = True) -> Any:
-    """Returns a copy on the CPU that later updates do not change; tied tensors stay tied, and sharded ones become whole.
+    """A copy on the CPU that later updates do not change; tied tensors stay tied, and sharded ones become whole.
 
     A collective if there are sharded ones. keeps: False on ranks that only take part in it, and get None in place of each
-    value. The host waits for a GPU once, after starting all copies: one wait for each of hundreds of tensors takes longer
+    leaf. The host waits for a GPU once, after starting all copies: one wait for each of hundreds of tensors takes longer
     than the copies.
     """
     # by tensor id: a tied one is in the state more than once
@@ -74,7 +74,7 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
         if not keeps:
             return None
         if tensor.is_cuda:
-            # A copy from MPS is synchronous, as one from the CPU.
+            # Copies from MPS are synchronous, as those from the CPU.
             under_way = True
             return pinned_like(tensor).copy_(tensor.detach(), non_blocking=True)
         return tensor.detach().to("cpu", copy=True)
@@ -92,7 +92,7 @@ def snapshot(value: Any, keeps: bool = True) -> Any:
 
     result = copied(value)
     if under_way:
-        # Until here nothing may read a copy, and no update may change its source.
+        # Before this nothing may read a copy, and no update change its source.
         torch.cuda.synchronize()
     return result
 
@@ -113,7 +113,7 @@ def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def verified(path: Path) -> bool:
-    """Whether a checkpoint matches its recorded digest."""
+    """True if a checkpoint matches its recorded digest."""
     try:
         return digest_line(path, file_digest(path)) in recorded_digests(path).splitlines(keepends=True)
     except OSError:
@@ -194,7 +194,7 @@ class Checkpoints:
         self._last_save = self._writer.submit(write)
 
     def writing(self) -> bool:
-        """Whether a save is in progress."""
+        """True while a save is in progress."""
         return self._last_save is not None and not self._last_save.done()
 
     def wait(self) -> None:
@@ -296,8 +296,8 @@ class Checkpoints:
             self.folder.rename(old)
             hint = ""
             if Checkpoints(old).paths():
-                hint = "; --from_resume 1 would have gone on with it, and docs/reliability.md says how it still can"
-            notice(f"a fresh run: what there is of the one before is now in {old}, its weights too{hint}")
+                hint = "; --from_resume 1 would have continued it, and docs/reliability.md says how it still can"
+            notice(f"a fresh run: the files of the earlier one are now in {old}, its weights too{hint}")
         for path in files:
             remove(path)
 
@@ -310,7 +310,7 @@ class Checkpoints:
         for path in paths:
             if verified(path):
                 return path
-            notice(f"{path}: damaged or without its digest; passed over")
+            notice(f"{path}: damaged or without its digest; skipped")
             self._damaged.add(path)
         if paths:
             raise UserError(

@@ -24,7 +24,7 @@ from trainer.saving.places import RECORDS
 from trainer.saving.weights import weights_to_save
 from trainer.settings import RunSettings
 
-# version of a checkpoint's content; raised when older ones cannot be resumed any more
+# version of a checkpoint's content; goes up when older ones can no longer be resumed
 FORMAT = 2
 # --save_minutes auto on a GPU. A kill costs two minutes at most, and a save of the 26 M model about a tenth of a second.
 GPU_MINUTES = 2.0
@@ -43,7 +43,7 @@ class Saver:
         self.checkpoints = Checkpoints(f"{job.files.stem}_resume", job.settings.keep_checkpoints)
         # on rank 0: weights of the lowest validation loss, in the dtype of the file; empty before the first evaluation
         self.best_weights: dict[str, torch.Tensor] = {}
-        # newest checkpoint: (update, whether its evaluation is due)
+        # newest checkpoint: (update, True if its evaluation is due)
         self.saved = (-1, False)
 
     # ------------------------------------------------------------------------------------------------ saving
@@ -267,7 +267,7 @@ class Saver:
 class SaveTimer:
     """Micro-batches and seconds between two saves; 0: not used.
 
-    A GPU does the usual number of micro-batches in a second or two. So if the user has not set the interval, a run on one
+    A GPU does the default number of micro-batches in a second or two. So unless the user sets an interval, a run on one
     is saved by time.
 
     Clocks differ between ranks. So only rank 0 reads its own, and requests a save from all ranks, as a signal does.
@@ -289,7 +289,7 @@ class SaveTimer:
         self._last = time.monotonic()
 
     def asks(self) -> bool:
-        """Whether it is time for a save. True only once: on CUDA the ranks learn of it an update later."""
+        """True if it is time for a save, but only once: on CUDA the ranks learn of it an update later."""
         if not self.seconds or time.monotonic() - self._last < self.seconds:
             return False
         self.restart()

@@ -25,7 +25,7 @@ def save_weights(
 
     The weights are in fp16, or in fp32 if one of them overflows fp16.
     The .json has the SHA-256 of the .pth and of the one before it. vocabulary: the `vocabulary_digest` of the tokenizer.
-    parse_special_tokens: whether special tokens inside a text were parsed; None for either: unknown.
+    parse_special_tokens: special tokens inside a document were parsed; None for either: unknown.
     """
     weights = weights_to_save(state_dict)
     path = Path(f"{stem}.pth")

@@ -52,7 +52,7 @@ CONVERSATIONS = st.fixed_dictionaries(
 
 
 def mask_of(ids):
-    """Whether each id is trained, by `Answers`: the first one is never a target."""
+    """True for ids trained by `Answers`; the first one is never a target."""
     return [False, *ENCODER.answers.trained(np.array(ids[:-1])).tolist()]
 
 

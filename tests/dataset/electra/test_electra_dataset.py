@@ -169,7 +169,7 @@ def test_an_epoch_has_another_order_and_other_masks(opened):
 
 
 def test_totals_are_what_the_batches_hold(tmp_path):
-    """Of a text with many unknown words, which are not masked."""
+    """A text with many unknown words, which are not masked."""
     texts = [" ".join("cat" if (i * j) % 7 == 1 else "\u6c34" for j in range(30)) for i in range(50)]
     tokenizer, encoder, store = store_of(tmp_path, texts)
     plan = ElectraPlan(Examples(store, 16, encoder.sep_id, 1, tokenizer.unk_token_id, all_documents(store)), 0.5, 1, 0)

@@ -37,7 +37,7 @@ def test_clean_text_is_not_odd():
 def test_the_place_is_where_it_shows_and_a_long_document_is_told_by_its_tokens():
     assert list(FINDER.oddities_of(PROSE + "\x07", 64 * 512 - 1)) == [(module.CONTROL_CHARACTERS, len(PROSE))]
     assert list(FINDER.oddities_of(PROSE, 64 * 512)) == [(module.VERY_LONG, 0)]
-    # Of a tokenizer without special tokens
+    # a tokenizer without special tokens
     assert not list(OddityFinder([], 512).oddities_of("one<|im_end|>", 100))
 
 

@@ -50,7 +50,7 @@ def test_attention_and_its_gradients_are_torchs(monkeypatch, T, dtype, tolerance
 
 
 def test_dropout_of_attention_that_is_written_out():
-    """Of equal values the sum over many positions tells the share that was kept, and that the others were scaled."""
+    """With equal values, the sum over many positions shows the share that was kept, and that it was scaled."""
     torch.manual_seed(0)
     query, key = (torch.randn(2, 8, 64, 4, dtype=torch.bfloat16) for _ in range(2))
     every_key = torch.ones(2, 1, 64, 64, dtype=torch.bool)

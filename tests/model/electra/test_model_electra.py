@@ -14,7 +14,7 @@ from model.loss import IGNORE
 from tests.helpers import SHARED, needs_shared
 from trainer.electra.settings import SIZES
 
-# Of a discriminator of two layers; the generator's are a quarter as wide.
+# a discriminator of two layers; the generator's are a quarter as wide
 TINY = dict(zip(("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size",
                  "generator_divisor"), (2, 32, 4, 64, 16, 4), strict=True))  # fmt: skip
 

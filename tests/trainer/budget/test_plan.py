@@ -88,7 +88,7 @@ def test_the_best_of_all_sizes_is_taken(seconds, rate):
     plan = best(costs=costs)
     others = [plan_for(config, costs) for config in ALL]
     others = [other for other in others if other is not None]
-    # Of models that were measured with so much text.
+    # the measured range for this much text
     most_parameters = laws.MOST_PARAMETERS_PER_TOKEN * costs.data.unique
     assert plan.parameters <= most_parameters
     for other in others:
@@ -122,7 +122,7 @@ def test_a_budget_of_tokens_takes_a_model_that_they_train():
     # What the user fixes is kept.
     (large,) = sizes({"vocab_size": 6400, "hidden_size": 512, "num_hidden_layers": 8})
     assert best([large], tokens=1e6).config is large
-    # Of one width, a model with fewer layers than its tokens want is small enough.
+    # One width: a model with fewer layers than suit its tokens is small enough.
     of_one_width = sizes({"vocab_size": 6400, "hidden_size": 256})
     plan = best(of_one_width, tokens=24e6, tokens_of_pass=24e6)
     assert plan.parameters <= 24e6 / laws.FEWEST_TOKENS_PER_PARAMETER and plan.config.num_hidden_layers > 3
@@ -137,7 +137,7 @@ def test_what_the_user_has_said_is_kept():
 
 
 def test_ranks_share_the_rows():
-    """Of a launcher (each has micro-batches of its own), and of a command that has divided itself."""
+    """Ranks of a launcher, each with its own micro-batches, and processes of one command."""
     for world_size, sharing in ((2, 1), (2, 2), (8, 8), (8, 1), (3, 1), (5, 1), (7, 7), (12, 4)):
         ranks = Ranks(world_size=world_size, sharing=sharing)
         plan = best(ranks=ranks)

@@ -128,7 +128,7 @@ def test_the_saved_folder_gives_in_transformers_what_the_evaluation_said(family,
     inputs = (saved(a, b, truncation=True, max_length=16, return_tensors="pt") for a, b in pairs)
     with torch.no_grad():
         wanted = [model.eval()(**one).logits for one in inputs]
-    # Of outputs of about 1; both are off by as much from float64.
+    # The outputs are about 1; both differ this much from float64.
     assert (said[0] - torch.cat(wanted)).abs().max() < 1e-6
     if family in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         ids = saved("a", "b").input_ids

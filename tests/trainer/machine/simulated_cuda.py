@@ -20,7 +20,7 @@ READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "
 
 
 class Event:
-    """Of a stream; nothing is ever under way here."""
+    """A stream event; nothing is asynchronous here."""
 
     def __init__(self, *arguments: Any, **named: Any):
         self.recorded = False
@@ -33,7 +33,7 @@ class Event:
 
 
 class Generator(torch.Generator):
-    """Of random numbers, for any device. No torch function makes one, so the mode below does not see it."""
+    """Random numbers for any device. No torch function makes one, so the mode below does not see it."""
 
     def __new__(cls, device: Any = "cpu"):
         return super().__new__(cls, "cpu")

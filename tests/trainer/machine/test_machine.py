@@ -46,7 +46,7 @@ def test_bfloat16_only_where_the_cpu_has_it(monkeypatch, native, dtype):
 
 
 def test_each_rank_draws_numbers_of_its_own():
-    """That a resume goes on with the random state: tests/faults."""
+    """Resuming with the random state: tests/faults."""
     drawn = []
     for rank in (0, 1):
         seed_everything(5, rank=rank)

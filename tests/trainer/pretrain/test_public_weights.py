@@ -197,7 +197,7 @@ def test_a_resume_is_bitwise_with_the_folder_and_without_it(data, public, tmp_pa
 
 
 def same_weights(first, second):
-    """Whether two runs have left the same checkpoint, in float32, and the same .pth."""
+    """True if two runs saved the same checkpoint, in float32, and the same .pth."""
     states = []
     for folder in (first, second):
         (weight,) = folder.glob("*.pth")

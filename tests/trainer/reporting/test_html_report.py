@@ -65,7 +65,7 @@ def page_of(*paths):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
 def test_thinned_curves_keep_their_extremes(values, buckets):
-    """Of the whole and of each part; the points that are left are points of the curve, in order."""
+    """The whole and each part; the points that are left are points of the curve, in order."""
     y, x = np.array(values), np.arange(len(values))
     kept, of_y = downsample(x, y, buckets)
     assert len(kept) <= max(2 * buckets + 2, 1) and (kept[0], kept[-1]) == (0, len(values) - 1)

@@ -22,7 +22,7 @@ def open_files() -> list[Path]:
         try:
             found.append(Path(os.readlink(descriptor)))
         except FileNotFoundError:
-            # That of the listing itself.
+            # the listing's descriptor
             continue
     for line in Path("/proc/self/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
