@@ -11,7 +11,6 @@ of kernel. Whole runs of the trainer are compared by section 2 of `make gpu`.
 Exit code 1: a case FAILED, because something differs or a process failed.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ if __name__ == "__main__":
     guard_imports(exit_on_ctrl_c=False)
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os

@@ -112,7 +112,7 @@ def stdin_prompts() -> Iterator[str]:
                 # Windows starts a pipe with a byte-order mark.
                 yield line.removeprefix("\ufeff").rstrip("\n")
         if not came:
-            raise UserError("no prompt came through the standard input: nothing to continue")
+            raise UserError("no prompt came through the standard input: name one on the command line")
         return
     # Windows has no such module.
     with contextlib.suppress(ImportError):
