@@ -56,7 +56,7 @@ PRETRAINED = """--hidden_size 128 --num_hidden_layers 2 --max_seq_len 512 --batc
     --save_interval 150 --log_interval 10"""
 PRETRAINED_ON_CPU = "--max_updates 8 --save_interval 3 --use_compile 0 --cpu_processes 1"
 # Makes some gradient exceed 65,504, the largest float16
-TOO_LARGE_SCALE = 2.0**23
+TOO_LARGE_SCALE = 2.0**24
 
 
 def print_records(records: Iterable[object]) -> None:
