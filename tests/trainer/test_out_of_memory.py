@@ -150,7 +150,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
     options = {
         "data_path": write_corpus(tmp_path / "data.jsonl", 4000), "out_dir": tmp_path, "hidden_size": 128,
         "num_hidden_layers": 4, "num_attention_heads": 4, "max_seq_len": 64, "max_updates": 2,
-        "batch_size": 256, "accumulation_steps": 1,
+        "batch_size": 128, "accumulation_steps": 1,
     }  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # Each line halves the micro-batch, until it fits.
@@ -163,7 +163,7 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         assert run.returncode == 2 and "Traceback" not in run.stderr
         assert said.startswith("error: no memory is left on cpu: ") and "no checkpoint was saved yet" in said
         options |= suggested(said)
-    assert run.returncode == 0 and options["batch_size"] < 256
+    assert run.returncode == 0 and options["batch_size"] < 128
 
 
 # --------------------------------------------------------------------------------- before anything is made
