@@ -18,6 +18,7 @@ import transformers
 from common import processes
 from common.errors import UserError
 from common.processes import cgroups, text_of_file
+from common.wording import one_line
 from dataset.loader import LoaderError
 
 KIB = 1024
@@ -203,7 +204,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def exhausted_line(error: Exception) -> str | None:
     """One line for an error that means that memory, files or threads are used up; None for all others."""
-    said = " ".join(str(error).split())
+    said = one_line(error)
     smaller = "try a smaller --batch_size, --max_seq_len or model"
     if isinstance(error, OSError):
         if error.errno not in EXHAUSTED:

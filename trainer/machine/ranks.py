@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError, user_errors
 from common.processes import die_with_parent
-from common.wording import announce
+from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
 
@@ -329,7 +329,7 @@ CAUSED_BY_OTHERS = re.compile(r"remote|connection|abort|time.?out|timed out", re
 
 def lost_rank_line(error: Exception) -> str | None:
     """One line for an error that means that another rank is gone or silent; None for all others."""
-    said = " ".join(str(error).split())
+    said = one_line(error)
     is_loss = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     # Gloo raises plain RuntimeErrors.
     is_loss |= "gloo/transport" in said
