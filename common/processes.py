@@ -63,23 +63,31 @@ def die_with_parent(parent: int) -> None:
 def usable_cores() -> int:
     """Cores that this process may use: by its affinity, and by the CPU limits of its cgroups, rounded up (Linux)."""
     limits: list[float] = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    for folder in cgroups():
-        # `150000 100000`, microseconds of each period, or `max 100000`
+    for folder in cgroups("cpu"):
+        # `150000 100000`, microseconds of each period. No limit: `max 100000`, in version 1 a quota of -1
         quota, _, period = text_of_file(folder / "cpu.max").strip().partition(" ")
+        quota = quota or text_of_file(folder / "cpu.cfs_quota_us").strip()
+        period = period or text_of_file(folder / "cpu.cfs_period_us").strip()
         if quota.isdecimal() and period.isdecimal():
             limits.append(int(quota) / int(period))
     return max(1, math.ceil(min(limits)))
 
 
-def cgroups() -> list[Path]:
-    """Folders of the process's cgroup and of its ancestors: limits of containers, systemd units and cluster jobs, version 2."""
-    top = SYSTEM_ROOT / "sys/fs/cgroup"
+def cgroups(controller: str) -> list[Path]:
+    """Folders of the process's cgroup and of its ancestors: limits of containers, systemd units and cluster jobs.
+
+    controller: "cpu" or "memory". In version 1, as on RHEL 8, each has folders of its own; in version 2 they share them.
+    """
+    found = []
     for line in text_of_file(SYSTEM_ROOT / "proc/self/cgroup").splitlines():
-        if line.startswith("0::"):
-            group = Path(line.removeprefix("0::/"))
-            # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
-            return [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
-    return []
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = SYSTEM_ROOT / "sys/fs/cgroup" / (controller if controllers else "")
+        group = Path(path.removeprefix("/"))
+        # In a container the path may be the host's, which does not exist here; then the top is the container's own cgroup.
+        found += [top] if ".." in group.parts else [top / group, *(top / around for around in group.parents)]
+    return found
 
 
 def text_of_file(path: Path) -> str:

@@ -145,13 +145,15 @@ def available_memory(device: torch.device) -> int | None:
 def _memory_of_groups() -> list[tuple[int, int]]:
     """(limit, bytes left) of each cgroup of this process that has a memory limit."""
     found = []
-    for folder in cgroups():
-        limit = text_of_file(folder / "memory.max").strip()
-        used = text_of_file(folder / "memory.current").strip()
-        # `max`: no limit
+    for folder in cgroups("memory"):
+        # the names of version 2, and of version 1
+        limit = (text_of_file(folder / "memory.max") or text_of_file(folder / "memory.limit_in_bytes")).strip()
+        used = (text_of_file(folder / "memory.current") or text_of_file(folder / "memory.usage_in_bytes")).strip()
+        stat = folder / "memory.stat"
+        # No limit: `max`, in version 1 a number of about 2**63
         if limit.isdecimal():
             # Inactive page cache counts as used, but is freed as soon as a process needs memory.
-            freed = _entry(folder / "memory.stat", "inactive_file") or 0
+            freed = _entry(stat, "total_inactive_file") or _entry(stat, "inactive_file") or 0
             found.append((int(limit), max(int(limit) - int(used or 0) + freed, 0)))
     return found
 

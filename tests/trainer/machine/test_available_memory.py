@@ -30,31 +30,33 @@ def write(root, path, text):
     target.write_text(text)
 
 
-def group_v2(root, path, limit, used, cache=0):
-    """A group of version 2 at this path below the top."""
-    folder = f"sys/fs/cgroup/{path}"
-    write(root, f"{folder}/memory.max", f"{limit}\n")
-    write(root, f"{folder}/memory.current", f"{used}\n")
-    write(root, f"{folder}/memory.stat", f"anon 5\ninactive_file {cache}\n")
+def group(root, path, limit, used, cache=0, version=2):
+    """A group of version 1 or 2 at this path below the top."""
+    top, *names = {
+        1: ("memory", "limit_in_bytes", "usage_in_bytes", "total_inactive_file"),
+        2: (".", "max", "current", "inactive_file"),
+    }[version]
+    for name, text in zip((*names[:2], "stat"), (limit, used, f"anon 5\n{names[2]} {cache}"), strict=True):
+        write(root, f"sys/fs/cgroup/{top}/{path}/memory.{name}", f"{text}\n")
 
 
-def test_a_group_of_version_2_leaves_its_limit_less_what_is_used_and_not_cache(root):
-    write(root, "proc/self/cgroup", "0::/job/step\n")
-    group_v2(root, "job/step", "max", 2 * GB)
+@pytest.mark.parametrize(("version", "line"), [(1, "5:cpu:/\n4:memory:"), (2, "0::")])
+def test_a_group_leaves_its_limit_less_what_is_used_and_not_cache(root, version, line):
+    write(root, "proc/self/cgroup", f"{line}/job/step\n")
+    group(root, "job/step", {1: 2**63 - 4096, 2: "max"}[version], 2 * GB, version=version)
     assert available_memory(CPU) == 8 * GB
     # The limit of a group around it holds too.
-    group_v2(root, "job", 4 * GB, 3 * GB, GB // 2)
-    assert available_memory(CPU) == GB + GB // 2
-    group_v2(root, "job", 2 * GB, 3 * GB)
-    assert available_memory(CPU) == 0
-
-
-def test_in_a_container_the_top_folder_is_its_own_group(root):
-    write(root, "proc/self/cgroup", "0::/docker/abc\n")
-    group_v2(root, ".", 3 * GB, GB)
-    assert available_memory(CPU) == 2 * GB
-    write(root, "proc/self/cgroup", "0::/../../host\n")
-    assert available_memory(CPU) == 2 * GB
+    for limit, cache, left in ((4 * GB, GB // 2, GB + GB // 2), (2 * GB, 0, 0)):
+        group(root, "job", limit, 3 * GB, cache, version)
+        assert available_memory(CPU) == left
+    # In a container the top folder is its own group.
+    group(root, ".", 3 * GB, GB, version=version)
+    for path in ("/docker/abc", "/../../host"):
+        write(root, "proc/self/cgroup", f"{line}{path}\n")
+        assert available_memory(CPU) == 2 * GB
+    group(root, ".", 1000, 0, version=version)
+    # None: this system does not tell.
+    assert total_memory(CPU) in (1000, None)
 
 
 def test_none_where_the_system_does_not_tell(root, monkeypatch):
@@ -74,14 +76,6 @@ def test_the_limit_of_the_shell_counts(root, monkeypatch):
     assert available_memory(CPU) == 2 * GB
 
 
-def test_the_limit_of_a_container_is_all_that_the_machine_has(root):
-    if total_memory(CPU) is None:
-        pytest.skip("this system does not tell")
-    group_v2(root, ".", 1000, 0)
-    write(root, "proc/self/cgroup", "0::/\n")
-    assert total_memory(CPU) == 1000
-
-
 @pytest.mark.parametrize(
     ("quota", "cores"), [("250000 100000", 3), ("max 100000", 128), ("x y", 128), ("50000 100000", 1)]
 )
@@ -94,3 +88,7 @@ def test_cores_of_a_container(root, monkeypatch, quota, cores):
     assert usable_cores() == min(cores, 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     assert cpu_ranks.available_threads() == min(cores, 64)
+    write(root, "proc/self/cgroup", "0::/\n2:cpu,cpuacct:/job\n")
+    for name, value in zip(("quota", "period"), quota.replace("max", "-1").split(), strict=True):
+        write(root, f"sys/fs/cgroup/cpu/job/cpu.cfs_{name}_us", value)
+    assert usable_cores() == cores
