@@ -12,6 +12,7 @@ only before the process has computed anything, since OpenMP's threads are not co
   If rank 0 does not, the copy prints its own, and the command ends with its exit code.
 """
 
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -152,6 +153,8 @@ def bytes_in_shared_memory(n_processes: int, parameters: int) -> int:
 GRACE_S = 2.0
 # Timeout of collectives, in effect none: the end of a rank is noticed otherwise, and a run may be suspended with Ctrl-Z.
 WAIT = timedelta(days=30)
+# from linux/memfd.h
+MFD_CLOEXEC = 1
 
 Join = Callable[[], tuple[Ranks, torch.device]]
 
@@ -173,7 +176,7 @@ def run_forked(n: int, work: Callable[[Join], int]) -> int:
     grace_s = 0.0
     try:
         try:
-            memory = SharedMemory(os.memfd_create("ranks"), n)
+            memory = SharedMemory(anonymous_file(), n)
             for rank in range(1, n):
                 work_of_rank = partial(work, partial(join_copies, rank, n, listener, memory))
                 copies.append(context.Process(target=run_copy, args=(work_of_rank, os.getpid())))
@@ -196,6 +199,17 @@ def run_forked(n: int, work: Callable[[Join], int]) -> int:
                 copy.join(grace_s)
                 copy.kill()
                 copy.join()
+
+
+def anonymous_file() -> int:
+    """Descriptor of an empty file without a name. Errors: OSError.
+
+    By the C library: Pythons that are built for old systems, such as those of conda and uv, lack os.memfd_create.
+    """
+    file = int(ctypes.CDLL(None, use_errno=True).memfd_create(b"ranks", MFD_CLOEXEC))
+    if file < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return file
 
 
 def join_copies(rank: int, n: int, listener: socket.socket, memory: SharedMemory) -> tuple[Ranks, torch.device]:
