@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +18,9 @@ from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
 MAX_BYTES = 1 << 20
+# Windows' ERROR_ACCESS_DENIED and ERROR_SHARING_VIOLATION, and waits before further attempts
+OPEN_ELSEWHERE = (5, 32)
+RENAME_WAITS_S = (0.05, 0.2, 1.0)
 
 
 @contextlib.contextmanager
@@ -35,7 +39,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
             file.flush()
             # Otherwise a power cut after the rename could leave an empty file.
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        rename(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
@@ -47,12 +51,29 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
+def rename(source: Path, target: Path) -> None:
+    """os.replace, but on Windows it waits for programs that have one of the files open for a moment: virus scanners, OneDrive."""
+    for seconds in RENAME_WAITS_S:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError as error:
+            if getattr(error, "winerror", None) not in OPEN_ELSEWHERE:
+                raise
+        time.sleep(seconds)
+    os.replace(source, target)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut (not possible on Windows)."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:
+            # Some network drives and folders shared with a host (SMB, VirtualBox, WSL) sync only files.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
         finally:
             os.close(descriptor)
 
@@ -166,7 +187,7 @@ def replace(source: Path, target: Path) -> None:
     # A rename replaces a file, but not a folder that is not empty.
     if target.is_dir():
         remove(target)
-    os.replace(source, target)
+    rename(source, target)
 
 
 def remove(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Files that appear complete or not at all."""
 
+import errno
 import os
 from unittest import mock
 
@@ -16,9 +17,15 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
 
     def fsync(descriptor):
         calls.append("folder" if os.path.samestat(os.fstat(descriptor), os.stat(tmp_path)) else "content")
+        if calls[-1] == "folder":
+            raise OSError(errno.EINVAL, "Invalid argument, as from a network drive")
 
     def replace(source, target):
         calls.append("rename")
+        if calls.count("rename") < 3:
+            error = PermissionError(errno.EACCES, "Access is denied, as while Windows scans the file")
+            error.winerror = 5
+            raise error
         os.rename(source, target)
 
     with (
@@ -29,7 +36,7 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path):
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
-    assert calls == ["content", "rename", "folder"]
+    assert calls == ["content", "rename", "rename", "rename", "folder"]
 
 
 def test_what_fails_leaves_the_old_file_alone(tmp_path):
