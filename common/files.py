@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,5 +227,6 @@ def utf8_folder(flag: str, path: str | Path) -> Path:
 
 
 def user_cache() -> Path:
-    """The user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "minimind"
+    """The user's cache folder; the system's for temporary files if the user has no home, as in some containers."""
+    place = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(tempfile.gettempdir() if place.startswith("~") else place) / "minimind"
