@@ -110,6 +110,24 @@ def ignore_stop_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """What is started inside never gets the signals of a run, not even before `ignore_stop_signals`; this process gets them later.
+
+    Slurm sends them to all processes. SIGUSR1 would end loaders, and any of them multiprocessing's fork server, with which
+    those that it has started count as dead.
+    """
+    # Windows has neither the mask nor SIGUSR1
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*stop_signals(), signal.SIGUSR1])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # -------------------------------------------------------------------------------------------------- a pool of processes
 
 
@@ -138,7 +156,8 @@ class Workers:
                 # Forked processes close this end: the pipe has to close with this process.
                 register_after_fork(own_end, Connection.close)
                 process = multiprocessing.Process(target=_serve, args=(other_end, pid_for_children(), work, init))
-                process.start()
+                with signals_blocked():
+                    process.start()
                 other_end.close()
                 self._processes.append(process)
                 self._free.put((process, own_end))
