@@ -60,7 +60,7 @@ from common.errors import UserError, user_errors
 from common.flags import Parser
 from common.start import ROOT
 from trainer.machine.command_line import run_cli
-from trainer.machine.devices import pick_dtype
+from trainer.machine.devices import deterministic, pick_dtype
 from trainer.machine.measure import describe_machine, peak_memory, product_rate, seconds
 from trainer.pretrain.memory import flops_per_token
 
@@ -137,13 +137,14 @@ def throughput_of(size: str, rows: int, device: torch.device, turn_s: float, rat
     seconds(training.step, device)
     figures = [figure("first update", round(time.perf_counter() - start, 1), "s")]
     flops = flops_per_token(training.model.config, training.length)
-    for graphs in (False, True) if training.engine.graphs is not None else (False,):
-        if training.engine.graphs is not None:
-            # The next step records the graphs.
-            training.engine.graphs.is_on = graphs
+    graphs = training.engine.graphs
+    for is_on in (False, True) if graphs is not None else (False,):
+        if graphs is not None:
+            # The next step records the graphs; if that fails, it turns them off again.
+            graphs.is_on = is_on
         training.step()
         step_s, host_s = per_step(training.step, device, turn_s)
-        how = "with graphs" if graphs else "without graphs"
+        how = "with graphs" if graphs is not None and graphs.is_on else "without graphs"
         share = 100 * training.tokens / step_s * flops / rate
         figures += [
             figure(f"tokens, {how}", round(training.tokens / step_s), "1/s"),
@@ -199,8 +200,10 @@ def results_of(number: int, device: torch.device, small: bool) -> Iterator[Resul
         yield from checks(device, small)
         return
     if number not in SIDE_BY_SIDE:
-        for name, check in checks.items():
-            yield result_of(name, check, device)
+        # As train_pretrain.py by default: without it PyTorch's attention gives other bits each time.
+        with deterministic() if device.type == "cuda" else contextlib.nullcontext():
+            for name, check in checks.items():
+                yield result_of(name, check, device)
         return
     with ThreadPoolExecutor(len(checks)) as pool:
         # A section that is stopped keeps finished results.

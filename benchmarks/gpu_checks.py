@@ -126,9 +126,7 @@ def an_expert_without_tokens_gets_a_zero_gradient(device: torch.device) -> str:
     slots = training.model.expert_slots()[0].tolist()
     gradients = [expert.down_proj.weight.grad for expert in layer.mlp.experts]
     for number, (tokens, gradient) in enumerate(zip(slots, gradients, strict=True)):
-        assert gradient is not None and bool(gradient.isfinite().all()), (
-            f"expert {number}: a gradient that is not finite"
-        )
+        assert gradient is not None and gradient.isfinite().all(), f"expert {number}: its gradient is not finite"
         if not tokens:
             assert not gradient.any(), f"expert {number} got no token and has a gradient"
     assert slots[0] and slots[1] and not any(slots[2:]), f"the router chose others: {slots}"
@@ -219,7 +217,9 @@ def graphs_change_no_bit(device: torch.device, fields: dict[str, Any], optimizer
             training.step()
         ends.append(weights_of(training))
         recorded = training.engine.graphs is not None and training.engine.graphs.replay_end is not None
-        assert recorded == (graphs and device.type == "cuda"), "updates were not recorded"
+        # A GPU without bfloat16 trains in float16, which has no graphs.
+        expected = graphs and device.type == "cuda" and training.engine.dtype is not torch.float16
+        assert recorded == expected, "updates were not recorded"
     assert torch.equal(*ends), "other weights with graphs than without"
     return f"six updates, {backend_name(training)}: the same weights to the last bit"
 
@@ -307,11 +307,8 @@ def float16_finds_its_scale(device: torch.device) -> str:
         training.step()
         updates += 1
         assert updates < 60, "no update was applied"
-    assert bool(weights_of(training).isfinite().all())
-    assert scaler.get_scale() < TOO_LARGE_SCALE
-    return (
-        f"the first update that was applied is number {updates}, with a scale of 2^{math.log2(scaler.get_scale()):.0f}"
-    )
+    assert weights_of(training).isfinite().all() and scaler.get_scale() < TOO_LARGE_SCALE
+    return f"the first update applied is number {updates}, with a scale of 2^{math.log2(scaler.get_scale()):.0f}"
 
 
 NUMBERS: dict[str, Check] = {

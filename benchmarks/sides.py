@@ -120,7 +120,8 @@ def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        turns.done(int(mask.sum()), mask.numel())
+        # Counted on the CPU: reading the mask on the device would wait for it.
+        turns.done(int(batch[-1].sum()), mask.numel())
 
 
 def train_hf(

@@ -27,8 +27,8 @@ def record(work: Callable[[], None]) -> Replay:
     Errors: RuntimeError if work() waits for the device; torch.OutOfMemoryError.
     """
     graph = torch.cuda.CUDAGraph()
-    # thread_local: the thread that pins the next batches makes CUDA calls meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # torch.cuda.graph leaves its stream in use if it fails. thread_local: the writer of checkpoints may free pinned memory meanwhile.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, capture_error_mode="thread_local"):
         work()
     return graph.replay
 
@@ -144,6 +144,5 @@ class UpdateGraphs:
 
 
 def pinned_numbers(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    """The numbers in pinned memory, from which a copy to the device is asynchronous. Other copies may wait for all work queued on the
-    device."""
+    """The numbers in pinned memory: a copy to the device from other memory may wait for all work queued there."""
     return torch.tensor(numbers, dtype=torch.float32, pin_memory=device.type == "cuda")

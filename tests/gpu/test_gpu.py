@@ -4,18 +4,14 @@ import pytest
 import torch
 
 from benchmarks import gpu_checks, gpu_electra
+from trainer.machine.devices import deterministic
 
-CHECKS = {
-    **gpu_checks.NUMBERS,
-    **gpu_checks.TRAINER,
-    **gpu_checks.WAITING,
-    **gpu_checks.BAD_NUMBERS,
-    **gpu_electra.ELECTRA,
-}
+CHECKS = gpu_checks.NUMBERS | gpu_checks.TRAINER | gpu_checks.WAITING | gpu_checks.BAD_NUMBERS | gpu_electra.ELECTRA
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_a_gpu(name):
-    CHECKS[name](torch.device("cuda", 0))
+    with deterministic():
+        CHECKS[name](torch.device("cuda", 0))

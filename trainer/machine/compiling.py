@@ -79,7 +79,7 @@ def choose_kernels_by_rule() -> None:
     """Let the compiler choose among kernels without timing them.
 
     Kernels add in different orders, and timings may differ after a restart with an empty cache: a resume could then end with
-    other bits. TORCHINDUCTOR_DETERMINISTIC=0 in the environment leaves the choice to timing.
+    other bits. With --deterministic 0, TORCHINDUCTOR_DETERMINISTIC=0 in the environment leaves the choice to timing.
     """
     # Loads the compiler, which not every run needs.
     from torch._inductor import config
