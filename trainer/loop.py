@@ -105,19 +105,20 @@ class Trainer:
             found = self.saver.resume() if self.settings.from_resume else None
             if found is not None:
                 self.progress = found
-            # resume of a finished run
             if self.finished and not self.progress.evaluation_due:
                 lines.report_already_done(self.job, self.progress, self.reporter)
-                self.engine.close()
-                return 0
-            # Only rank 0 writes, and an error there ends all ranks.
-            on_main(self.ranks, lambda: self.open_files(is_resumed=found is not None))
-            self.prepare()
-            try:
-                exit_code = self.fit()
-            finally:
-                # frozen by `after_update`
-                gc.unfreeze()
+                # A kill behind the last save has left out the end of the records and the report.
+                on_main(self.ranks, lambda: self.open_metrics(is_resumed=True))
+                exit_code = 0
+            else:
+                # Only rank 0 writes, and an error there ends all ranks.
+                on_main(self.ranks, lambda: self.open_files(is_resumed=found is not None))
+                self.prepare()
+                try:
+                    exit_code = self.fit()
+                finally:
+                    # frozen by `after_update`
+                    gc.unfreeze()
             # The report may take a while.
             with wait_for_all_ranks(self.ranks):
                 if self.ranks.is_main:
@@ -137,7 +138,11 @@ class Trainer:
         write_settings(files.settings, Path(f"{files.stem}.settings.yaml"))
         for write in files.write_at_start.values():
             write()
-        self.reporter.open(Path(f"{files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
+        self.open_metrics(is_resumed)
+
+    def open_metrics(self, is_resumed: bool) -> None:
+        """On rank 0: create or continue the metrics file."""
+        self.reporter.open(Path(f"{self.job.files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
 
     def prepare(self) -> None:
         """Describe the run, compile the model and create the loader."""

@@ -227,7 +227,7 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _require_file(path)
     if not matches:
-        share = ", and no share such as :0.7, :0.7..0.2 or :0.7:x4 ends it" if ":" in path.name else ""
+        share = " (a share, for --data_path alone, is written :0.7, :0.7..0.2 or :0.7:x4)" if ":" in path.name else ""
         reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
         try:
             os.stat(path)

@@ -146,4 +146,3 @@ def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> Non
         # A lower number of updates has ended the run before they were due.
         weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
-    reporter.say(outputs_line(job))

@@ -38,8 +38,8 @@ class Reporter:
         """
         kept = []
         if resumed and path.exists():
-            # fields of an evaluation that will be repeated
-            again = {"val_loss", "text"} if resumed.evaluation_due else set()
+            # fields of the end of the run and of an evaluation, which will be repeated
+            again = {"trained", "val_loss", "text"} if resumed.evaluation_due else {"trained"}
             for line in path.read_bytes().splitlines(keepends=True):
                 # A crash may have cut off the last line.
                 with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
