@@ -48,18 +48,17 @@ def choose_mix(experts: Sequence[FeedForward], tokens: torch.Tensor) -> Mix:
 def can_group(experts: Sequence[FeedForward], tokens: torch.Tensor) -> bool:
     """Returns whether grouped_mm works, without blocking the host.
 
-    It does in bf16 on the CPU and some GPUs, with rows of whole 16 bytes; and in fp32 on the CPU unless compiled.
+    It does with rows of whole 16 bytes: in bf16 on the CPU and some GPUs, and in fp32 on the CPU unless compiled.
     """
     dtype = compute_dtype(tokens)
     device = tokens.device
-    if not hasattr(F, "grouped_mm"):
+    aligned = all(size * dtype.itemsize % 16 == 0 for size in experts[0].gate_proj.weight.shape)
+    if not hasattr(F, "grouped_mm") or not aligned:
         return False
     if dtype == torch.float32:
         # The compiler's shape check of grouped_mm accepts bf16 only.
         return device.type == "cpu" and not torch.compiler.is_compiling()
-    # 8 numbers of bf16 are 16 bytes.
-    aligned = all(size % 8 == 0 for size in experts[0].gate_proj.weight.shape)
-    if dtype != torch.bfloat16 or not aligned:
+    if dtype != torch.bfloat16:
         return False
     return device.type in ("cpu", "meta") or (device.type == "cuda" and has_grouped_kernel(device.index or 0))
 
