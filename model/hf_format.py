@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3Config, Qwen3MoeConfig
@@ -65,7 +66,7 @@ SHARED_EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.)shared_expert\.((?:gate|
 def hf_config(config: MiniMindConfig) -> PretrainedConfig:
     """MiniMindConfig -> the equivalent transformers config.
 
-    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have.
+    Errors: ValueError for a minimind3 with shared experts, which Qwen3-MoE does not have, and for shapes it refuses.
     """
     if config.generation == "minimind3" and config.use_moe and config.n_shared_experts:
         raise ValueError("a minimind3 with shared experts has no twin in transformers: it cannot be exported")
@@ -90,7 +91,10 @@ def hf_config(config: MiniMindConfig) -> PretrainedConfig:
         # MiniMind does not rescale the logits.
         rope["attention_factor"] = 1.0
     fields["rope_parameters"] = rope
-    return config_class(**fields, architectures=[name])
+    try:
+        return config_class(**fields, architectures=[name])
+    except StrictDataclassError as error:
+        raise ValueError(f"transformers has no such {name}: {one_line(error)}") from None
 
 
 def to_hf(state: StateDict, config: MiniMindConfig) -> StateDict:

@@ -65,7 +65,8 @@ def load_pth(model_class: type[ModelT], path: str | os.PathLike[str], overrides:
     guessed = [f"{name}={getattr(config, name)}" for name in undetermined if overrides.get(name) is None]
     if record is None and guessed:
         warnings.warn(
-            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; pass others if they differ",
+            f"{path}: no .json beside it: {', '.join(guessed)} taken from {config.generation}; if they differ, "
+            "pass others, or put a .json with all fields beside it",
             stacklevel=3,
         )
     return model
@@ -198,7 +199,9 @@ def infer_config(state: StateDict, overrides: Mapping[str, Any]) -> dict[str, An
     elif heads is None:
         heads = defaults.num_attention_heads
         if q_rows != k_rows * heads // defaults.num_key_value_heads or q_rows % heads:
-            raise ValueError("num_attention_heads does not follow from the shapes; pass it")
+            raise ValueError(
+                "num_attention_heads does not follow from the shapes; pass it, or put a .json with all fields beside it"
+            )
     head_dim = head_dim or q_rows // heads
     if heads * head_dim != q_rows:
         raise ValueError(f"num_attention_heads={heads} does not fit q_proj with {q_rows} rows; pass another")

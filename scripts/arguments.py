@@ -95,6 +95,7 @@ def evaluate_parser() -> Parser:
         help="where to write, without an ending (default: beside the weight, {weight}.{task}.{data}-{digest of the paths})",
     )
     p.add_argument("--skip_bad_lines", default=False, help="skip and count faulty lines", **SWITCH)
+    p.add_argument("--text_field", help="perplexity: field of the text, as in training (default: text)")
     model_flags(p, dtype="auto")
     g = p.add_argument_group("scoring")
     g.add_argument(

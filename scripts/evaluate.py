@@ -86,7 +86,7 @@ Task = Callable[["Scorer", PreTrainedTokenizerBase, DocumentEncoder, argparse.Na
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = evaluate_parser().parse_args(argv)
-    for flag, task in (("stride", "perplexity"), ("questions", "answers")):
+    for flag, task in (("stride", "perplexity"), ("text_field", "perplexity"), ("questions", "answers")):
         if getattr(args, flag) is not None and args.task != task:
             raise UserError(f"--{flag} has no effect on {args.task}: it is for {task}; leave it out")
     if args.data_path is None:
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --------------------------------------------------------------------------------------------------- the tasks
 
 
-def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
+def texts(args: argparse.Namespace, text_field: str) -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports bad lines. Errors: DataError."""
     for path in args.data_path:
         for file in find_files(path):
@@ -157,7 +157,7 @@ def perplexity(
     documents: list[list[Row]] = []
     byte_counts: list[int] = []
     word_counts: list[int] = []
-    for file, line, text in texts(args):
+    for file, line, text in texts(args, args.text_field or "text"):
         # The ids of all documents stay in memory: a Python int takes nine times as much as one in an array.
         ids = array("i")
         try:
@@ -219,6 +219,8 @@ def pairs(
         try:
             pair = []
             for field in ("sentence_good", "sentence_bad"):
+                if field not in json.loads(text):
+                    raise BadLine("no pair", f"no {field!r} in the object; sentence_good and sentence_bad are wanted")
                 ids = before + encoder.prompt_ids(text_of_line(text.encode(), field) or "")
                 if not 2 <= len(ids) <= args.max_length + 1:
                     what = f"{field} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"

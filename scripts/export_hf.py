@@ -49,7 +49,7 @@ from model.hf_format import StateDict, hf_config, to_hf
 from model.model_minimind import MiniMindForCausalLM
 from model.weight_record import SPECIAL_TOKENS_FIELD, THOUGHTS_FIELD, VOCABULARY_FIELD, read_record
 from scripts.arguments import export_parser
-from scripts.common import as_minimind, load_model, tokenizer_folder, tokenizer_of, vocabulary_size
+from scripts.common import as_minimind, load_model, max_positions, tokenizer_folder, tokenizer_of, vocabulary_size
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import RunRecords
 from trainer.saving.weights import save_weights
@@ -101,6 +101,10 @@ def export(
     tokenizer = tokenizer_of(weight, tokenizer_path)
     encoder = DocumentEncoder(tokenizer)
     config = hf_config(model.config)
+    if model.config.use_moe and (model.config.hidden_size % 4 or model.config.moe_intermediate_size % 4):
+        raise UserError(
+            "transformers has experts only where 4 divides hidden_size and moe_intermediate_size; export_gguf.py has all"
+        )
     state = to_hf(model.state_dict(), model.config)
     out_dtype = smallest_exact(state) if dtype == "auto" else getattr(torch, dtype)
     config.dtype = out_dtype
@@ -226,7 +230,7 @@ def compare(first: PreTrainedModel, second: PreTrainedModel, encoder: DocumentEn
     positions = 0
     check_vocabulary_size(encoder.vocab_size, vocabulary_size(first.config), "--tokenizer_path", fewer_are_fine=True)
     for text in TEXTS:
-        ids = torch.tensor([encoder.prompt_ids(text)])
+        ids = torch.tensor([encoder.prompt_ids(text)[: max_positions(first.config)]])
         ours = first(ids).logits
         theirs = second(ids).logits
         scale = ours.abs().max().clamp(min=1)

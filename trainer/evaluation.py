@@ -220,9 +220,13 @@ def read_prompts(arguments: list[str]) -> list[str]:
         # os.path.isfile, unlike Path.is_file, does not raise for a string that is too long for a name.
         if len(arguments) == 1 and (arguments[0].endswith(".txt") or os.path.isfile(arguments[0])):
             # A prompt may contain U+2028, and Windows writes a byte-order mark.
-            lines = Path(arguments[0]).read_text(encoding="utf-8-sig").split("\n")
+            lines = Path(arguments[0]).read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
             prompts = [line for line in lines if line.strip()]
             if not prompts:
                 raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")
-        "".join(prompts).encode()
+    for prompt in prompts:
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8") from None
     return prompts

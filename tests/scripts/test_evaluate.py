@@ -189,7 +189,7 @@ def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("task, flags", [("perplexity", ("--questions", "3")), ("pairs", ("--stride", "4"))])
+@pytest.mark.parametrize("task, flags", [("perplexity", ("--questions", "3")), ("pairs", ("--text_field", "a"))])
 def test_a_flag_that_a_task_does_not_read_is_refused(weight, tmp_path, task, flags):
     data = jsonl(tmp_path / "data.jsonl", [{"text": "the cat", "sentence_good": "a", "sentence_bad": "b"}])
     with pytest.raises(UserError, match=f"{flags[0]} has no effect on {task}"):
