@@ -109,7 +109,8 @@ def best_fit(counts: Ints, T: int) -> tuple[list[Run], list[list[Rows]], int]:
     # occupied[r]: there may be rows with r free positions
     occupied = np.zeros(T + 1, dtype=bool)
     n_rows = 0
-    for length in range(T, 0, -1):
+    # Lengths of no piece are left out: each would cost a search of all T.
+    for length in (np.flatnonzero(counts[1:]) + 1)[::-1].tolist():
         count = int(counts[length])
         # A row that takes pieces here ends with less room than `length`, unless the pieces run out, which ends the
         # loop. So no row returns to this list, and it is made once.

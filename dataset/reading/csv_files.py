@@ -59,7 +59,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
         except BadLine as bad:
             fault = bad
         except csv.Error as error:
-            reason = f"not a row of CSV: {error}; a field with quotes is quoted, and they are doubled"
+            reason = f"not a row of CSV: {error}; a field with quotes or line breaks is quoted, its quotes doubled"
             # The module asked for a line beyond the end: it was inside quotes.
             fault = BadLine("cut line", "the file ends within a quoted field") if ended else BadLine("not CSV", reason)
         if fault is not None:

@@ -1,7 +1,9 @@
 """Size limits of documents, faults in data, and their reports."""
 
 import contextlib
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from common.errors import DataError
 from common.wording import counted
+from dataset.reading.file_kinds import kind_of
 
 # Maximum bytes of a decompressed line, a text file, a value in a table. A reader holds a few copies of it.
 MAX_DOCUMENT_BYTES = 256 << 20
@@ -39,8 +42,13 @@ def too_long(what: str, most: int | None = None) -> BadLine:
     return BadLine("too long", f"the {what} is longer than {megabytes} MB; cut its text into several documents")
 
 
-# Command that converts a file to UTF-8 and keeps its suffix, which determines its kind
-CONVERT = "python -c \"import sys; open('converted{}', 'w', encoding='utf-8').write(open(sys.argv[1], encoding='{}').read())\" {}"
+# {first bytes of a text: its encoding}; without a mark, ASCII shows it
+WIDE_ENCODINGS = {
+    rb"\xff\xfe\0\0|\0\0\xfe\xff": "utf-32",
+    rb"\xff\xfe|\xfe\xff": "utf-16",
+    rb"([^\0]\0){4}": "utf-16-le",
+    rb"(\0[^\0]){4}": "utf-16-be",
+}
 # fault kind of text in the usual encoding of Chinese Windows
 GBK = "GBK"
 
@@ -83,13 +91,26 @@ def check_column(text_field: str, names: Sequence[str], place: str) -> None:
 
 
 def refuse_other_content(beginning: bytes, path: Path) -> None:
-    """Errors: DataError for text in UTF-16 and for a pointer of git LFS. beginning: the first decompressed bytes."""
+    """Errors: DataError for text in UTF-16 or UTF-32 and for a pointer of git LFS. beginning: the first decompressed bytes."""
     if beginning.startswith(b"version https://git-lfs.github.com/spec/"):
         raise DataError(f"{path}: a pointer of git LFS and not the file itself, which `git lfs pull` fetches")
-    if re.match(rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}", beginning):
-        raise DataError(
-            f"{path}: the text is in UTF-16; convert it to UTF-8: {CONVERT.format(path.suffix, 'utf-16', path)}"
-        )
+    for mark, encoding in WIDE_ENCODINGS.items():
+        if re.match(mark, beginning):
+            name = encoding.upper()
+            raise DataError(f"{path}: the text is in {name}; convert it to UTF-8: {conversion_command(path, encoding)}")
+
+
+def conversion_command(path: Path, encoding: str) -> str:
+    """Command that converts a file to UTF-8, with the suffix that determines its kind."""
+    kind = kind_of(path)
+    source = str(path)[: len(str(path)) - len(kind.compression)]
+    source = f'"{source}"' if os.name == "nt" else shlex.quote(source)
+    # newline='': line ends within a document stay.
+    command = (
+        f"python -c \"import sys; open('converted{kind.suffix}', 'w', encoding='utf-8', newline='')"
+        f".write(open(sys.argv[1], encoding='{encoding}', newline='').read())\" {source}"
+    )
+    return f"decompress it, then {command}" if kind.compression else command
 
 
 @dataclass(frozen=True)
@@ -109,7 +130,7 @@ def skip_or_raise(fault: Fault, bad_lines: "BadLines | None") -> None:
         return
     advice = "fix the line, or pass --skip_bad_lines"
     if fault.kind == GBK:
-        advice = f"convert the file: {CONVERT.format(Path(fault.path).suffix, 'gb18030', fault.path)}"
+        advice = f"convert the file: {conversion_command(Path(fault.path), 'gb18030')}"
     raise DataError(f"{fault.path}:{fault.line}: {fault.reason}; {advice}")
 
 

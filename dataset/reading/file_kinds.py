@@ -193,11 +193,14 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
             if not (tags and copy.exists()):
                 announce(f"fetching {address}")
                 part = copy.with_name(f".{copy.name}.part")
-                system.get_file(address, str(part))
-                system.invalidate_cache()
-                if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
-                    raise OSError("it was cut off, or changed while it was fetched; start again")
-                os.replace(part, copy)
+                try:
+                    system.get_file(address, str(part))
+                    system.invalidate_cache()
+                    if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
+                        raise OSError("it was cut off, or changed while it was fetched; start again")
+                    os.replace(part, copy)
+                finally:
+                    part.unlink(missing_ok=True)
         return copy
     except Exception as error:
         # botocore and aiohttp raise their own classes.
