@@ -107,7 +107,7 @@ class GlueJob(Job):
         }
         flags_to_check = {
             "data": "--data_dir, --train_file, --max_seq_len",
-            "tokenizer": "--model_path",
+            "tokenizer": settings.tokenizer_flag(),
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
         self.identity = Identity(entries, flags_to_check)
@@ -285,7 +285,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
-    check_vocabulary_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
+    flag = settings.tokenizer_flag()
+    check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
     config.id2label = dict(enumerate(words))
