@@ -95,8 +95,6 @@ class GlueJob(Job):
         with user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
-        if settings.gradient_checkpointing:
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 renames its class.
         self.model_name = type(self.model).__name__
         self.model.train()
@@ -323,6 +321,12 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
                 raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
+    if settings.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(
+                f"--gradient_checkpointing 1: {config.model_type} cannot do it in transformers: leave it out"
+            )
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 
 

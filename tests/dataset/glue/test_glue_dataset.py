@@ -116,7 +116,6 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         ("sst2", "nowhere.tsv", None, "No such file"),
         (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: an object with the texts title, body"),
         (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: an object with the texts"),
-        (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "b\\n"}', "the label 'b\\n' has a tab or a line"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: an object with the texts"),
         (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
         # 1e39 is infinite in float32, and so is 1e20's square in the loss.
