@@ -137,10 +137,23 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
     compiles = settings.use_compile == "1"
+    off = {
+        name: "" if getattr(settings, name) else f"--{name} is off" for name in ("do_train", "do_eval", "do_predict")
+    }
+    own = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
     reasons = {
         "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
-        "num_seeds": "" if settings.do_train else "--do_train is off",
-        "eval_all_checkpoints": "" if settings.do_train else "--do_train is off",
+        "num_seeds": off["do_train"],
+        "eval_all_checkpoints": off["do_train"] or off["do_eval"],
+        "evaluate_during_training": off["do_train"] or off["do_eval"],
+        "eval_interval": "" if settings.evaluate_during_training else "--evaluate_during_training is off",
+        "epochs": "--max_steps says when the run ends" if settings.max_steps > 0 else "",
+        "warmup_share": "" if settings.warmup_steps is None else "--warmup_steps is given",
+        "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
+        "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
+        "data_dir": "with --kind each file has a flag" if settings.kind else "",
+        **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),
+        "test_file": own or off["do_predict"],
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
@@ -228,7 +241,7 @@ def read_tasks(
         on_main(ranks, lambda: features() and None)
         found, key = first_rank_first(ranks, features)
         keys.append(key)
-        what = f"{path}, --model_path {settings.model_path}"
+        what = f"{path}, {settings.tokenizer_flag()}"
         check_unknown_share(found.tokens, tokenizer.unk_token_id, what, tokenizer.all_special_ids)
         return GlueAssembler(found, tokenizer, settings.max_seq_len)
 
@@ -398,7 +411,9 @@ def summary(results: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str
 
 def show_table(out: Path, say: Say) -> None:
     """Print and write the table of all tasks in --out_dir, those of earlier commands too; values times 100."""
-    found = {path.parent.name: json.loads(path.read_bytes()) for path in sorted(out.glob(f"*/{RESULTS}"))}
+    # Not those of other programs, nor the table of an --out_dir below this one.
+    paths = [path for path in sorted(out.glob(f"*/{RESULTS}")) if any(path.parent.glob(f"seed_*/{RESULTS}"))]
+    found = {path.parent.name: json.loads(path.read_bytes()) for path in paths}
     lines = ["| task | metric | mean | median | deviation | runs |", "|---|---|---:|---:|---:|---:|"]
     for name, of_task in found.items():
         for metric, values in of_task["metrics"].items():

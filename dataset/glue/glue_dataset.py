@@ -52,7 +52,7 @@ class Example(NamedTuple):
 
 def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     """The Examples of a file. Errors: DataError that names file and line, also where there is no example; OSError."""
-    is_json = path.suffix == ".jsonl"
+    is_json = path.suffix.lower() == ".jsonl"
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
     # Not splitlines(): a sentence may hold a U+2028.
@@ -85,7 +85,10 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
             label = record[task.label] if labelled else ""
             label = label if isinstance(label, str) else json.dumps(label)
             # Raises for a value that is no text, and for a lone surrogate.
-            "".join(sentences).encode()
+            "".join((*sentences, label)).encode()
+            # A line of a file of predictions has the label.
+            if "\t" in label or "\n" in label:
+                raise ValueError(f"the label {label[:60]!r} has a tab or a line end")
             if max(map(len, sentences)) > LONGEST_SENTENCE:
                 raise ValueError(f"a sentence of more than {LONGEST_SENTENCE:,} characters")
         except KeyError as error:

@@ -80,9 +80,10 @@ def task_name(text: str) -> str:
     """The key in TASKS of a name from the benchmark or another trainer: `sst2` for SST-2. Other names are unchanged."""
     name = text.strip().lower().replace("-", "").replace("_", "")
     name = OTHER_NAMES.get(name, name)
-    return name if name in TASKS else text.strip()
+    return name if name in (*TASKS, "all") else text.strip()
 
 
 def task_list(text: str) -> str:
-    """A comma-separated list of tasks by their keys in TASKS, deduplicated: `sst2,mrpc` for `SST-2, MRPC`."""
-    return ",".join(dict.fromkeys(task_name(part) for part in text.split(",")))
+    """A comma-separated list of tasks by their keys in TASKS, deduplicated: `sst2,mrpc` for `SST-2, MRPC`; `all` if it has that."""
+    names = dict.fromkeys(task_name(part) for part in text.split(","))
+    return "all" if "all" in names else ",".join(names)

@@ -114,7 +114,15 @@ AttentionMaskInterface.register(QUICK_ON_CPU, sdpa_mask)
 
 
 def use_fast_attention(network: Any) -> None:
-    """Make a transformers encoder use `attention`, whatever its config says: our trainers' masks suit no other."""
+    """Make a transformers encoder use `attention`, whatever its config says: our trainers' masks suit no other.
+
+    Errors: ValueError for relative positions, which transformers 5 silently leaves out.
+    """
+    positions = getattr(network.config, "position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise ValueError(
+            f"config of the model: position_embedding_type is {positions}, transformers 5 has absolute alone"
+        )
     # `attention` returns no attention weights, and transformers refuses to save a config that asks for them.
     network.config.output_attentions = False
     network.config._attn_implementation = QUICK_ON_CPU

@@ -264,7 +264,7 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
     "generator, wanted",
     [
         ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
-        ({**GENERATOR, "num_attention_heads": 3}, "hidden_size 8 is no multiple of 3 heads"),
+        ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
     ],

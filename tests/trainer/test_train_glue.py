@@ -63,9 +63,11 @@ def test_all_tasks_with_seeds_and_predictions(place, tmp_path, capsys):
     diagnostic = place / "glue" / "diagnostic"
     diagnostic.mkdir()
     (diagnostic / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\ta b\tc\n1\th\td\n")
-    found = fine_tune(place, tmp_path, task="all", num_seeds=2, epochs=1, do_predict=1)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "eval_results.json").write_text("another program's")
+    found = fine_tune(place, tmp_path, task="all", num_seeds=2, epochs=1, do_predict=1, text="b")
     printed = capsys.readouterr().out
-    assert "left out: SST-2, MRPC, QQP, QNLI, RTE, WNLI" in printed
+    assert "left out: SST-2, MRPC, QQP, QNLI, RTE, WNLI" in printed and "--text ['b'] has no effect" in printed
     lines = [line for line in printed.splitlines() if line.startswith("Epoch:[")]
     assert lines and all(re.search(r" updates/s:\d\S* tokens/s:\d", line) for line in lines)
     assert found.keys() == {"cola", "stsb", "mnli"}

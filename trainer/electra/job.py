@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ElectraConfig, PreTrainedTokenizerBase
+from transformers import ElectraConfig, ElectraModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
@@ -357,12 +357,14 @@ class ElectraJob(Job):
         ]
         if self.val_plan is not None:
             lines.append(f"validation: {counted(self.val_plan.n_rows, 'example')}")
-        notices = [*self.precision_notices]
-        if of_files:
-            notices += warnings_of(
-                settings, dict.fromkeys(("init_std", "position_init"), "the networks come from files")
-            )
-        notices += common_warnings(settings, self.ranks)
+        from_files = "the networks come from files" if of_files else ""
+        unused = "" if self.val_plan is not None else "no validation data"
+        reasons = {
+            **dict.fromkeys(("init_std", "position_init", "dropout"), from_files),
+            **dict.fromkeys(("eval_interval", "eval_batch_size"), unused),
+            "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
+        }
+        notices = [*self.precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, self.ranks)]
         fine_tune = next_command(
             "fine-tune the discriminator",
             "trainer/train_glue.py",
@@ -445,15 +447,20 @@ def config_of_file(
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     try:
         config = ElectraConfig(**{**usual, **json.loads(expand_user(path).read_bytes())})
+        # It only selects the row of the embedding table that stays 0.
+        config.pad_token_id = tokenizer.pad_token_id
+        # Fields that make no encoder fail here: on this device nothing is allocated, and no random number drawn.
+        with torch.device("meta"):
+            assert ElectraModel(config)(torch.zeros(1, 1, dtype=torch.int64)).last_hidden_state is not None
     except Exception as error:
         # transformers has its own types of errors for invalid fields.
         raise UserError(
             f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_error_reason(error)})"
         ) from error
-    # It only selects the row of the embedding table that stays 0.
-    config.pad_token_id = tokenizer.pad_token_id
     # An example has two segments.
     minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
+    minimum |= {"embedding_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "initializer_range": 0}
+    minimum["tie_word_embeddings"] = True
     for name, number in minimum.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")

@@ -95,8 +95,6 @@ class GlueJob(Job):
         with user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
-        if settings.gradient_checkpointing:
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
         # FSDP2 renames its class.
         self.model_name = type(self.model).__name__
         self.model.train()
@@ -107,7 +105,7 @@ class GlueJob(Job):
         }
         flags_to_check = {
             "data": "--data_dir, --train_file, --max_seq_len",
-            "tokenizer": "--model_path",
+            "tokenizer": settings.tokenizer_flag(),
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
         self.identity = Identity(entries, flags_to_check)
@@ -285,7 +283,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
-    check_vocabulary_size(vocab_size, config.vocab_size, what, fewer_are_fine=settings.from_scratch)
+    flag = settings.tokenizer_flag()
+    check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)
     saved_classes = [word for _, word in sorted((config.id2label or {}).items())]
     words = task.labels or ("LABEL_0",)
     config.id2label = dict(enumerate(words))
@@ -322,6 +321,12 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
                 raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
+    if settings.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(
+                f"--gradient_checkpointing 1: {config.model_type} cannot do it in transformers: leave it out"
+            )
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 
 

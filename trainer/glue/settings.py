@@ -161,14 +161,22 @@ class GlueSettings(
     prog: ClassVar[str] = "train_glue.py"
     description: ClassVar[str] = "Fine-tune an encoder on GLUE."
 
+    def tokenizer_flag(self) -> str:
+        """The flag that decides the tokenizer, with its value."""
+        return f"--vocab_path {self.vocab_path}" if self.vocab_path else f"--model_path {self.model_path}"
+
     def check(self) -> None:
+        if self.fp16 and self.dtype == "float32":
+            raise ValueError("--fp16 is --dtype float16, and --dtype float32 is given: drop one")
+        if self.no_cuda and self.device not in (None, "cpu"):
+            raise ValueError(f"--no_cuda is --device cpu, and --device {self.device} is given: drop one")
         if self.from_scratch and not self.do_train:
             raise ValueError("--from_scratch 1 with --do_train 0: random weights would be evaluated; leave one out")
         if not (self.do_train or self.do_eval or self.do_predict):
             raise ValueError("--do_train, --do_eval and --do_predict are all 0: nothing is left to do")
         if self.kind is not None:
             return self._check_own_task(self.kind)
-        if unknown := [name for name in self.task.split(",") if name not in TASKS and self.task != "all"]:
+        if unknown := [name for name in self.task.split(",") if name not in (*TASKS, "all")]:
             raise ValueError(
                 f"--task {unknown[0][:80]}: not one of {', '.join(TASKS)}, all; a task of your own needs --kind"
             )
