@@ -34,10 +34,23 @@ def cpu_has_bfloat16() -> bool:
 
 
 def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]:
-    """(torch.dtype for autocast, lines for the user). Falls back where the hardware has no bfloat16."""
+    """(torch.dtype for autocast, lines for the user). Falls back where the hardware has no bfloat16.
+
+    Errors: UserError for a GPU that this PyTorch cannot use.
+    """
     dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
     if dtype is torch.bfloat16 and device.type == "cpu" and not cpu_has_bfloat16():
         return torch.float32, ["this CPU has no native bfloat16: training in float32 instead"]
+    if device.type == "cuda":
+        try:
+            torch.ones(1, device=device)
+        except RuntimeError as error:
+            if "no kernel image" not in str(error):
+                raise
+            raise UserError(
+                "this PyTorch has no kernels for this GPU: cards before RTX 20 and T4 need its build for CUDA 12.6 "
+                "(https://pytorch.org/get-started/locally/); --device cpu trains without the GPU"
+            ) from error
     # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
     if (
         dtype is torch.bfloat16
