@@ -155,6 +155,10 @@ class Corpus:
         if not self._has_targets(store, documents):
             raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {remedy}")
 
+    def validation_facts(self) -> dict[str, str]:
+        """What ranks must have in common, besides what a resume must. The documents of --val_fraction follow from the data."""
+        return {} if self.val_store is None else {"validation data": self.val_store.fingerprint[:16]}
+
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
         """Warn of validation documents that are trained too. Errors: DataError if all of them are."""
         shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)

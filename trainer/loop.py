@@ -13,6 +13,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from trainer.engine import LOADER_FAILED, Outcome, Update, schedule_of
 from trainer.job import SHORT_RUN_FLOPS, UNLIMITED, Job, JobPlan, Progress, Surroundings
 from trainer.machine.command_line import signal_name
 from trainer.machine.measure import out_of_memory_as_user_error, peak_memory, product_rate
-from trainer.machine.ranks import fail_all_ranks, on_main, wait_for_all_ranks
+from trainer.machine.ranks import fail_all_ranks, min_over_ranks, on_main, wait_for_all_ranks
 from trainer.reporting import lines
 from trainer.reporting.reporter import Reporter, Stopwatch
 from trainer.saving.places import check_space
@@ -193,11 +194,6 @@ class Trainer:
             while not self.finished and not stop_signal:
                 stop_signal = self.train_epoch()
         except LoaderError:
-            if self.ranks.world_size > 1:
-                # A save needs all ranks, but the others wait in an update for this one.
-                with contextlib.suppress(OSError):
-                    self.saver.checkpoints.wait()
-                raise
             stop_signal = LOADER_FAILED
             if self.progress.update:
                 # Damaged data may have made the loader fail: `save` checks that first.
@@ -222,7 +218,7 @@ class Trainer:
         """Train from row `progress.row` to the end of the epoch.
 
         Returns the number of a stop signal received, or 0.
-        Errors: LoaderError between two updates, where no other rank waits for this one's part of an update.
+        Errors: LoaderError between two updates, on all ranks.
         """
         progress = self.progress
         # A plan may be large: free the last one before making the next.
@@ -235,7 +231,13 @@ class Trainer:
         epoch = Epoch(progress.epoch, plan, schedule, progress.update - schedule.first_update)
         self.current_epoch = epoch
         self.signals.arm()
-        for number_in_epoch, batches in self.loader.updates(plan.recipe, schedule):
+        updates = self.loader.updates(plan.recipe, schedule)
+        # Later a rank tells of its loader's failure with an update that it has batches for. Here it may have none.
+        with contextlib.suppress(LoaderError):
+            updates = chain([next(updates)], updates)
+        if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
+            raise LoaderError("reported by the rank whose loader it is")
+        for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
             first_step = number_in_epoch * schedule.accumulation_steps
             totals = plan.totals(first_row, end_row)

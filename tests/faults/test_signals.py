@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
+import torch.distributed as dist
 
-from tests.faults.harness import seeded_random, start_torchrun
+from tests.faults.harness import rank_environments, seeded_random, start_torchrun
 from tests.helpers import wait_until
 from trainer.saving.checkpoint import verified
 
@@ -94,6 +95,12 @@ def test_a_second_signal_exits_at_once(lab, whole):
 
 def test_a_stop_signal_to_one_of_two_ranks(lab):
     """Both stop at the same update, and neither leaves before the save is done; the saved state of both goes on exactly."""
+    # first one that waits for the other, which torchrun has lost
+    environment = {**rank_environments(2)[1], "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    store = dist.TCPStore("127.0.0.1", int(environment["MASTER_PORT"]), is_master=True, wait_for_workers=False)
+    alone = lab.start("run", None, environment)
+    wait_until(lambda: store.num_keys() > 0)
+    stop(alone, "SIGTERM")
     lab.run_ranks("whole")
     hooks = {"slow_save": {"seconds": 0.3}}
     processes = lab.start_ranks("run", 2, hooks, {1: {"signal_at": {"updates": [4], "rank": 1}}})

@@ -136,7 +136,7 @@ class ElectraJob(Job):
             self.loss,
             settings,
             n_sums=N_SUMS,
-            identity=entries,
+            identity={**entries, **corpus.validation_facts()},
             shard=settings.shard,
             dtype=self.dtype,
             ranks=self.ranks,

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import PrintedByAnotherRank, UserError, user_errors
-from common.processes import die_with_parent
+from common.processes import POLL_S, die_with_parent
 from common.wording import announce, one_line
 from trainer.machine.devices import pick_device
 from trainer.machine.measure import versions
@@ -173,7 +173,7 @@ def init_distributed_mode(
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        store=rendezvous_store(timeout),
+        store=rendezvous_store(launched, timeout),
         rank=launched.rank,
         world_size=launched.world_size,
         timeout=timeout,
@@ -201,8 +201,8 @@ def ranks_of_launcher() -> Ranks | None:
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
 
-def rendezvous_store(timeout: timedelta) -> dist.Store:
-    """The key-value store in which the ranks find each other.
+def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
+    """The key-value store in which the ranks find each other, once all are there.
 
     torchrun keeps one store across restarts, so a restarted rank could read the address of a dead peer and wait for it.
     So each restart has its own prefix. (Not with several nodes: each counts its own restarts.)
@@ -211,7 +211,15 @@ def rendezvous_store(timeout: timedelta) -> dist.Store:
     attempt = "0"
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt_{attempt}", store)
+    store = dist.PrefixStore(f"attempt_{attempt}", store)
+    # PyTorch waits without running Python's signal handlers, and the launcher sends a stop signal if a rank is lost meanwhile.
+    joined = [f"rank {rank} has joined" for rank in range(ranks.world_size)]
+    store.set(joined[ranks.rank], "")
+    end = time.monotonic() + timeout.total_seconds()
+    while not store.check(joined) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    store.wait(joined, timedelta(seconds=POLL_S))
+    return store
 
 
 ResultT = TypeVar("ResultT")

@@ -119,7 +119,7 @@ class PretrainJob(Job):
             partial(pretrain_loss, self.model),
             settings,
             n_sums=n_sums(self.config),
-            identity=self.identity.entries,
+            identity={**self.identity.entries, **self.corpus.validation_facts()},
             shard=settings.shard,
             allows_cuda_graphs=can_be_recorded(
                 device, ranks, dtype, settings.gradient_checkpointing, self.config.dropout

@@ -219,7 +219,7 @@ def test_a_rank_of_torchrun_takes_its_own_gpu(monkeypatch, local_rank):
     for name, value in rank_environments(2)[local_rank].items():
         monkeypatch.setenv(name, value)
     asked = {}
-    monkeypatch.setattr(ranks_module, "rendezvous_store", lambda timeout: None)
+    monkeypatch.setattr(ranks_module, "rendezvous_store", lambda *_: None)
     for nccl, backend in ((True, "nccl"), (False, "gloo")):
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda nccl=nccl: nccl)
         monkeypatch.setattr(
