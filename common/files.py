@@ -71,7 +71,7 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         except OSError as error:
             # Some network drives and folders shared with a host (SMB, VirtualBox, WSL) sync only files.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(descriptor)
