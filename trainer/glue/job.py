@@ -323,9 +323,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         use_fast_attention(model)
     if settings.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise UserError(
-                f"--gradient_checkpointing 1: {config.model_type} cannot do it in transformers: leave it out"
-            )
+            raise UserError(f"--gradient_checkpointing 1: transformers has none for {config.model_type}: leave it out")
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 
