@@ -289,9 +289,7 @@ def expand_user(path: str | Path) -> Path:
 def _require_file(path: Path) -> None:
     """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
     if not path.is_file():
-        raise DataError(
-            f"{path}: a link to what is not there (is a disk not mounted?), or a pipe: write it to a file first"
-        )
+        raise DataError(f"{path}: a link to nothing (is a disk not mounted?), or a pipe: write it to a file first")
 
 
 def is_own_output(below: Path, all_files: Collection[Path]) -> bool:

@@ -305,9 +305,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         # Fine-tuning starts with a new pooler and a new head; a new encoder means that nothing was loaded.
         encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
         if encoder:
-            raise UserError(
-                f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}"
-            )
+            raise UserError(f"{what}: {len(encoder)} weights of the encoder are missing or do not fit, {encoder[0]}")
         if new and not settings.do_train:
             raise UserError(
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
