@@ -178,7 +178,11 @@ def measure(size: str, threads: int, args: argparse.Namespace, documents: Path, 
         record[name] = getattr(args, name)
     record["sides"] = {}
     for side in sides:
-        flops = flops_of(side.name, size, args.max_seq_len, pairs)
+        # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
+        seen = [min(n, args.max_seq_len) for n in pairs]
+        context = args.max_seq_len if side.name.startswith("hf") else sum(n * n for n in seen) / sum(seen)
+        # of a text token in a training step
+        flops = flops_per_token(MiniMindConfig(**SIZES[size]), context)
         figures = summary(side.slices, flops, max(rates))
         record["sides"][side.name] = {
             **figures,
@@ -211,14 +215,6 @@ def start_sides(
         else:
             sides.append(side)
     return sides
-
-
-def flops_of(side: str, size: str, max_seq_len: int, pairs: Sequence[int]) -> float:
-    """FLOPs of a text token in a training step of this side."""
-    # Context as in flops_per_token: the whole row for the Trainer, for the others a token's own document, at most a row.
-    seen = [min(n, max_seq_len) for n in pairs]
-    context = max_seq_len if side.startswith("hf") else sum(n * n for n in seen) / sum(seen)
-    return flops_per_token(MiniMindConfig(**SIZES[size]), context)
 
 
 def rate(part: Slice) -> float:

@@ -61,9 +61,7 @@ def main() -> None:
     p.add_argument(
         "--rates", type=positive(float), nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="of AdamW (2.5e-4 to 2e-3)"
     )
-    p.add_argument(
-        "--shares", type=positive(float), nargs="+", default=[0.5], help="of the tokens, for the recipe (0.5)"
-    )
+    p.add_argument("--shares", type=positive(float), nargs="+", default=[0.5], help="of tokens, for the recipe (0.5)")
     args = p.parse_args()
     seeds = range(1, args.num_seeds + 1)
     swept = {rate: val_loss(args, 1, ADAMW, rate, 1) for rate in args.rates}

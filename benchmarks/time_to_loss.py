@@ -106,9 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     p.add_argument("--rival", choices=tuple(RIVALS), required=True, help="the other trainer")
     p.add_argument("--minutes", type=positive(float), required=True, help="its training time")
     p.add_argument("--budget", type=duration, required=True, help="of this trainer's run")
-    p.add_argument(
-        "--rates", type=positive(float), nargs="+", help="its learning rates (default: plain its own, hf three)"
-    )
+    p.add_argument("--rates", type=positive(float), nargs="+", help="learning rates (default: plain its own, hf three)")
     p.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
@@ -122,9 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     updates_per_second, device = measured(args, rival)
     updates = int(60 * args.minutes * updates_per_second)
     if not updates:
-        raise UserError(
-            f"--minutes {args.minutes:g}: the other trainer makes no update in that time; give more minutes"
-        )
+        raise UserError(f"--minutes {args.minutes:g}: the other trainer makes no update in that time; give more")
     print(f"{args.rival}: {updates_per_second:.2f} updates/s, {updates:,} in {args.minutes:g} minutes", flush=True)
     dtype = args.dtype or (rival.cpu_dtype if device == "cpu" else "bfloat16")
     ends = {}

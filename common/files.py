@@ -19,9 +19,6 @@ from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
 MAX_BYTES = 1 << 20
-# Windows' ERROR_ACCESS_DENIED and ERROR_SHARING_VIOLATION, and waits before further attempts
-OPEN_ELSEWHERE = (5, 32)
-RENAME_WAITS_S = (0.05, 0.2, 1.0)
 
 
 @contextlib.contextmanager
@@ -54,14 +51,15 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
 
 def rename(source: Path, target: Path) -> None:
     """os.replace, but on Windows it waits for programs that have one of the files open for a moment: virus scanners, OneDrive."""
-    for seconds in RENAME_WAITS_S:
+    for wait_s in (0.05, 0.2, 1.0):
         try:
             os.replace(source, target)
             return
         except PermissionError as error:
-            if getattr(error, "winerror", None) not in OPEN_ELSEWHERE:
+            # ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION
+            if getattr(error, "winerror", None) not in (5, 32):
                 raise
-        time.sleep(seconds)
+        time.sleep(wait_s)
     os.replace(source, target)
 
 
@@ -73,7 +71,7 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         except OSError as error:
             # Some network drives and folders shared with a host (SMB, VirtualBox, WSL) sync only files.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
             os.close(descriptor)

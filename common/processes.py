@@ -118,14 +118,13 @@ def signals_blocked() -> Iterator[None]:
     those that it has started count as dead.
     """
     # Windows has neither the mask nor SIGUSR1
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*stop_signals(), signal.SIGUSR1])
+    mask = getattr(signal, "pthread_sigmask", None)
+    before = mask and mask(signal.SIG_BLOCK, [*stop_signals(), signal.SIGUSR1])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if mask:
+            mask(signal.SIG_SETMASK, before)
 
 
 # -------------------------------------------------------------------------------------------------- a pool of processes

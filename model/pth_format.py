@@ -94,9 +94,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
         raise ValueError(f"{path}: not the weights of this config: {one_line(error)[:250]}") from None
     for key, tensor in state.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(
-                f"{path}: {key} has numbers that are NaN or infinite: the file is damaged, or its run failed"
-            )
+            raise ValueError(f"{path}: {key} has NaN or infinite numbers: the file is damaged, or its run failed")
     if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
         raise ValueError(
             f"{path}: {HEAD} is not {EMBEDDINGS}: pass tie_word_embeddings=False, or write it into the .json as "

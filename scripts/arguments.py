@@ -153,7 +153,5 @@ def report_parser() -> Parser:
         description="Write one HTML page about a run, or several side by side: curves, samples, settings, machine.",
     )
     p.add_argument("runs", nargs="+", help="metrics files, weights, or folders")
-    p.add_argument(
-        "--out", help="the page to write (default: beside the first run's metrics; compare.html for several)"
-    )
+    p.add_argument("--out", help="page to write (default: beside the first run's metrics; compare.html for several)")
     return p

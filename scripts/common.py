@@ -75,7 +75,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
             announce(f"warning: {weight} was trained with another tokenizer than {tokenizer_path}", to_stderr=True)
     elif is_other:
         raise UserError(
-            f"{weight} was trained with another tokenizer than the one in model/: name it with --tokenizer_path"
+            f"{weight} was trained with another tokenizer than that in model/: name it with --tokenizer_path"
         )
     elif path.is_dir() and not has_tokenizer(path):
         announce(

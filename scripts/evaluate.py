@@ -219,7 +219,8 @@ def pairs(
         try:
             pair = []
             for field in ("sentence_good", "sentence_bad"):
-                if field not in json.loads(text):
+                # Not parsed here: in a .txt it is no JSON.
+                if f'"{field}"' not in text:
                     raise BadLine("no pair", f"no {field!r} in the object; sentence_good and sentence_bad are wanted")
                 ids = before + encoder.prompt_ids(text_of_line(text.encode(), field) or "")
                 if not 2 <= len(ids) <= args.max_length + 1:

@@ -124,9 +124,7 @@ def pretraining_notices(
             suitable["embed_lr"] = laws.EMBED_RATE
     for name, rate in suitable.items():
         if not 1 / FAR_OFF <= getattr(settings, name) / rate <= FAR_OFF:
-            lines.append(
-                f"note: --{name} {getattr(settings, name):g}: runs of this size learn most with about {rate:.2g}"
-            )
+            lines.append(f"note: --{name} {getattr(settings, name):g}: runs of this size do best with about {rate:.2g}")
     return lines
 
 

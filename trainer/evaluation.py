@@ -225,8 +225,7 @@ def read_prompts(arguments: list[str]) -> list[str]:
             if not prompts:
                 raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")
     for prompt in prompts:
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8") from None
+        # lone surrogates: bytes that are not UTF-8
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8")
     return prompts

@@ -108,8 +108,6 @@ class Trainer:
                 self.progress = found
             if self.finished and not self.progress.evaluation_due:
                 lines.report_already_done(self.job, self.progress, self.reporter)
-                # A kill behind the last save has left out the end of the records and the report.
-                on_main(self.ranks, lambda: self.open_metrics(is_resumed=True))
                 exit_code = 0
             else:
                 # Only rank 0 writes, and an error there ends all ranks.
@@ -139,11 +137,7 @@ class Trainer:
         write_settings(files.settings, Path(f"{files.stem}.settings.yaml"))
         for write in files.write_at_start.values():
             write()
-        self.open_metrics(is_resumed)
-
-    def open_metrics(self, is_resumed: bool) -> None:
-        """On rank 0: create or continue the metrics file."""
-        self.reporter.open(Path(f"{self.job.files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
+        self.reporter.open(Path(f"{files.stem}.metrics.jsonl"), self.progress if is_resumed else None)
 
     def prepare(self) -> None:
         """Describe the run, compile the model and create the loader."""

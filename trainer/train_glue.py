@@ -137,15 +137,14 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
     compiles = settings.use_compile == "1"
-    off = {
-        name: "" if getattr(settings, name) else f"--{name} is off" for name in ("do_train", "do_eval", "do_predict")
-    }
+    no_training = "" if settings.do_train else "--do_train is off"
+    no_evaluation = no_training or ("" if settings.do_eval else "--do_eval is off")
     own = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
     reasons = {
         "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
-        "num_seeds": off["do_train"],
-        "eval_all_checkpoints": off["do_train"] or off["do_eval"],
-        "evaluate_during_training": off["do_train"] or off["do_eval"],
+        "num_seeds": no_training,
+        "eval_all_checkpoints": no_evaluation,
+        "evaluate_during_training": no_evaluation,
         "eval_interval": "" if settings.evaluate_during_training else "--evaluate_during_training is off",
         "epochs": "--max_steps says when the run ends" if settings.max_steps > 0 else "",
         "warmup_share": "" if settings.warmup_steps is None else "--warmup_steps is given",
@@ -153,7 +152,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
         **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),
-        "test_file": own or off["do_predict"],
+        "test_file": own or ("" if settings.do_predict else "--do_predict is off"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
@@ -322,7 +321,7 @@ def run_seed(
     say(f"--- {data.name}, seed {seed}")
     on_main(ranks, lambda: remove(folder / "predictions"))
     # With these the saved settings are enough to repeat the run.
-    settings = replace(settings, task=data.name, seed=seed, num_seeds=1, epochs=settings.epochs or data.task.epochs)
+    settings = replace(settings, task=data.name, seed=seed, num_seeds=1)
     job = GlueJob(settings, surroundings, data)
     trainer = Trainer(job, surroundings)
     if settings.do_train:

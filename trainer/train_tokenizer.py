@@ -89,9 +89,7 @@ class VocabularySettings(Settings):
         choices=(BPE, WORDPIECE),
         help="bpe: byte-level, for the main trainer; wordpiece: as BERT's, for trainer/train_electra.py",
     )
-    lower_case: bool = switch(
-        True, help="wordpiece: lower-case the text and strip its accents, as bert-base-uncased does"
-    )
+    lower_case: bool = switch(True, help="wordpiece: lower-case the text and strip its accents, as bert-base-uncased")
     vocab_size: int = setting(
         6400, check=positive(int), help="number of entries, special tokens and (bpe) the 256 bytes included", first=True
     )

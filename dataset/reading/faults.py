@@ -103,7 +103,7 @@ def refuse_other_content(beginning: bytes, path: Path) -> None:
 def conversion_command(path: Path, encoding: str) -> str:
     """Command that converts a file to UTF-8, with the suffix that determines its kind."""
     kind = kind_of(path)
-    source = str(path)[: len(str(path)) - len(kind.compression)]
+    source = str(path.with_suffix("") if kind.compression else path)
     source = f'"{source}"' if os.name == "nt" else shlex.quote(source)
     # newline='': line ends within a document stay.
     command = (

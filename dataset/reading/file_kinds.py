@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
-from common.files import file_lock, user_cache
+from common.files import file_lock, rename, user_cache
 from common.wording import announce, one_line
 from dataset.reading.streams import COMPRESSIONS
 
@@ -198,7 +198,7 @@ def _fetched(address: str, cache_dir: str | None) -> Path:
                     system.invalidate_cache()
                     if size not in (None, part.stat().st_size) or _version(system.info(address)) != version:
                         raise OSError("it was cut off, or changed while it was fetched; start again")
-                    os.replace(part, copy)
+                    rename(part, copy)
                 finally:
                     part.unlink(missing_ok=True)
         return copy
@@ -289,9 +289,7 @@ def expand_user(path: str | Path) -> Path:
 def _require_file(path: Path) -> None:
     """Errors: DataError for a broken link or a pipe: part of a corpus would be missing."""
     if not path.is_file():
-        raise DataError(
-            f"{path}: a link to what is not there (is a disk not mounted?), or a pipe: write it to a file first"
-        )
+        raise DataError(f"{path}: a link to nothing (is a disk not mounted?), or a pipe: write it to a file first")
 
 
 def is_own_output(below: Path, all_files: Collection[Path]) -> bool:

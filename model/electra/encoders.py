@@ -120,9 +120,7 @@ def use_fast_attention(network: Any) -> None:
     """
     positions = getattr(network.config, "position_embedding_type", "absolute")
     if positions != "absolute":
-        raise ValueError(
-            f"config of the model: position_embedding_type is {positions}, transformers 5 has absolute alone"
-        )
+        raise ValueError(f"the model's position_embedding_type is {positions}: transformers 5 has absolute alone")
     # `attention` returns no attention weights, and transformers refuses to save a config that asks for them.
     network.config.output_attentions = False
     network.config._attn_implementation = QUICK_ON_CPU

@@ -161,7 +161,7 @@ def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
         ({"lm_head.weight": lambda t: t + 1}, "tie_word_embeddings=False"),
         ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK),
         ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
-        ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has numbers that are NaN"),
+        ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has NaN"),
         # 40 GB in a few bytes
         ({KEY: lambda t: torch.zeros(1).expand(100_000, 100_000)}, NO_BLOCK),
         ({"model.embed_tokens.weight": lambda t: torch.tensor(1.0)}, "embed_tokens.weight is missing, or of another"),

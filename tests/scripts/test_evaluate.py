@@ -175,7 +175,7 @@ def test_intervals():
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        ("pairs", '{"sentence_good": "a b"}', "d.jsonl:1: no 'sentence_bad'"),
+        ("pairs", "no JSON", "d.txt:1: no 'sentence_good'"),
         ("pairs", "{", "d.jsonl:1: cut line: "),
         ("pairs", PAIR + '{"sentence_good": "", "sentence_bad": "a"}', "d.jsonl:2: sentence_good has 0 tokens"),
         ("pairs", "", "nothing to evaluate there"),
@@ -183,9 +183,9 @@ def test_intervals():
     ],
 )
 def test_one_line_for_a_bad_file(weight, tmp_path, task, content, message):
-    (tmp_path / "d.jsonl").write_text(content)
+    (file := tmp_path / ("d.txt" if "d.txt" in message else "d.jsonl")).write_text(content)
     with pytest.raises(ValueError, match=message) as error:
-        run(task, weight, str(tmp_path / "d.jsonl"), tmp_path / "r")
+        run(task, weight, str(file), tmp_path / "r")
     assert "\n" not in str(error.value)
 
 

@@ -218,9 +218,9 @@ def test_a_weight_of_another_tokenizer_is_not_read_with_the_repositorys(tmp_path
     folder = other_tokenizer(tmp_path / "other")
     train(data_path=data, out_dir=tmp_path, tokenizer_path=folder)
     weight = str(tmp_path / "pretrain_16.pth")
-    with pytest.raises(UserError, match="trained with another tokenizer than the one in model/"):
+    with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):
         generate.main(["--weight", weight, "--device", "cpu", "hi"])
-    with pytest.raises(UserError, match="trained with another tokenizer than the one in model/"):
+    with pytest.raises(UserError, match="trained with another tokenizer than that in model/"):
         export_hf.main(["--weight", weight, "--out_dir", str(tmp_path / "hf")])
     with pytest.raises(UserError, match="trained with another tokenizer than --tokenizer_path"):
         train(data_path=data, out_dir=tmp_path / "more", from_weight=weight)

@@ -51,13 +51,6 @@ def factor_of_depth(layers: int, tokens: float) -> float:
     return 1 - GAIN_OF_DEPTH * onset * depth
 
 
-def factor_of_induction(heads: int, tokens: float) -> float:
-    """Ratio of the loss with this many heads per layer, initialised by `model.induction`, to `wiki_loss`, after this many
-    unique tokens. It replaces `factor_of_depth`, since both gains come from heads that copy."""
-    gain = GAIN_OF_INDUCTION if heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
-    return 1 - gain * tokens / (tokens + TOKENS_OF_INDUCTION)
-
-
 # Row lengths that plans choose from. 2,048 is no better than 1,024 when evaluated with sliding windows.
 USUAL_ROW = 512
 LONG_ROW = 1024
@@ -168,7 +161,9 @@ def expected_loss(
     unique = min(tokens, unique_tokens(parts))
     loss = scale * wiki_loss(parameters, effective) * factor_of_context(context, unique)
     if induction_heads:
-        return loss * factor_of_induction(induction_heads, unique)
+        # in place of the gain of depth, since both come from heads that copy
+        gain = GAIN_OF_INDUCTION if induction_heads > 1 else GAIN_OF_INDUCTION_WITH_ONE_HEAD
+        return loss * (1 - gain * unique / (unique + TOKENS_OF_INDUCTION))
     return loss * factor_of_depth(layers, effective)
 
 

@@ -67,9 +67,7 @@ class BudgetSettings(Settings):
         if len(given) > 1:
             raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: drop one")
         if self.dry_run and not given:
-            raise ValueError(
-                "--dry_run prints the plan of a budget: add --budget 10m, --budget_tokens or --budget_flops"
-            )
+            raise ValueError("--dry_run prints a budget's plan: add --budget 10m, --budget_tokens or --budget_flops")
 
     @property
     def has_budget(self) -> bool:

@@ -446,12 +446,13 @@ def config_of_file(
     what = f"{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
     try:
-        config = ElectraConfig(**{**usual, **json.loads(expand_user(path).read_bytes())})
-        # It only selects the row of the embedding table that stays 0.
-        config.pad_token_id = tokenizer.pad_token_id
+        # pad_token_id only selects the row of the embedding table that stays 0.
+        fields = {**usual, **json.loads(expand_user(path).read_bytes()), "pad_token_id": tokenizer.pad_token_id}
+        config = ElectraConfig(**fields)
         # Fields that make no encoder fail here: on this device nothing is allocated, and no random number drawn.
         with torch.device("meta"):
-            assert ElectraModel(config)(torch.zeros(1, 1, dtype=torch.int64)).last_hidden_state is not None
+            one_layer = ElectraModel(ElectraConfig(**{**fields, "num_hidden_layers": 1}))
+            assert one_layer(torch.zeros(1, 1, dtype=torch.int64)).last_hidden_state is not None
     except Exception as error:
         # transformers has its own types of errors for invalid fields.
         raise UserError(
@@ -460,8 +461,7 @@ def config_of_file(
     # An example has two segments.
     minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
     minimum |= {"embedding_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "initializer_range": 0}
-    minimum["tie_word_embeddings"] = True
-    for name, number in minimum.items():
+    for name, number in {**minimum, "tie_word_embeddings": True}.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
     return config

@@ -76,7 +76,7 @@ class GlueJob(Job):
     assembler: GlueAssembler
 
     def __init__(self, settings: GlueSettings, surroundings: Surroundings, data: Data) -> None:
-        """settings: those of this run, with its seed and epochs."""
+        """settings: those of this run, with its seed."""
         self.settings = settings
         self.data = data
         self.folder = Path(settings.out_dir) / data.name / f"seed_{settings.seed}"
@@ -128,8 +128,8 @@ class GlueJob(Job):
             grad_clip=settings.grad_clip,
             n_sums=4,
         )
-        assert settings.epochs is not None
-        self.length = Length(math.ceil(settings.epochs))
+        epochs = settings.epochs or data.task.epochs
+        self.length = Length(math.ceil(epochs))
         self.evaluation = Evaluation(evaluate=self.evaluate if settings.do_eval else None, counts_updates=True)
         if data.train is not None:
             self.assembler = data.train
@@ -137,10 +137,10 @@ class GlueJob(Job):
             if settings.max_steps > 0:
                 self.length.max_updates = settings.max_steps
                 self.length.flag = "--max_steps"
-            elif self.length.epochs != settings.epochs:
+            elif self.length.epochs != epochs:
                 # A partial epoch ends with the update of its last row. Rounded, as 0.55 * 100 is slightly above 55 in
                 # floating point.
-                self.length.max_updates = math.ceil(round(settings.epochs * n_updates, 6))
+                self.length.max_updates = math.ceil(round(epochs * n_updates, 6))
             if settings.evaluate_during_training:
                 self.evaluation.eval_interval = settings.eval_interval or n_updates
         if settings.save_steps:
@@ -305,9 +305,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         # Fine-tuning starts with a new pooler and a new head; a new encoder means that nothing was loaded.
         encoder = sorted(key for key in new if key.startswith(f"{model.base_model_prefix}.") and ".pooler." not in key)
         if encoder:
-            raise UserError(
-                f"{what}: {len(encoder)} weights of the encoder are not in there or do not fit, {encoder[0]}"
-            )
+            raise UserError(f"{what}: {len(encoder)} weights of the encoder are missing or do not fit, {encoder[0]}")
         if new and not settings.do_train:
             raise UserError(
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
@@ -323,9 +321,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         use_fast_attention(model)
     if settings.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise UserError(
-                f"--gradient_checkpointing 1: {config.model_type} cannot do it in transformers: leave it out"
-            )
+            raise UserError(f"--gradient_checkpointing 1: transformers has none for {config.model_type}: leave it out")
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 

@@ -91,12 +91,8 @@ def versions() -> dict[str, str]:
 
 def describe_machine(device: torch.device, world_size: int = 1) -> dict[str, str | int | None]:
     """{name: text or number} for a report."""
-    names = [
-        line
-        for line in text_of_file(processes.SYSTEM_ROOT / "proc/cpuinfo").splitlines()
-        if line.startswith("model name")
-    ]
-    processor = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
+    _, _, names = text_of_file(processes.SYSTEM_ROOT / "proc/cpuinfo").partition("model name")
+    processor = names.partition("\n")[0].strip("\t :") or platform.processor() or platform.machine()
     found: dict[str, str | int | None] = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": processor,

@@ -79,9 +79,7 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
 class PretrainOutput(OutputSettings):
     """output"""
 
-    save_weight: str = setting(
-        "pretrain", check=file_prefix, help="prefix of the weight file: {prefix}_{hidden}[_moe].pth"
-    )
+    save_weight: str = setting("pretrain", check=file_prefix, help="of the weight file: {prefix}_{hidden}[_moe].pth")
     # An empty prompt counts: the model starts by itself.
     sample_prompts: list[str] = setting(
         [],
@@ -96,9 +94,7 @@ class ModelSettings(Settings):
     """model"""
 
     # None: not given. The value is then that of DEFAULT_MODEL, or of the folder that --from_weight names.
-    generation: str | None = setting(
-        None, choices=("minimind2", "minimind3"), help="whose architecture (default: minimind2)"
-    )
+    generation: str | None = setting(None, choices=("minimind2", "minimind3"), help="architecture (default: minimind2)")
     hidden_size: int | None = setting(None, check=positive(int), help="width (default: 512)", first=True)
     num_hidden_layers: int | None = setting(None, check=positive(int), help="blocks (default: 8)", first=True)
     num_attention_heads: int | None = setting(None, check=positive(int), help="query heads (default: 8)")
@@ -149,9 +145,7 @@ class DataSettings(DocumentSettings):
     mixture: str | None = setting(
         None, help="a YAML or JSON file of sources with shares over the run, in place of --data_path (docs/data.md)"
     )
-    max_seq_len: int = setting(
-        512, check=at_least(2, "to hold an input and a target"), help="positions in a row, in tokens"
-    )
+    max_seq_len: int = setting(512, check=at_least(2, "to hold an input and a target"), help="positions of a row")
     pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
     long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
 

@@ -36,7 +36,10 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
     Errors: UserError for a file without metrics; OSError.
     """
     runs = [RunRecords.read(path) for path in metrics_paths]
-    names = distinct_names(runs)
+    # path of each run's files relative to the runs' common folder
+    paths = [run.path.resolve().with_name(run.name) for run in runs]
+    common = os.path.commonpath([path.parent for path in paths])
+    names = [path.relative_to(common).as_posix() for path in paths]
     # None: recorded by a job without a fingerprint of its data
     fingerprints = {run.start_record("data").get("fingerprint") for run in runs} - {None}
     loader = FileSystemLoader(Path(__file__).parent)
@@ -61,13 +64,6 @@ def write_report(metrics_paths: Iterable[str | Path], page: Path) -> Path:
     with atomic_file(picture) as file:
         file.write(loss_picture(runs, names))
     return picture
-
-
-def distinct_names(runs: Sequence[RunRecords]) -> list[str]:
-    """Path of each run's files relative to the runs' common folder."""
-    paths = [run.path.resolve().with_name(run.name) for run in runs]
-    folder = os.path.commonpath([path.parent for path in paths])
-    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def for_browser(value: object) -> object:

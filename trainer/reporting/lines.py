@@ -93,7 +93,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         with contextlib.suppress(UserError):
             if risen := risen_validation(RunRecords.read(f"{job.files.stem}.metrics.jsonl")):
                 reporter.say(risen)
-        reporter.say(outputs_line(job))
+        reporter.say(", ".join(f"{what}: {path}" for what, path in job.files.outputs.items()))
     reporter.close()
     if not (is_complete and job.settings.report):
         return
@@ -128,13 +128,9 @@ def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
     )
 
 
-def outputs_line(job: Job) -> str:
-    """Line with the run's output files."""
-    return ", ".join(f"{what}: {path}" for what, path in job.files.outputs.items())
-
-
 def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> None:
-    """For the resume of a finished run: say so, and write missing outputs."""
+    """For the resume of a finished run: say so, write missing outputs, and open the records: a kill behind the last save has left out
+    their end."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
     further = f" (a higher {length.flag} goes on)" if length.flag else ""
@@ -146,3 +142,4 @@ def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> Non
         # A lower number of updates has ended the run before they were due.
         weights = engine.weights()
         on_main(engine.ranks, lambda: job.save_weights(weights, progress.update, is_last=True))
+    on_main(engine.ranks, lambda: reporter.open(Path(f"{job.files.stem}.metrics.jsonl"), progress))

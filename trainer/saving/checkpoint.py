@@ -45,6 +45,7 @@ from common.files import (
     link_or_copy,
     remove,
     remove_if_possible,
+    rename,
     replace,
 )
 from trainer.saving.weights import save_with_digest
@@ -232,9 +233,9 @@ class Checkpoints:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Delete a checkpoint and its digest."""
-        remove(path)
-        remove(Path(f"{path}.sha256"))
+        """Delete a checkpoint and its digest; on Windows another program may have them open, and the next save tries again."""
+        remove_if_possible(path)
+        remove_if_possible(Path(f"{path}.sha256"))
 
     def remove_leftovers(self) -> None:
         """Delete half-written files of a killed run, in the folder and beside it. No save may be in progress.
@@ -293,7 +294,7 @@ class Checkpoints:
             numbered = (self.folder.with_name(f"{self.folder.name}_old{number}") for number in itertools.count(1))
             old = next(path for path in numbered if not path.exists())
             # Atomic: a kill before this leaves the run where it was, a kill after it the whole run in the other folder.
-            self.folder.rename(old)
+            rename(self.folder, old)
             hint = ""
             if Checkpoints(old).paths():
                 hint = "; --from_resume 1 would have continued it, and docs/reliability.md says how it still can"

@@ -106,7 +106,7 @@ def test_links_are_followed_once_and_those_to_nothing_and_pipes_are_named(tmp_pa
     assert find_files(str(corpus)) == [corpus / "a.jsonl", corpus / "link" / "b.jsonl"]
     (corpus / "gone.jsonl").symlink_to(corpus / "not_mounted.jsonl")
     for pattern in ("", "/*.jsonl", "/gone.jsonl"):
-        with pytest.raises(DataError, match=r"gone.jsonl: a link to what is not there \(is a disk not mounted"):
+        with pytest.raises(DataError, match=r"gone.jsonl: a link to nothing \(is a disk not mounted"):
             find_files(f"{corpus}{pattern}")
     os.mkfifo(tmp_path / "a.jsonl")
     with pytest.raises(DataError, match="or a pipe: write it to a file first"):
