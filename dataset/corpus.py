@@ -132,7 +132,7 @@ class Corpus:
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
             self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
+            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
