@@ -132,7 +132,7 @@ class Corpus:
             self._warn_of_overlap(val_store, f"--val_path {name_of(paths)}", allow_val_overlap)
         elif val_fraction:
             self.documents, held_out = split_by_hash(self.store, self.documents, val_fraction)
-            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise it")
+            self._set_val(self.store, held_out, f"what --val_fraction {val_fraction} holds out", "raise --val_fraction")
         # Draws documents by the shares of the sources; None: no shares. After the split: held-out documents count
         # towards no share.
         self.mixture: Mixture | None = None
@@ -164,12 +164,12 @@ class Corpus:
         shared, total = int(np.isin(val_store.doc_hash, self.store.doc_hash).sum()), len(val_store)
         if shared == total and not allow_overlap:
             raise DataError(
-                f"{what}: all {counted(total, 'document')} of it are in the training data too, so its loss would tell nothing "
+                f"{what}: all of it ({counted(total, 'document')}) is in the training data too, so its loss would tell nothing "
                 "about new text; name other documents, hold some out with --val_fraction, or pass --allow_val_overlap 1"
             )
         if shared:
             self.notices.append(
-                f"warning: {shared:,} of the {counted(total, 'validation document')} ({shared / total:.1%}) are in the "
+                f"warning: {shared / total:.1%} of the validation documents ({shared:,} of {total:,}) are in the "
                 "training data too, to the letter; the validation loss is too low by what the model remembers of them"
             )
 

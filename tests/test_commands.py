@@ -124,7 +124,7 @@ def test_the_commands_of_make_chat():
     pretrain, sft, evaluate = (shlex.split(line) for line in lines.splitlines() if ".py " in line)
     base = PretrainSettings.parse(pretrain[pretrain.index("trainer/train_pretrain.py") + 1 :])
     settings = SftSettings.parse(sft[2:])
-    assert settings.from_weight == base.save_weight and settings.hidden_size == base.hidden_size
+    assert settings.weight() == Path(f"{base.stem(settings.hidden_size, False)}.pth")
     asked = script_arguments.evaluate_parser().parse_args(evaluate[2:])
     assert asked.weight == f"out/full_sft_{settings.hidden_size}.pth"
     assert (asked.task, asked.questions, asked.data_path) == ("answers", None, None)

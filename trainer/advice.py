@@ -95,6 +95,7 @@ def pretraining_notices(
     reasons = {
         "init_scheme": "the weights come from a file" if from_file else "",
         "eval_interval": "" if has_validation else "no validation data",
+        "allow_val_overlap": "" if settings.val_path else "there is no --val_path",
         "decay_share": f"--lr_schedule is {settings.lr_schedule}" if has_no_decay else "",
         "epochs": "--max_updates says when the run ends" if settings.max_updates and not is_planned else "",
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",

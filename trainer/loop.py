@@ -351,7 +351,8 @@ class Trainer:
                 fail_all_ranks(
                     self.ranks,
                     f"{counted(int(outcome.skipped_in_a_row), 'update')} in a row had a non-finite loss or gradient (up to step "
-                    f"{outcome.update.last_step}); nothing of them is saved: lower --learning_rate or look at the documents named above",
+                    f"{outcome.update.last_step}); nothing of them is saved: lower the rates (--learning_rate, with Muon --muon_lr) "
+                    "or look at the documents named above",
                 )
 
     def log(self, epoch: Epoch, step: int, rate: float) -> None:

@@ -20,7 +20,7 @@ class ChatCorpus(Corpus):
     Errors: as Corpus.
     """
 
-    nothing_to_train = "no answer begins within --max_seq_len"
+    nothing_to_train = "no answer begins within --max_seq_len, which may be too small"
     nothing_to_evaluate = nothing_to_train
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:

@@ -50,8 +50,8 @@ READ_TIMEOUT_S = 60
 SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
-    "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (--text_suffixes), each also as "
-    ".gz, .bz2, .xz or .zst; .parquet, .arrow"
+    "files that are read: .jsonl, .ndjson, .json, .csv, .tsv and text such as .txt, .md, .py (others: by --text_suffixes "
+    "of train_pretrain.py, or named .txt), each also as .gz, .bz2, .xz or .zst; .parquet, .arrow"
 )
 TEXT_SUFFIXES_HELP = (
     "files that are read as plain text, beside .txt: suffixes such as .py .md, read in every folder (default: those of "

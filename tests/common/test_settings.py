@@ -94,7 +94,7 @@ def test_every_flag_is_there_and_has_its_default(command):
 GIVEN = {
     "pretrain": [
         "--data_path", "a b.jsonl:0.7", "文.jsonl:0.3", "--learning_rate", "3e-4", "--use_moe", "--pack", "0",
-        "--sample_prompts", "", "the: cat # sat", "- a dash", "-5", "no", "a\nb\x85\0", "caf\udce9", "--save_weight", "null", "--num_key_value_heads", "2", "--text_suffixes", ".md",
+        "--sample_prompts", "", "the: cat # sat", "- a dash", "-5", "no", "a\nb\x85\0", "a\x85b", "caf\udce9", "--save_weight", "null", "--num_key_value_heads", "2", "--text_suffixes", ".md",
     ],
     "sft": ["--data_path", "a.jsonl", "--from_weight", "none", "--batch_size", "8", "--sample_prompts", "Why?"],
     "electra": ["--save_percents", "25,50.5", "--max_steps", "7", "--lower_case", "False", "--vocab_path", "yes"],

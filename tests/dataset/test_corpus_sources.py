@@ -65,10 +65,10 @@ def test_validation_documents_that_are_trained_too_are_counted(tmp_path, encoder
     shared = sum(text in set(training) for text in validation)
     for _ in range(2):
         corpus = Corpus([paths[0]], encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
-        assert corpus.notices[0].startswith(f"warning: {shared} of the {len(validation)} validation documents")
+        assert corpus.notices[0].startswith(f"warning: {shared / 41:.1%} of the validation documents ({shared} of 41)")
     with_shares = [f"{paths[0]}:0.5", f"{write_texts(tmp_path / 'c.jsonl', ['document 529', 'other'])}:0.5"]
     corpus = Corpus(with_shares, encoder, max_seq_len=16, seed=0, val_path=paths[1], progress=False)
-    assert corpus.notices[0].startswith(f"warning: {shared + 1} of the ")
+    assert corpus.notices[0].startswith(f"warning: {(shared + 1) / 41:.1%} of the ")
 
 
 def test_a_validation_set_that_is_wholly_trained_is_refused_unless_asked_for(tmp_path, encoder):

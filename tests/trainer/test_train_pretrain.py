@@ -150,7 +150,7 @@ def test_from_weight_by_name_and_by_path(data, tmp_path):
     """For the first loss see test_train_sft.py and pretrain/test_public_weights.py."""
     first = train(data_path=data, out_dir=tmp_path, save_weight="base", epochs=2)
     by_name = train(data_path=data, out_dir=tmp_path, from_weight="base")
-    by_path = train(data_path=data, out_dir=tmp_path / "other", from_weight=tmp_path / "base_16.pth")
+    by_path = train(config=tmp_path / "pretrain_16.settings.yaml", out_dir=tmp_path / "other")
     assert losses(by_name) == losses(by_path)
     for name in (tmp_path / "base_16", "base_16"):
         assert find_weight(str(name), tmp_path, hidden_size=16, use_moe=False) == tmp_path / "base_16.pth"
@@ -189,7 +189,7 @@ def test_a_non_finite_update_is_named_counted_and_not_applied(data, tmp_path, ca
     assert len(said) == 1 and said[0].startswith("step 3: ") and "update 2 is not applied (1 so far)" in said[0]
     named = said[0].split("(counted from 0) are ")[1]
     assert {int(n) for n in re.findall(r"\d+", named.split(" and ")[0])} <= documents
-    assert records(run)[-1]["skipped_updates"] == 1 and f"1 of {run.progress.update} updates were not applied" in out
+    assert records(run)[-1]["skipped_updates"] == 1 and f"1 of {run.progress.update} updates not applied" in out
     assert all(torch.isfinite(p).all() for p in run.engine.parameters)
     text = (tmp_path / "pretrain_16.metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text  # every line is JSON by the standard

@@ -195,9 +195,19 @@ def ranks_of_launcher() -> Ranks | None:
             f"RANK is set and {', '.join(missing)} is not: launch with torchrun, which sets them all, or unset RANK to train in "
             "one process"
         )
-    with user_errors():
-        n_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    numbers = []
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        text = os.environ.get(name, "1").strip()
+        if not text.isdecimal():
+            raise UserError(
+                f"{name}={text} is no number: launch with torchrun, which sets it, or unset RANK to train in one process"
+            )
+        numbers.append(int(text))
+    rank, local_rank, world_size, n_here, _ = numbers
+    if rank >= world_size or n_here == 0:
+        raise UserError(
+            f"RANK={rank} is not below WORLD_SIZE={world_size}, or LOCAL_WORLD_SIZE is 0: launch with torchrun"
+        )
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
 
@@ -207,7 +217,8 @@ def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
     torchrun keeps one store across restarts, so a restarted rank could read the address of a dead peer and wait for it.
     So each restart has its own prefix. (Not with several nodes: each counts its own restarts.)
     """
-    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    with user_errors():
+        store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
     attempt = "0"
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -107,6 +107,8 @@ class PretrainJob(Job):
             },
             flags_to_check={
                 "data": self.kind.data_flags,
+                "row layout shares": "--data_path, --mixture",
+                "row layout repeats": "--data_path, --mixture",
                 "tokenizer": "--tokenizer_path",
                 "reading of special tokens": "--parse_special_tokens",
                 "length of the mixture": "--max_updates, --rows_per_update",

@@ -265,6 +265,8 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
+            # A repeated run finds it from another --out_dir too.
+            self.from_weight = str(weight)
             record = read_record(weight)
             recorded = record.get(SPECIAL_TOKENS_FIELD)
             if recorded is not None and self.parse_special_tokens not in (None, recorded):

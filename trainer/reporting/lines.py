@@ -85,9 +85,7 @@ def report_end(job: Job, progress: Progress, reporter: Reporter, is_complete: bo
         reporter.record(progress, {"trained": sources})
     if progress.skipped:
         updates = counted(progress.update, "update")
-        reporter.say(
-            f"warning: {progress.skipped:,} of {updates} were not applied, since their loss or gradient was not finite"
-        )
+        reporter.say(f"warning: {progress.skipped:,} of {updates} not applied, since loss or gradient was not finite")
     if is_complete:
         # A full disk may have left no line in the file.
         with contextlib.suppress(UserError):
