@@ -385,8 +385,12 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_own() or self.path != "/api/generate" or model is None:
             self._refuse(HTTPStatus.FORBIDDEN, "this server answers its own page alone")
             return
+        length = self.headers.get("Content-Length", "0")
+        if not re.fullmatch("[0-9]{1,8}", length):
+            self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length: a number of bytes below 10^8 is wanted")
+            return
         try:
-            request = parse_request(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            request = parse_request(self.rfile.read(int(length)))
         except UserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, one_line(error))
             return

@@ -55,8 +55,11 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
     is_json = path.suffix.lower() == ".jsonl"
     # For a file without a header, the task has the columns.
     header = list(task.names) if labelled else []
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    # Blank lines at the end are no rows, except where a row is one text, which may be empty.
+    content = content.rstrip(b"\r\n") if b"\t" in content else content.removesuffix(b"\n")
     # Not splitlines(): a sentence may hold a U+2028.
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n").split(b"\n")
+    lines = content.split(b"\n")
     n_examples = 0
     n_short = 0
     for number, raw in enumerate(lines, 1):

@@ -255,11 +255,24 @@ def _files_of(path: Path) -> list[Path]:
             # In place: os.walk descends into what is left in the list.
             folders[:] = [name for name in folders if not name.startswith(".") and real not in seen]
             if real not in seen:
+                names = _without_old_shards(place, names) if "state.json" in names else names
                 below += [Path(place, name).relative_to(match) for name in names if not name.startswith(".")]
             seen.add(real)
         all_files = set(below)
         found |= {match / file: None for file in below if not is_own_output(file, all_files)}
     return list(found)
+
+
+def _without_old_shards(folder: str, names: list[str]) -> list[str]:
+    """The files of a folder of `save_to_disk` of Hugging Face datasets, without descriptions and .arrow files that its
+    state.json does not list: an earlier save with more shards leaves the same texts there."""
+    try:
+        state = json.loads(Path(folder, "state.json").read_bytes())
+        listed = {file["filename"] for file in state["_data_files"]}
+    # Other programs write a state.json too, of any content.
+    except Exception:
+        return names
+    return [name for name in names if name in listed or not name.endswith((".arrow", ".json"))]
 
 
 def _refuse_folder(error: OSError) -> None:

@@ -63,7 +63,9 @@ DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-KNOWN_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, *DEEPSEEK}
+# DeepSeek's first two split numbers and Chinese alone.
+WORD_PATTERNS = {GPT2, LLAMA_BPE, QWEN2, GPT4O, DEEPSEEK[-1]}
+KNOWN_PATTERNS = {*WORD_PATTERNS, *DEEPSEEK}
 
 
 class TooLongToEncode(ValueError):
@@ -316,7 +318,7 @@ def _ambiguous() -> re.Pattern[str]:
 
 # A tokenizer holds more than 100 bytes per byte of a text until it is done, so a long text is encoded in parts, with the
 # ids of the whole. A part ends after a letter and before a line end, a space, a comma or a full stop. There all
-# KNOWN_PATTERNS end a piece, whatever follows: a run of letters is over, and the next character starts a new piece; no
+# WORD_PATTERNS end a piece, whatever follows: a run of letters is over, and the next character starts a new piece; no
 # merge crosses a border between pieces. Without such a place, or for another tokenizer, a text is encoded whole, up to
 # LONGEST_WHOLE characters.
 def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
@@ -336,8 +338,9 @@ def can_be_cut(content: str, parse_special_tokens: bool) -> bool:
     if normalizer not in ("none", "NFC") or step is None or spec["model"].get("dropout"):
         return False
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
-    # Some step has to split the text.
-    return all(map(_is_known, steps)) and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
+    # Some step has to split words.
+    splits_words = any(step.get("use_regex") or step.get("pattern", {}).get("Regex") in WORD_PATTERNS for step in steps)
+    return splits_words and all(map(_is_known, steps))
 
 
 def _is_known(step: dict[str, Any]) -> bool:

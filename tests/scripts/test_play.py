@@ -119,11 +119,11 @@ def test_the_page_may_run_its_own_script_and_nothing_else(server):
 @pytest.mark.parametrize(
     "fields",
     [{"seed": -1}, {"temperature": 1e9}, {"top_p": 0}, {"max_new_tokens": 100_000}]
-    + [{"text": 3}, {"text": None}, {"text": "\ud800"}]
+    + [{"text": 3}, {"text": None}, {"text": "\ud800"}, *({"headers": {"Content-Length": n}} for n in ("-1", "9" * 30))]
     + [{"text": None, "messages": turns} for turns in ([], [turn("tool", "x")], [turn("assistant", "x")])],
 )
 def test_what_is_out_of_range_is_one_line(server, fields):
-    status, _, content = ask(server, "POST", "/api/generate", asked(**fields))
+    status, _, content = ask(server, "POST", "/api/generate", asked(**fields), fields.get("headers"))
     assert status == 400 and b"\n" not in content
 
 

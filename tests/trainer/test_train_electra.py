@@ -266,6 +266,7 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
         ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
         ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
         ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
+        ({**GENERATOR, "is_decoder": True}, "is_decoder is True, False is wanted"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
     ],
 )

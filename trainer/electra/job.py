@@ -464,6 +464,9 @@ def config_of_file(
     for name, number in {**minimum, "tie_word_embeddings": True}.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
+    # Here both networks see the whole text; transformers would hide what follows from the saved ones.
+    if config.is_decoder:
+        raise UserError(f"{what}: is_decoder is True, False is wanted")
     return config
 
 

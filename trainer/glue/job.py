@@ -282,6 +282,10 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     config = load_config(what, folder)
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
+    if getattr(config, "is_decoder", False):
+        raise UserError(
+            f"{what}: is_decoder in its config.json is true, false is wanted: a decoder sees half of a text"
+        )
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
     flag = settings.tokenizer_flag()
     check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)

@@ -81,6 +81,8 @@ def test_names_of_tasks_and_the_header_of_cola(tmp_path):
     assert read(train, TASKS["cola"]) == [("They a.", "0"), ("They b.", "1")]
     test = tsv(tmp_path / "test.tsv", "index\tsentence", "0\tThey c.")
     assert read(test, TASKS["cola"], labelled=False) == [("They c.", "")]
+    # Where a row is one text, the last one may be empty.
+    assert len(read(tsv(tmp_path / "one.tsv", "sentence", "a", "", ""), TASKS["cola"], labelled=False)) == 3
     for name, task in TASKS.items():
         assert {task_name(task.folder), task_name(task.folder.lower())} == {name}
     assert task_list("SST-2, mrpc,sst2,STS-B,sts,colla") == "sst2,mrpc,stsb,colla" and task_list("All,rte") == "all"

@@ -68,8 +68,7 @@ def test_what_cannot_be_encoded_in_bounded_memory_is_a_bad_line(tmp_path, monkey
     texts = ["the cat", "a" * 1001, "a" * 1000, "the cat " * 500, "at"]
     path = write_texts(tmp_path / "data.jsonl", texts)
     known = DocumentEncoder(small_tokenizer())
-    unknown = encoder_of("llama2")
-    for encoder, bad in ((known, [2]), (unknown, [2, 4])):
+    for encoder, bad in ((known, [2]), (encoder_of("numbers alone"), [2, 4]), (encoder_of("llama2"), [2, 4])):
         options = {"cache_dir": str(tmp_path / encoder.fingerprint), "num_procs": 1, "progress": False}
         with pytest.raises(DataError, match=r"data\.jsonl:2: .*allows no cut"):
             open_or_build(path, encoder, **options)

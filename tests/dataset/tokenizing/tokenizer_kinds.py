@@ -68,16 +68,11 @@ def bert() -> Tokenizer:
     return backend
 
 
-def _sentencepiece_bpe() -> Tokenizer:
-    """A BPE that gets the whole text, spaces as U+2581."""
+def llama2() -> Tokenizer:
+    """SentencePiece's BPE, which gets the whole text, spaces as U+2581."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     _train(backend, 130, specials=("<unk>", "<s>", "</s>"))
-    return backend
-
-
-def llama2() -> Tokenizer:
-    backend = _sentencepiece_bpe()
     backend.pre_tokenizer = None
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.add_tokens(["<x>"])
@@ -93,6 +88,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "added tokens": with_added_tokens,
     "deepseek": deepseek,
     "bert": bert,
+    "numbers alone": lambda: byte_level(DEEPSEEK[0]),
     "llama2": llama2,
 }
 
