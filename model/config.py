@@ -147,11 +147,11 @@ class MiniMindConfig(Fields, PretrainedConfig):
         kv_heads = self.num_key_value_heads
         experts = self.num_experts
         default = DECLARATIONS["num_key_value_heads"]["defaults"][self.generation]
-        origin = ", the default: give --num_key_value_heads too" if kv_heads == default else ""
+        origin = ", by default: give --num_key_value_heads too" if kv_heads == default else ""
         for name, is_right, what in (
             ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}{origin}"),
             ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
-            ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (it is hidden_size / num_attention_heads)"),
+            ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
             ("hidden_act", self.hidden_act == "silu", "offered: silu"),
             ("scoring_func", self.scoring_func == "softmax", "offered: softmax"),
         ):

@@ -230,7 +230,7 @@ class Trainer:
         with contextlib.suppress(LoaderError):
             updates = chain([next(updates)], updates)
         if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
-            raise LoaderError("reported by the rank whose loader it is")
+            raise self.loader.failure or LoaderError("reported by the rank whose loader it is")
         for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
             first_step = number_in_epoch * schedule.accumulation_steps

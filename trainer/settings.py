@@ -128,7 +128,7 @@ class OutputSettings(Settings):
         "its default on a CUDA GPU, 0 elsewhere)",
     )
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
-    log_interval: int = setting(100, check=positive(int), help="micro-batches (ELECTRA, GLUE: updates) between lines")
+    log_interval: int = setting(100, check=positive(int), help="micro-batches per log line (ELECTRA, GLUE: updates)")
     report: bool = switch(True, help="write {name}.report.html and .loss.png at the end")
     tracker: str = setting("none", choices=("none", "wandb", "swanlab"), help="log to an experiment tracker too")
     use_wandb: bool = switch(False, help="--tracker wandb (WANDB_MODE=offline needs no network)")

@@ -47,6 +47,8 @@ SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 READ_TIMEOUT_S = 60
 
 # Folders at the top of a disk that only the system may read
+# files that `save_to_disk` of Hugging Face datasets writes
+FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
 SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
@@ -268,11 +270,11 @@ def _without_old_shards(folder: str, names: list[str]) -> list[str]:
     state.json does not list: an earlier save with more shards leaves the same texts there."""
     try:
         state = json.loads(Path(folder, "state.json").read_bytes())
-        listed = {file["filename"] for file in state["_data_files"]}
+        listed = {Path(file["filename"]).name for file in state["_data_files"]}
     # Other programs write a state.json too, of any content.
     except Exception:
         return names
-    return [name for name in names if name in listed or not name.endswith((".arrow", ".json"))]
+    return [name for name in names if name in listed or not FILE_OF_DATASET.fullmatch(name)]
 
 
 def _refuse_folder(error: OSError) -> None:

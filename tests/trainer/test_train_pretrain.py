@@ -25,7 +25,7 @@ from tests.helpers import (
     write_corpus,
 )
 from trainer.pretrain.loss import pretrain_loss
-from trainer.pretrain.settings import find_weight
+from trainer.pretrain.settings import PretrainSettings, find_weight
 
 LOG_LINE = re.compile(
     r"^Epoch:\[(\d+)/(\d+)\]\((\d+)/(\d+)\) loss:(\d+\.\d{3}) lr:(\d\.\d{12}) epoch_Time:(\d+\.\d)min:", re.MULTILINE
@@ -146,14 +146,17 @@ def test_half_precision_trains(data, tmp_path, dtype):
     assert losses(run) == pytest.approx(reference, rel=0.02)
 
 
-def test_from_weight_by_name_and_by_path(data, tmp_path):
-    """For the first loss see test_train_sft.py and pretrain/test_public_weights.py."""
+def test_from_weight_by_name_and_by_path(data, tmp_path, monkeypatch):
     first = train(data_path=data, out_dir=tmp_path, save_weight="base", epochs=2)
     by_name = train(data_path=data, out_dir=tmp_path, from_weight="base")
     by_path = train(config=tmp_path / "pretrain_16.settings.yaml", out_dir=tmp_path / "other")
     assert losses(by_name) == losses(by_path)
     for name in (tmp_path / "base_16", "base_16"):
         assert find_weight(str(name), tmp_path, hidden_size=16, use_moe=False) == tmp_path / "base_16.pth"
+    # A folder stays one, though its name is that of a weight too.
+    (tmp_path / "base" / "config.json").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert str(PretrainSettings.parse(["--out_dir", ".", "--from_weight", "./base"]).weight_folder()) == "base"
     with pytest.raises(UserError, match="there is neither a folder of a model with that name nor"):
         train(data_path=data, out_dir=tmp_path, from_weight=tmp_path)
     assert losses(by_name)[0] < losses(first)[0] - 0.1

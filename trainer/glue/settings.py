@@ -115,7 +115,7 @@ class EvaluationSettings(Settings):
     eval_batch_size: int | None = setting(
         None, check=positive(int), help="of a rank (default: --batch_size)", aliases=("--per_gpu_eval_batch_size",)
     )
-    eval_all_checkpoints: bool = switch(False, help="evaluate the models of --save_steps (then: 500) at the end")
+    eval_all_checkpoints: bool = switch(False, help="evaluate the models of --save_steps (500 by default) at the end")
 
 
 @dataclass(kw_only=True)

@@ -48,8 +48,8 @@ def pick_dtype(name: str, device: torch.device) -> tuple[torch.dtype, list[str]]
             if "no kernel image" not in str(error):
                 raise
             raise UserError(
-                "this PyTorch has no kernels for this GPU: cards before RTX 20 and T4 need its build for CUDA 12.6 "
-                "(https://pytorch.org/get-started/locally/); --device cpu trains without the GPU"
+                "this PyTorch has no kernels for this GPU: install another build of it (for CUDA 12.6 for cards before RTX 20 "
+                "and T4; https://pytorch.org/get-started/locally/), or train with --device cpu"
             ) from error
     # By default torch also counts GPUs that emulate bfloat16 in float32, slower than float16.
     if (

@@ -5,7 +5,7 @@ them there until the timeout of the process group. There are three cases:
 
 - Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
   ranks wait for says whether it failed, so all of them exit, and rank 0 prints the line.
-- A signal or a failed loader is shared in the next update's all-reduce (trainer/loop.py): all stop at the same place.
+- A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch (trainer/loop.py): all stop at the same place.
 - Any other error of one rank ends it at once (command_line.end_process), without a handshake. The launcher notices and ends
   the others; if the launcher itself was killed, the kernel ends each rank.
 """
@@ -212,7 +212,7 @@ def ranks_of_launcher() -> Ranks | None:
 
 
 def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
-    """The key-value store in which the ranks find each other, once all are there.
+    """The key-value store in which the ranks find each other, once all are there. Errors: torch's DistStoreError.
 
     torchrun keeps one store across restarts, so a restarted rank could read the address of a dead peer and wait for it.
     So each restart has its own prefix. (Not with several nodes: each counts its own restarts.)
@@ -223,13 +223,15 @@ def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt_{attempt}", store)
-    # PyTorch waits without running Python's signal handlers, and the launcher sends a stop signal if a rank is lost meanwhile.
+    # PyTorch waits without running Python's signal handlers (rank 0 above, where the launcher has no store of its own), and the
+    # launcher sends a stop signal if a rank is lost meanwhile.
     joined = [f"rank {rank} has joined" for rank in range(ranks.world_size)]
     store.set(joined[ranks.rank], "")
     end = time.monotonic() + timeout.total_seconds()
     while not store.check(joined) and time.monotonic() < end:
         time.sleep(POLL_S)
-    store.wait(joined, timedelta(seconds=POLL_S))
+    if absent := [str(rank) for rank, key in enumerate(joined) if not store.check([key])]:
+        raise dist.DistStoreError(f"rank {', '.join(absent)} did not join")
     return store
 
 

@@ -138,6 +138,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None
         self.orthogonalise = orthogonalise
+        self.iteration_dtype = iteration_dtype(self.param_groups[0]["params"][0].device)
 
     # The base class takes a closure that recomputes the loss; the engine has none.
     @torch.no_grad()
@@ -172,7 +173,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_copy_(buffers, list(averaged.unbind()))
         # Nesterov's momentum: the gradient is mixed in once more.
         nesterov = gradients.lerp_(averaged, momentum)
-        update = self.orthogonalise(nesterov.to(iteration_dtype(nesterov.device)), shape)
+        update = self.orthogonalise(nesterov.to(self.iteration_dtype), shape)
         # This gives the entries of each matrix a root mean square of 1 / sqrt(columns), for any height.
         rate = -lr * math.sqrt(max(1.0, shape[0] / shape[1]))
         update = update.float() * (rate * applied)

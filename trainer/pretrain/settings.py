@@ -79,7 +79,9 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
 class PretrainOutput(OutputSettings):
     """output"""
 
-    save_weight: str = setting("pretrain", check=file_prefix, help="of the weight file: {prefix}_{hidden}[_moe].pth")
+    save_weight: str = setting(
+        "pretrain", check=file_prefix, help="prefix of weight files: {prefix}_{hidden}[_moe].pth"
+    )
     # An empty prompt counts: the model starts by itself.
     sample_prompts: list[str] = setting(
         [],
@@ -265,8 +267,9 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            # A repeated run finds it from another --out_dir too.
-            self.from_weight = str(weight)
+            # A repeated run finds it from another --out_dir too. A folder stays as given: ./base is no name of a weight, base is.
+            if weight.suffix == ".pth":
+                self.from_weight = str(weight)
             record = read_record(weight)
             recorded = record.get(SPECIAL_TOKENS_FIELD)
             if recorded is not None and self.parse_special_tokens not in (None, recorded):
