@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --------------------------------------------------------------------------------------------------- the tasks
 
 
-def texts(args: argparse.Namespace, text_field: str) -> Iterator[tuple[str, int, str]]:
+def texts(args: argparse.Namespace, text_field: str = "text") -> Iterator[tuple[str, int, str]]:
     """Yields (file, line, text) of each document of --data_path, then reports bad lines. Errors: DataError."""
     for path in args.data_path:
         for file in find_files(path):

@@ -67,7 +67,7 @@ def test_a_resume_without_checkpoints_keeps_what_is_there(lab, whole):
     assert Path(f"{stem}.metrics.jsonl").read_text().count('"settings"') == 1
 
 
-@pytest.mark.parametrize("call, at", [("link", 1), ("link", 3), ("rename", 1), ("unlink", 3), ("unlink", 4)])
+@pytest.mark.parametrize("call, at", [("link", 1), ("link", 3), ("replace", 1), ("unlink", 3), ("unlink", 4)])
 def test_a_fresh_run_killed_while_it_sets_the_old_one_aside(lab, whole, call, at):
     """Before the move and behind it: the next start goes on with the old run, or has all of it in one folder."""
     lab.start("run", {"signal_at": {"updates": [5]}}).wait()
