@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         announce(f"{weight} is not there: only runs are shown; {existing_weights_hint(DEFAULT_WEIGHT.parent)}")
     try:
-        server = Server(args.port, model, RunFolder(Path(args.out_dir)))
+        server = Server(args.port, model, RunFolder(Path(args.out_dir).resolve()))
     except OSError as error:
         raise UserError(f"--port {args.port}: {error}") from error
     announce(f"open {server.address} in your browser; Ctrl-C ends")
@@ -324,7 +324,8 @@ class Server(ThreadingHTTPServer):
         self.model = model
         self.runs = runs
         self.is_ending = threading.Event()
-        self.page = Path(__file__).with_name("play.html").read_bytes()
+        # Browsers hash line feeds alone, and git on Windows may write CRLF.
+        self.page = Path(__file__).with_name("play.html").read_bytes().replace(b"\r\n", b"\n")
         # The browser runs only the page's own script and style, by their digests, and connects only to this server. The
         # script cannot turn text into markup, even by mistake.
         digests = {}

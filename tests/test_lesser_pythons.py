@@ -33,6 +33,7 @@ POSIX = {
     ],
     "signal": ["SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE", "setitimer", "pthread_sigmask"],
     "time": ["clock_gettime", "CLOCK_BOOTTIME"],
+    "multiprocessing.context": ["ForkProcess"],
 }  # fmt: skip
 WITHOUT_POSIX = """
 # Whatever the libraries take from POSIX they take now: on Windows they have other code.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 
 import torch
 import torch.distributed as dist
@@ -169,7 +169,7 @@ def run_forked(n: int, work: Callable[[Join], int]) -> int:
     listener.bind(("127.0.0.1", 0))
     listener.listen(n)
     context = multiprocessing.get_context("fork")
-    copies: list[ForkProcess] = []
+    copies: list[BaseProcess] = []
     is_over = threading.Event()
     # Started only after the last fork: threads are not copied.
     watcher = threading.Thread(target=watch, args=(copies, is_over), daemon=True)
@@ -244,7 +244,7 @@ def is_caused_by_peer(error: Exception) -> bool:
     return isinstance(error, PrintedByAnotherRank) or lost_rank_line(error) is not None
 
 
-def watch(copies: Sequence[ForkProcess], is_over: threading.Event) -> None:
+def watch(copies: Sequence[BaseProcess], is_over: threading.Event) -> None:
     """End this process if a copy ends before its work is done."""
     ended = multiprocessing.connection.wait([copy.sentinel for copy in copies])[0]
     number, copy = next((number, copy) for number, copy in enumerate(copies, 2) if copy.sentinel == ended)
