@@ -1,4 +1,6 @@
-"""First steps of a command, before its slow imports; runs in any version of Python."""
+"""First steps of a command, before its slow imports; runs in Python 3.7 too."""
+
+from __future__ import annotations
 
 import os
 import signal
@@ -37,6 +39,11 @@ def missing_package_hook(kind: type[BaseException], error: BaseException, trace:
         shown = environment.name if Path.cwd() == ROOT else str(environment)
         command = f"{shown}\\Scripts\\activate" if os.name == "nt" else f". {shown}/bin/activate"
     stop(f"this Python has no package {package}; run this first: {command}")
+
+
+def script_path(script: str) -> str:
+    """A script of the repository, as typed in the current folder."""
+    return script if Path.cwd() == ROOT else str(ROOT / script)
 
 
 def stop(message: str) -> NoReturn:

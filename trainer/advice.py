@@ -1,5 +1,5 @@
 """Advice to the user of a run: settings without effect, the expected loss, what to do with the finished run. It is computed
-from values; nothing here looks into a job or a trainer. A job calls this once, before the first update (Job.outlook).
+from values; nothing here looks into a job or a trainer.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.settings import field_default
-from common.start import ROOT
+from common.start import script_path
 from common.wording import counted
 from trainer.budget import laws
 from trainer.machine.ranks import Ranks
@@ -23,7 +23,7 @@ MIN_TOKENS_FOR_NOTES = 1e5
 FAR_OFF = 4.0
 
 # Excess of the loss before the decay over that of a run that ends there, as a fraction of the latter: 0.02 in eight runs of
-# three minutes (docs/experiments.md), about 0.1 in one of two hours.
+# three minutes, about 0.1 in one of two hours.
 EXCESS_BEFORE_DECAY = 0.06
 # tokens before there is an expected loss
 MIN_TOKENS_FOR_FORECAST = 3e5
@@ -67,7 +67,7 @@ def common_warnings(settings: Any, ranks: Ranks) -> list[str]:
         "device": "each rank takes the device of its local rank" if device_is_ignored else "",
         "wandb_project": "--tracker is none" if settings.tracker == "none" else "",
     }
-    # Fine-tuning has no Muon.
+    # train_glue.py has no Muon.
     if hasattr(settings, "optimizer") and settings.optimizer != "muon":
         reasons |= dict.fromkeys(("muon_lr", "embed_lr"), f"--optimizer is {settings.optimizer}")
     return warnings_of(settings, reasons)
@@ -133,7 +133,7 @@ def out_of_memory_advice(settings: RunSettings) -> str:
     """Advice for a run that is out of memory."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps
-    for rows in range(settings.batch_size // 2, 0, -1):
+    for rows in range(min(settings.batch_size, settings.rows_per_update or settings.batch_size) // 2, 0, -1):
         if rows_of_update % rows == 0:
             # With --rows_per_update the number of micro-batches follows.
             steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
@@ -164,8 +164,7 @@ Command = tuple[str, str]
 
 def next_command(purpose: str, script: str, *words: str | Path) -> Command:
     """The command as typed in the current folder. script: its path in the repository."""
-    path = script if Path.cwd() == ROOT else f"{ROOT}/{script}"
-    return purpose, shlex.join(["python", path, *map(str, words)])
+    return purpose, shlex.join(["python", script_path(script), *map(str, words)])
 
 
 def train_on(started: str) -> Command:

@@ -35,7 +35,7 @@ def record(work: Callable[[], None]) -> Replay:
 
 def can_be_recorded(device: torch.device, ranks: Ranks, dtype: torch.dtype, recomputes: bool, dropout: float) -> bool:
     """True if all updates of such a run launch the same kernels. recomputes: --gradient_checkpointing, which keeps random states."""
-    # float16's scale is read by the host, and dropout draws new numbers in each update.
+    # float16's scaler has a state of its own, which is not restored, and dropout draws new numbers in each update.
     is_fixed = dtype is not torch.float16 and not recomputes and dropout == 0
     return device.type == "cuda" and ranks.world_size == 1 and is_fixed
 
@@ -94,10 +94,9 @@ class UpdateGraphs:
             self._record(batch, totals)
         self.at_start = False
         shapes = [part.shape for part in batch]
-        if self.replay_micro_batch is None or self.batch is None or shapes != [part.shape for part in self.batch]:
+        if self.replay_micro_batch is None or shapes != [part.shape for part in self.batch]:
             self.accumulate(batch, totals)
             return
-        assert self.totals is not None
         torch._foreach_copy_([*self.batch, *self.totals], [*batch, *totals])
         self.replay_micro_batch()
 

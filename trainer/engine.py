@@ -75,9 +75,11 @@ def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
 def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
     """Distribution of an epoch's rows, from start_row on."""
     micro_batches = settings.accumulation_steps
+    rows_of_rank = ranks.rows_of(settings.batch_size)
     if settings.rows_per_update:
         micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
-    rows_of_rank = ranks.rows_of(settings.batch_size)
+        # As even as possible: with full ones the last ranks might have no rows, and the last micro-batch few.
+        rows_of_rank = math.ceil(settings.rows_per_update / (micro_batches * ranks.world_size))
     return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from common.start import ROOT
+from common.start import script_path
 from trainer.job import Surroundings
 from trainer.machine.command_line import StopSignals
 from trainer.machine.cpu_ranks import Join, run_forked, threads_of_each
@@ -45,7 +45,7 @@ def launch(
         launcher = ["torchrun", "--nnodes", nodes, "--nproc_per_node", processes_here]
     elif processes_here != "1":
         launcher = ["torchrun", "--nproc_per_node", processes_here]
-    command = shlex.join([*launcher, script if Path.cwd() == ROOT else str(ROOT / script), *argv])
+    command = shlex.join([*launcher, script_path(script), *argv])
 
     def work(join: Join) -> int:
         # Before the first operation: PyTorch ignores a container's CPU limit, and each process would have the threads of all.

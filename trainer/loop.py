@@ -267,7 +267,7 @@ class Trainer:
             stop_signal = self.after_update(epoch, update, rate)
             if stop_signal:
                 # this rank's own signal if it received one, else that of another rank
-                return self.signals.signum or stop_signal
+                return stop_signal if stop_signal == LOADER_FAILED else self.signals.signum or stop_signal
             if self.finished:
                 break
         return 0

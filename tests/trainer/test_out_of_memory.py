@@ -73,12 +73,6 @@ def test_smaller_micro_batches_of_the_same_update(batch_size, steps, rows_per_up
     assert out_of_memory_advice(settings).startswith(f"try {wanted}")
 
 
-def suggested(line):
-    """{flag: number} of the first way that a line tells."""
-    words = line.split(": try ")[-1].split(", ")[0].split()
-    return {flag.removeprefix("--"): int(value) for flag, value in zip(words[::2], words[1::2], strict=True)}
-
-
 # ------------------------------------------------------------------------------------ at each stage of a run
 
 
@@ -162,7 +156,9 @@ def test_pretraining_in_too_little_memory_tells_what_fits_and_that_fits(tmp_path
         said = run.stderr.splitlines()[-1]
         assert run.returncode == 2 and "Traceback" not in run.stderr
         assert said.startswith("error: no memory is left on cpu: ") and "no checkpoint was saved yet" in said
-        options |= suggested(said)
+        # the first way that the line tells
+        words = said.split(": try ")[-1].split(", ")[0].split()
+        options |= {flag.removeprefix("--"): int(value) for flag, value in zip(words[::2], words[1::2], strict=True)}
     assert run.returncode == 0 and options["batch_size"] < 128
 
 

@@ -26,6 +26,8 @@ def test_updates_have_the_same_rows_on_any_number_of_ranks(n_rows, rows, batch, 
     steps = set()
     for rank in range(world):
         mine = steps_of(schedule, rank)
+        sizes = [hi - lo for update, _, lo, hi in mine if update == schedule.first_update]
+        assert rows % (len(sizes) * world or 1) or n_rows - start < rows or len(set(sizes)) == 1, "an uneven update"
         steps.add(tuple((update, micro) for update, micro, *_ in mine))
         for update, _, lo, hi in mine:
             assert hi - lo <= batch

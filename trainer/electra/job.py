@@ -29,7 +29,7 @@ from model.electra.model_electra import NETWORKS, ElectraPretrainer, Losses, con
 from model.loss import IGNORE
 from trainer.advice import common_warnings, next_command, warnings_of
 from trainer.electra.settings import WARM_UP, ElectraSettings, batch_size_of
-from trainer.engine import Engine, Update, make_engine, rows_of_update
+from trainer.engine import Engine, Update, make_engine, rows_of_update, schedule_of
 from trainer.evaluation import evaluation_mode, sums_over_batches
 from trainer.job import Evaluation, Identity, Job, Length, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import lock_files
@@ -390,7 +390,7 @@ class ElectraJob(Job):
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (self.ranks.rows_of(settings.batch_size), outlook.plan.T)
+        shape = (schedule_of(settings, self.ranks, outlook.plan.n_rows).batch_size, outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
         return compile_blocks(self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width)
 

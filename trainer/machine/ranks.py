@@ -173,7 +173,7 @@ def init_distributed_mode(
     timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        store=rendezvous_store(launched, timeout),
+        store=rendezvous_store(launched, timeout, backend),
         rank=launched.rank,
         world_size=launched.world_size,
         timeout=timeout,
@@ -211,11 +211,14 @@ def ranks_of_launcher() -> Ranks | None:
     return Ranks(rank, local_rank, world_size, local_world_size=n_here)
 
 
-def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
-    """The key-value store in which the ranks find each other, once all are there. Errors: torch's DistStoreError.
+def rendezvous_store(ranks: Ranks, timeout: timedelta, backend: str) -> dist.Store:
+    """The key-value store in which the ranks find each other, once all are there.
+
+    Errors: torch's DistStoreError; UserError if the ranks have several backends, which would wait for each other.
 
     torchrun keeps one store across restarts, so a restarted rank could read the address of a dead peer and wait for it.
-    So each restart has its own prefix. (Not with several nodes: each counts its own restarts.)
+    So each restart has its own prefix. (Not with several nodes: each counts its own restarts. There launch/c10d.sh
+    has a new store for each.)
     """
     with user_errors():
         store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
@@ -226,12 +229,16 @@ def rendezvous_store(ranks: Ranks, timeout: timedelta) -> dist.Store:
     # PyTorch waits without running Python's signal handlers (rank 0 above, where the launcher has no store of its own), and the
     # launcher sends a stop signal if a rank is lost meanwhile.
     joined = [f"rank {rank} has joined" for rank in range(ranks.world_size)]
-    store.set(joined[ranks.rank], "")
+    store.set(joined[ranks.rank], backend)
     end = time.monotonic() + timeout.total_seconds()
     while not store.check(joined) and time.monotonic() < end:
         time.sleep(POLL_S)
     if absent := [str(rank) for rank, key in enumerate(joined) if not store.check([key])]:
         raise dist.DistStoreError(f"rank {', '.join(absent)} did not join")
+    if others := {store.get(key).decode() for key in joined} - {backend}:
+        raise UserError(
+            f"rank {ranks.rank} uses {backend}, others {', '.join(others)}: all ranks need GPUs, or --device cpu"
+        )
     return store
 
 

@@ -1,7 +1,6 @@
 """Pretraining of a MiniMind as a Job: data, model, loss, learning rate and files, in the order of their creation."""
 
 import glob
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from dataset.packing import RowPlan
 from model.config import architecture
 from trainer.budget.outcome import plan_writer
 from trainer.cuda_graphs import can_be_recorded
-from trainer.engine import Update, make_engine
+from trainer.engine import Update, make_engine, schedule_of
 from trainer.evaluation import Sampler, evaluate, read_prompts
 from trainer.job import Evaluation, Identity, Job, Outlook, Progress, RunFiles, Surroundings
 from trainer.launch import lock_files
@@ -173,17 +172,18 @@ class PretrainJob(Job):
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        rows = self.ranks.rows_of(settings.batch_size)
+        rows = schedule_of(settings, self.ranks, outlook.plan.n_rows).batch_size
         if is_gpu:
-            # rows of the largest micro-batch: a small epoch has fewer than --batch_size per rank
-            rows = min(settings.batch_size, math.ceil(outlook.plan.n_rows / self.ranks.micro_batches_at_once))
+            # rows of the largest micro-batch: a small epoch has fewer
+            rows = min(rows, outlook.plan.n_rows)
         shape, width = (rows, outlook.plan.T), self.config.hidden_size
         notices = compile_blocks(
             self.model.compile_training, settings.use_compile, self.device, shape, outlook.flops, dtype, width
         )
-        if is_gpu and self.model.compiled_backend is not None:
+        if is_gpu and (self.model.compiled_backend is not None or self.engine.graphs is not None):
             # The last micro-batch of an epoch has fewer rows; padded, it runs the compiled code too. The backward pass of
-            # eager attention may add up in any order on a GPU, so a resume would end with other bits.
+            # eager attention may add up in any order on a GPU, so a resume would end with other bits. Beside a CUDA graph, whose
+            # memory nothing else can use, another shape would need room for its activations once more.
             self.assembler = self.corpus.assembler(self.pad_id, rows)
         return notices
 

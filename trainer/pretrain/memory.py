@@ -183,7 +183,8 @@ def settle_on_rows(
             min(rows, plan.n_rows),
             plan.T,
             half=dtype.itemsize,
-            compiled=settings.use_compile != "0",
+            # With auto a GPU may run eagerly: in a short run, or without Triton. So may a CPU, whose figure is then too low.
+            compiled=settings.use_compile == "1" or (settings.use_compile == "auto" and device.type != "cuda"),
             recomputes=settings.gradient_checkpointing,
             device_type=device.type,
             sharing=ranks.sharing,
@@ -264,6 +265,9 @@ def fits_gpu(
     It runs eagerly, which takes no less than compiled code.
     """
     fitted = True
+    free, _ = torch.cuda.mem_get_info(device)
+    room = free + torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
     with torch.random.fork_rng(devices=[device]):
         try:
             # As in a later micro-batch of a later update: the optimiser's moments, and all gradients.
@@ -278,6 +282,8 @@ def fits_gpu(
             if not is_out_of_memory(error):
                 raise
             fitted = False
+    # Windows lends main memory once the card's own is full: no error, but each update takes many times as long.
+    fitted = fitted and torch.cuda.max_memory_reserved(device) <= room
     # After the block: within it the error holds the tensors that filled the memory.
     model.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()

@@ -35,7 +35,7 @@ def describe(
     micro_batches = counted(schedule.accumulation_steps, "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
-        f"each ({settings.batch_size} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
+        f"each ({schedule.batch_size * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}

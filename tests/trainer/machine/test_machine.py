@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -13,7 +14,7 @@ from trainer.machine import compiling, devices
 from trainer.machine.command_line import StopSignals, error_line
 from trainer.machine.compiling import compile_blocks
 from trainer.machine.devices import pick_device, pick_dtype, seed_everything
-from trainer.machine.ranks import init_distributed_mode, ranks_of_launcher
+from trainer.machine.ranks import Ranks, init_distributed_mode, ranks_of_launcher, rendezvous_store
 
 CPU = torch.device("cpu")
 
@@ -172,6 +173,14 @@ def test_without_a_rank_there_is_one_process(rank, monkeypatch):
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert ranks_of_launcher() is None
+
+
+def test_ranks_with_and_without_a_gpu_do_not_wait_for_each_other(monkeypatch):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    torch.distributed.PrefixStore("attempt_0", store).set("rank 1 has joined", "gloo")
+    with pytest.raises(UserError, match="rank 0 uses nccl, others gloo: all ranks need GPUs"):
+        rendezvous_store(Ranks(world_size=2), timedelta(seconds=1), "nccl")
 
 
 def test_the_loss_of_another_rank_is_one_line_where_nccl_says_it():
