@@ -261,7 +261,7 @@ class ElectraAssembler:
         # Each candidate gets a random key, any other position the maximum: the smallest keys are chosen. The upper bit of
         # a candidate's key is cleared, so that it is always smaller.
         keys = np.where(candidates, random[:, :T] >> np.uint64(1), ~np.uint64(0))
-        chosen = np.argpartition(keys, np.arange(min(K, T)), axis=1)[:, :K]
+        chosen = np.argpartition(keys, np.arange(K), axis=1)[:, :K]
         is_used = np.arange(K) < counts[:, None]
         # Ascending, with unused slots at the end.
         positions = np.sort(np.where(is_used, chosen, T), axis=1)

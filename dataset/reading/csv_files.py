@@ -67,7 +67,7 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
                 raise DataError(f"{path}:{first_line}: {fault.args[1]}")
             reader = None
             yield first_line, fault
-        elif not row:
+        elif not row or (len(row) == 1 != len(names) and row[0].isspace()):
             # A blank line is an empty row; long runs of them are skipped buffer by buffer.
             lines.skip_blank_lines()
         elif not names:

@@ -156,7 +156,7 @@ def _text_of_file(raw: bytes, text_field: str) -> str:
 class Format(NamedTuple):
     """How the files of a kind are read.
 
-    find     (decompressed stream, path for error messages, text field) -> Found for each document, lazily, in memory that
+    find     (decompressed stream, path, text field) -> Found for each document, lazily, in memory that
              does not grow with the file
     text_of  (bytes from `find`, text field) -> the text; None or "" if there is none. Errors: BadLine
     """

@@ -1,4 +1,4 @@
-"""Finds data files and their kinds, by their suffixes alone; remote files are fetched here."""
+"""Finds data files and their kinds, without opening them; remote files are fetched here."""
 
 import argparse
 import glob
@@ -46,9 +46,9 @@ SCHEMES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp"}
 # Timeout of a web server that sends nothing; a whole file has none.
 READ_TIMEOUT_S = 60
 
-# Folders at the top of a disk that only the system may read
 # files that `save_to_disk` of Hugging Face datasets writes
 FILE_OF_DATASET = re.compile(r"data-\d+-of-\d+\.arrow|dataset_info\.json|state\.json")
+# folders at the top of a disk that only the system may read
 SYSTEM_FOLDERS = ("lost+found", "System Volume Information")
 
 READABLE = (
@@ -124,7 +124,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
     if ADDRESS.match(data_path) and not is_remote:
         raise DataError(f"{data_path}: it is not on this machine; download it first and name the copy")
     path = Path(urlsplit(data_path).path) if is_remote else expand_user(data_path)
-    # A named file is always read; only folders and patterns need a choice.
+    # Only folders and patterns need a choice: a named file is read if its kind is known.
     is_file = is_remote or os.path.isfile(path)
     found = [path] if is_file else _files_of(path)
     asked = (".txt", *(text_suffixes or ()))
@@ -323,5 +323,8 @@ def is_own_output(below: Path, all_files: Collection[Path]) -> bool:
     if any(re.search(r"_resume(_old\d*)?$", folder) for folder in below.parts[:-1]):
         return True
     # files that identify a token store, a model, a tokenizer
-    marks = (("meta.json", "tokens.bin"), ("config.json", "model.safetensors"), ("tokenizer_config.json",))
+    marks: list[tuple[str, ...]] = [("meta.json", "tokens.bin")]
+    if below.suffix in (".json", ".txt") or below.name == "README.md":
+        # A model and a tokenizer have these. Other kinds beside them are the user's data.
+        marks += [("config.json", "model.safetensors"), ("tokenizer_config.json",)]
     return any(all(below.with_name(name) in all_files for name in names) for names in marks)

@@ -80,7 +80,9 @@ def record_of_line(raw: bytes) -> object:
     if len(raw) > faults.MANY_VALUES_BYTES:
         for count, _ in enumerate(VALUE_MARK.finditer(raw), start=1):
             if count > faults.MAX_JSON_VALUES:
-                raise BadLine("too many values", f"more than {faults.MAX_JSON_VALUES:,} JSON values on a line")
+                raise BadLine(
+                    "too many values", f"more than {faults.MAX_JSON_VALUES:,} strings, brackets and commas on a line"
+                )
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ from dataset.reading.documents import Block
 from dataset.reading.faults import BadLine, Fault
 from dataset.tokenizing.encoder import DocumentEncoder, TooLongToEncode
 
-# An array.array while a block is encoded, a numpy array where one is read from a file.
+# an array.array
 Numbers = Any
 
 
@@ -82,6 +82,6 @@ def encode_blocks(blocks: Iterator[Block], encode: BlockEncoder, num_procs: int)
                 yield from workers.results(blocks, ahead=2 * num_procs)
         except WorkerDied as lost:
             raise DataError(
-                f"the tokeniser's {lost}; try fewer processes, and begin what a script of your own does with "
+                f"the tokeniser's {lost}; let it use fewer cores (on Linux: taskset), and begin what a script of your own does with "
                 "`if __name__ == '__main__':`"
             ) from None

@@ -117,7 +117,7 @@ class JoinedTokens:
 
 
 class ConcatStore:
-    """Several token stores with the interface of one; documents and tokens are numbered consecutively."""
+    """Several token stores with the arrays of one; documents and tokens are numbered consecutively."""
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
         self.stores = stores

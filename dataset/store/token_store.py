@@ -254,7 +254,8 @@ def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> lis
     of_user = user_cache() / "token_store"
     if is_address(path):
         return [of_user]
-    folder = expand_user(path) if expand_user(path).is_dir() else first_file.parent
+    named = expand_user(path.removeprefix("file://"))
+    folder = named if named.is_dir() else first_file.parent
     return [folder / ".token_store", of_user]
 
 

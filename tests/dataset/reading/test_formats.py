@@ -217,6 +217,11 @@ def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
         list(read_documents(tmp_path / "a.csv"))
 
 
+def test_a_blank_line_of_a_table_is_no_row(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"id,text\n1,a\n   \n2,b\n")
+    assert list(read_documents(tmp_path / "a.csv")) == [(2, "a"), (4, "b")]
+
+
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)
 
 

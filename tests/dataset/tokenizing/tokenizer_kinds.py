@@ -15,19 +15,17 @@ LEARNED = (
 ) * 3
 
 
-def byte_level(
-    pattern: str | None, normalizer=None, before=(), prefix_space=False, vocab_size=420, **model
-) -> Tokenizer:
-    backend = Tokenizer(models.BPE(**model))
+def byte_level(pattern: str | None, normalizer=None, before=()) -> Tokenizer:
+    backend = Tokenizer(models.BPE())
     if normalizer is not None:
         backend.normalizer = normalizer
     steps = list(before)
     if pattern is not None:
         steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=pattern is None))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
     backend.decoder = decoders.ByteLevel()
-    _train(backend, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    _train(backend, 420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     return backend
 
 
