@@ -49,7 +49,7 @@ def fine_tune(settings: SftSettings, given: Collection[str], argv: Sequence[str]
     """As `run_command`, with defaults that follow the amount of text."""
     settings, note = defaults_for_data_size(settings, given)
     # Only one of torchrun's processes prints it.
-    if note and os.environ.get("RANK", "0") == "0":
+    if note and os.environ.get("RANK", "0") in ("0", "-1"):
         announce(note)
     return run_command(SftJob, settings, given, argv, is_own_command)
 

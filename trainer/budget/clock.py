@@ -5,9 +5,9 @@ takes a core for a while, or a laptop gets hot or sleeps. The learning rate of s
 to zero. A run that is cut off before the decay gives a much worse model. So the end must move.
 
 The clock looks 200 times in a run. It estimates the seconds of an update from the last ones. If the run would miss its
-time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay
-only the constant phase gets shorter or longer. Within the decay, the rate goes on from its current value to zero at the
-new end. As long as nothing moves, a resume trains the same updates.
+time by more than a hundredth of the budget, the end moves to an earlier or later update. Before the decay the constant
+phase gets shorter or longer, and the decay shorter where nothing is left of that phase. Within the decay, the rate goes on
+from its current value to zero at the new end. As long as nothing moves, a resume trains the same updates.
 
 An update that takes far longer than the others is a pause, not a sign of a slow machine: the program was stopped by
 Ctrl-Z, or the laptop slept. It is left out of the estimate, so a pause costs only its own time.
@@ -75,7 +75,7 @@ class Course:
         if update >= self.fall_from:
             # The rate goes on from where it is, without a jump.
             return Course(update, end, self.factor(update))
-        # The decay keeps its length.
+        # The decay keeps its length if there is room for it.
         fall_from = max(end - (self.end - self.fall_from), update)
         return Course(fall_from, end, self.fall_rate)
 

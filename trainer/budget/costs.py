@@ -68,8 +68,8 @@ MEASURED_PART_OF_UPDATES = 0.05
 # 0.56 s at first and 0.33 s in the run.
 TIMED_PART = 0.01
 MOST_TIMED_S = 10.0
-# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but at
-# least this many documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost, an evaluation
+# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but about
+# FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost, an evaluation
 # stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
@@ -84,7 +84,7 @@ class Data:
     """The text of a run.
 
     tokens_of_pass: trained by one pass; parts: its sources, since later passes over a mixture bring other text of some.
-    most_tokens: trained where shares change over the run; None: unlimited. T: positions of a row; fill: share of them that hold a
+    most_tokens: of a run that is one plan, see Corpus; None: unlimited. T: positions of a row; fill: share of them that hold a
     token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
     share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
     of useful passes over the text.
@@ -134,7 +134,7 @@ def look_at_data(
     is_free = not {"val_path", "val_fraction"} & set(given)
     if (
         is_free
-        and n_documents == 1
+        and len(corpus.store) == 1
         and encoder.can_hold_out_part
         and HELD_OUT_PART * n_tokens >= FEWEST_HELD_OUT_TOKENS
     ):
@@ -151,6 +151,9 @@ def look_at_data(
     val_fraction = newly_held_out or settings.val_fraction
     trained_part = 1 - newly_held_out
     tokens_of_pass = trained_part * epoch.n_pairs
+    # Shares of conversations count the answers alone; a plan counts all tokens.
+    targets = epoch.row_targets(0, epoch.n_rows)
+    part_of_sources = trained_part * epoch.n_pairs / targets
     validation = corpus.validation()
     batches = math.ceil(val_fraction * n_tokens / (EVAL_ROWS * epoch.T)) if validation is None else len(validation)
 
@@ -168,7 +171,7 @@ def look_at_data(
         evaluated=batches * EVAL_ROWS * epoch.T,
         val_fraction=val_fraction,
         text_scale=laws.text_scale(corpus.store, tokenizer),
-        parts=tuple(part._replace(unique=trained_part * part.unique) for part in laws.parts_of(corpus, epoch.n_pairs)),
+        parts=tuple(part._replace(unique=part_of_sources * part.unique) for part in laws.parts_of(corpus, targets)),
         batch_of=batch_of,
         # One pass is the longest run there is, see dataset/mixture.py.
         most_tokens=tokens_of_pass if corpus.is_one_plan else None,
@@ -178,8 +181,8 @@ def look_at_data(
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine of a run. product_rate: FLOP/s of large matrix products, all ranks together. memory: bytes that a rank may take;
-    None: unknown."""
+    """Machine of a run. product_rate: FLOP/s of large matrix products, all ranks together, on a CPU at most PRODUCT_RATE per
+    thread. memory: bytes that a rank may take; None: unknown."""
 
     device: torch.device
     dtype: torch.dtype
@@ -248,7 +251,8 @@ class RunCosts:
         return "induction" if has_planned_rates and supports_induction(config) else "zero_out"
 
     def _is_compiled(self) -> bool:
-        """Returns whether the run will be compiled: decided here, so that it does what was planned."""
+        """Returns whether the run will be compiled: with a budget of time decided here, so that it does what was planned;
+        else a guess."""
         choice = self.settings.use_compile
         device = self.machine.device
         if choice == "0":

@@ -18,6 +18,7 @@ from typing import Any
 from common.errors import UserError
 from common.processes import seconds_since_start
 from common.settings import field_default, write_settings
+from common.start import script_path
 from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
@@ -185,7 +186,9 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
         "memory": f"about {plan.memory / 1e9:.1f} GB",
         "time": f"{duration_text(total_seconds)} in all, {duration_text(plan.seconds)} of it training",
     }
-    if costs.seconds is not None:
+    if costs.seconds is None:
+        rows["time"] += ", by estimate: only --budget times updates"
+    else:
         rows["ends at"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + left))
     width = max(map(len, rows))
     lines = [f"plan for {budget}:", *(f"  {name:{width}}  {text}" for name, text in rows.items())]
@@ -239,7 +242,7 @@ def explicit_command(settings: PretrainSettings, names: Collection[str], at_once
 
     names: of the settings that the user or the plan gives. at_once: micro-batches that the ranks compute side by side.
     """
-    words = ["python", f"trainer/{settings.prog}"]
+    words = ["python", script_path(f"trainer/{settings.prog}")]
     for field in dataclasses.fields(settings):
         name = field.name
         value = getattr(settings, name)

@@ -37,7 +37,7 @@ from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
 from trainer.budget.outcome import PLANNED, Plan, chosen_settings, plan_lines, plan_to_resume, quantity, shape_text
 from trainer.budget.settings import length_flags
 from trainer.job import Surroundings
-from trainer.machine.compiling import COMPILE_SECONDS
+from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
 from trainer.machine.measure import product_rate
 from trainer.machine.ranks import on_main, wait_for_all_ranks
@@ -163,6 +163,10 @@ def look_at_machine(
     if settings.budget and "dtype" not in given and device.type == "cpu" and dtype is torch.bfloat16:
         dtypes.append(torch.float32)
     own_rates = [product_rate(device, one) for one in dtypes]
+    if device.type == "cpu":
+        # AMX multiplies faster than this, but the rest of an update takes as long as without it.
+        limit = PRODUCT_RATE["cpu"] * torch.get_num_threads()
+        own_rates = [min(rate, limit) for rate in own_rates]
     # All ranks must plan with the same numbers, and compute in one precision.
     rate, *in_float32 = on_main(ranks, lambda: own_rates)
     if in_float32 and in_float32[0] >= WORTH_FLOAT32 * rate:
@@ -389,7 +393,7 @@ def cuts(config: MiniMindConfig, costs: RunCosts) -> list[Cut]:
 
 
 def affordable_tokens(config: MiniMindConfig, cut: Cut, costs: RunCosts) -> float:
-    """Tokens that the budget buys with such updates, up to the maximum number of passes."""
+    """Tokens that the budget buys with such updates, those of time or FLOP up to the maximum number of passes."""
     if costs.tokens is not None:
         # The user's own number
         return costs.tokens

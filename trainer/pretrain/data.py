@@ -155,7 +155,7 @@ def length_of_run(
         # All passes over all sources are one plan.
         length.epochs = 1
         length.rows_of_epoch = settings.max_updates * update_rows
-    if settings.budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
+    if settings.has_budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
         # A plan is for one budget or one course of shares: another number of passes would change it from the first row on.
         length.flag = ""
     if not settings.budget:

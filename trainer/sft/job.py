@@ -24,7 +24,7 @@ CONVERSATIONS = TextKind(
     ChatCorpus,
     lambda tokenizer, settings: ChatEncoder(tokenizer),
     answers=True,
-    data_flags="--data_path, --skip_bad_lines",
+    data_flags="--data_path, --skip_bad_lines, --deduplicate",
     default_file=USUAL_FILE,
     build_embedded=build_embedded_questions,
     embedded_description="questions on the documentation inside the installed Python",
@@ -80,10 +80,10 @@ def defaults_for_data_size(settings: SftSettings, given: Collection[str]) -> tup
         return settings, None
     batch_size = settings.batch_size if "batch_size" in given else ROWS
     # --batch_size auto: the usual rows per update
-    rows = batch_size or settings.default_rows()
+    rows = settings.rows_per_update or (batch_size or settings.default_rows()) * settings.accumulation_steps
     schedule = settings.lr_schedule if "lr_schedule" in given else SCHEDULE
     rows_of_pass = n_bytes / BYTES_OF_TOKEN / settings.max_seq_len
-    updates_of_pass = math.ceil(rows_of_pass / rows / settings.accumulation_steps)
+    updates_of_pass = max(1, math.ceil(rows_of_pass / rows))
     passes = min(max(math.ceil(UPDATES / updates_of_pass), FEWEST_PASSES), MOST_PASSES)
     line = (
         f"note: the data is small ({n_bytes / 1e6:.2g} MB), so it is learned in {counted(passes, 'pass', 'passes')}: --optimizer "
