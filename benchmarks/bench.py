@@ -240,7 +240,7 @@ def summary(slices: Sequence[Slice], flops: float, product_flops: float) -> Reco
 
 
 def ratios(slices: Mapping[str, Sequence[Slice]]) -> dict[str, tuple[float, float, float]]:
-    """{what: (median, least, greatest) over the rounds} of ours against each other side, from {side: its slices}."""
+    """{what: (median, least, greatest) over the rounds} of ours against plain and the faster Trainer, from {side: its slices}."""
     found = {}
     middles = {name: median(map(rate, slices[name])) for name in slices if name.startswith("hf")}
     fastest = max(middles, key=middles.__getitem__, default="no Trainer")

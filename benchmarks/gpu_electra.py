@@ -21,7 +21,7 @@ from dataset.embedded_corpus import build_embedded_corpus
 # The run that is killed, see gpu_checks.py. It lasts some seconds beyond its first save.
 RESUMED = """--hidden_size 128 --intermediate_size 256 --num_hidden_layers 2 --embedding_size 64 --max_seq_len 64 --batch_size 8
     --max_steps 600 --save_interval 3 --log_interval 10 --deterministic 1 --use_compile 1"""
-# As `make electra`
+# Nearly as `make electra`
 LEARNS = """--hidden_size 128 --intermediate_size 512 --num_hidden_layers 4 --embedding_size 64 --init_std 0.1 --dropout 0
     --position_init sinusoidal --optimizer muon --muon_lr 0.006 --learning_rate 7e-4 --lr_schedule separate_linear
     --max_seq_len 32 --max_steps 2000 --val_fraction 0.02 --log_interval 10"""

@@ -69,7 +69,8 @@ def measured(args: argparse.Namespace, rival: Rival) -> tuple[float, str]:
     """(updates a second of the rival's fastest variant, their device), measured now or by an earlier start.
     Errors: UserError if no variant could start."""
     record_file = Path(args.work) / f"{args.rival}_bench.json"
-    if not record_file.exists():
+    # bench.py creates it, empty, at its start.
+    if not record_file.exists() or not record_file.stat().st_size:
         flags = {"sizes": "26m", "rows": ROWS, "max_seq_len": T, "seconds": args.seconds, "out": record_file}
         words = [sys.executable, str(BENCH), "--sides", ",".join(rival.sides), *flag_args(flags)]
         code = subprocess.run(words, check=False).returncode

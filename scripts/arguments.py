@@ -53,7 +53,7 @@ def generate_parser() -> Parser:
     g.add_argument(
         "--chat",
         action="store_true",
-        help="put the prompts through the chat template; interactive: keep the conversation",
+        help="put the prompts through the chat template; typed in or from a pipe: keep the conversation",
     )
     return p
 
@@ -88,7 +88,7 @@ def evaluate_parser() -> Parser:
     p.add_argument(
         "--data_path",
         nargs="+",
-        help="as in training; answers: conversations (default: questions on Python)",
+        help="as in training, without shares; answers: conversations (default: questions on Python)",
     )
     p.add_argument(
         "--out",

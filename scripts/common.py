@@ -93,7 +93,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
 def load_model(weight: str | Path) -> PreTrainedModel:
     """Load a .pth (MiniMindForCausalLM) or a folder of any causal language model of transformers; fp32, eval mode.
 
-    Errors: UserError, ValueError; for a missing weight they list the existing ones.
+    Errors: UserError, ValueError; for a missing weight they name the newest that is there.
     """
     path = Path(weight)
     if not path.exists():

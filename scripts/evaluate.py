@@ -267,7 +267,7 @@ def answers(
         # Thoughts before the answer are skipped.
         answer = str(tokenizer.decode(found)).rpartition("</think>")[2].partition("<|im_end|>")[0]
         right.append(first_sentence(answer) == first_sentence(last["content"]))
-        # Print ten of them, and all wrong ones.
+        # Print some of them, and all wrong ones.
         if not right[-1] or (len(right) - 1) % max(n_asked // 10, 1) == 0:
             lines = [f"? {turns[-1]['content'] if turns else ''}", f"{'=' if right[-1] else '!'} {answer.strip()}"]
             print(printable("\n".join(lines if right[-1] else [*lines, f"  right: {last['content']}"])) + "\n")
@@ -311,7 +311,15 @@ class Scorer:
         seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
         with (
             precision,
-            tqdm(total=total, unit=" tokens", unit_scale=True, mininterval=seconds, delay=seconds, leave=False) as bar,
+            tqdm(
+                total=total,
+                unit=" tokens",
+                unit_scale=True,
+                mininterval=seconds,
+                maxinterval=math.inf,
+                delay=seconds,
+                leave=False,
+            ) as bar,
         ):
             while order:
                 size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)

@@ -198,7 +198,8 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """tensor in dtype. Errors: ValueError for a number that overflows or is not finite."""
     out = tensor.to(dtype)
     if not out.isfinite().all():
-        raise ValueError(f"{name} reaches {float(tensor.abs().max()):.3g}, which {dtype} does not hold: try float32")
+        advice = "" if dtype is torch.float32 else ": try float32"
+        raise ValueError(f"{name} reaches {float(tensor.abs().max()):.3g}, which {dtype} does not hold{advice}")
     return out.contiguous()
 
 

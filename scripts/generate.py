@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
-from common.errors import UserError
+from common.errors import UserError, user_errors
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
@@ -155,7 +155,7 @@ TurnsEncoder = Callable[[list[dict[str, str]]], list[int]]
 def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     """The encoder of our fine-tuning for our template; otherwise one with the tokenizer's own template.
 
-    Errors: UserError for a tokenizer without a template.
+    Errors: UserError for a tokenizer without a template, or with ours and without its tokens.
     """
     template = default_template(tokenizer)
     if template is None:
@@ -166,7 +166,8 @@ def turns_encoder(tokenizer: PreTrainedTokenizerBase) -> TurnsEncoder:
     if template in OUR_TEMPLATES:
         # the only one used of several templates
         tokenizer.chat_template = template
-        return ChatEncoder(tokenizer).chat_prompt_ids
+        with user_errors():
+            return ChatEncoder(tokenizer).chat_prompt_ids
 
     def chat_prompt_ids(messages: list[dict[str, str]]) -> list[int]:
         # The template writes its special tokens itself.

@@ -150,7 +150,7 @@ def write_tokenizer(
     begins_with_bos: llama.cpp puts BOS before a prompt; no effect without such a token.
     Errors: UserError for a tokenizer that llama.cpp would not reproduce exactly.
     """
-    content = json.loads(tokenizer.backend_tokenizer.to_str()) if getattr(tokenizer, "is_fast", False) else {}
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     rule = piece_rule(content)
     if rule is None:
         raise UserError(
@@ -197,13 +197,13 @@ def piece_rule(content: dict) -> str | None:
     of_minimind.pre_tokenizer = ByteLevel(add_prefix_space=False)
     known = {"llama-bpe": untrained_bpe("llama-bpe"), "qwen2": untrained_bpe("qwen2"), "gpt-2": of_minimind}
     takes_white_space = any(
-        token[flag] for token in content.get("added_tokens", []) for flag in ("lstrip", "rstrip", "single_word")
+        token[flag] for token in content["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")
     )
     for name, tokenizer in known.items():
         theirs = json.loads(tokenizer.to_str())
         # Compare the rules, without the learned vocabulary and merges
-        learned = {field: content.get("model", {}).get(field) for field in ("vocab", "merges")}
-        is_same = {**theirs["model"], **learned} == content.get("model")
+        learned = {field: content["model"].get(field) for field in ("vocab", "merges")}
+        is_same = {**theirs["model"], **learned} == content["model"]
         is_same &= all(theirs[part] == content[part] for part in ("normalizer", "pre_tokenizer"))
         if is_same and not takes_white_space:
             return name

@@ -44,11 +44,11 @@ def tiny_model(seed=0, **fields):
     return MiniMindForCausalLM(MiniMindConfig(**{**sizes, **fields})).train()
 
 
-def token_store(lengths, vocab_size=97, seed=0):
+def token_store(lengths):
     """An object with `tokens` and `offsets` as the token store has them: documents of the given numbers of tokens."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    return SimpleNamespace(tokens=generator.integers(3, vocab_size, offsets[-1]).astype(np.uint16), offsets=offsets)
+    return SimpleNamespace(tokens=generator.integers(3, 97, offsets[-1]).astype(np.uint16), offsets=offsets)
 
 
 def a_document_a_row(ids):

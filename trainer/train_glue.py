@@ -140,6 +140,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
     no_training = "" if settings.do_train else "--do_train is off"
     no_evaluation = no_training or ("" if settings.do_eval else "--do_eval is off")
     own = "" if settings.kind else "the files of the benchmark's tasks are those in --data_dir"
+    own_warmup = "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else ""
     reasons = {
         "use_compile": "to compile, batches would need one length, which costs as much" if compiles else "",
         "num_seeds": no_training,
@@ -147,8 +148,8 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "evaluate_during_training": no_evaluation,
         "eval_interval": "" if settings.evaluate_during_training else "--evaluate_during_training is off",
         "epochs": "--max_steps says when the run ends" if settings.max_steps > 0 else "",
-        "warmup_share": "" if settings.warmup_steps is None else "--warmup_steps is given",
-        "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
+        "warmup_share": own_warmup or ("" if settings.warmup_steps is None else "--warmup_steps is given"),
+        "warmup_steps": own_warmup,
         "accumulation_steps": "--rows_per_update is given" if settings.rows_per_update else "",
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
         **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),

@@ -101,7 +101,7 @@ def fail_at(updates, kind, rank=0):
     at_update(updates, fail, rank)
 
 
-def hold_until_signal(update, rank=0):
+def hold_until_signal(update):
     """Wait before an update until a stop signal has come."""
     from trainer.machine.command_line import StopSignals
 
@@ -116,7 +116,7 @@ def hold_until_signal(update, rank=0):
             time.sleep(0.05)
 
     StopSignals.__enter__ = remembered_enter
-    at_update([update], hold, rank)
+    at_update([update], hold)
 
 
 def at_update(updates, action, rank=0, once=None):
@@ -163,7 +163,7 @@ def kill_in_prune():
 
 
 def kill_at_call(name, at=1):
-    """kill -9 of this process at the `at`-th call of os.replace, os.fsync ... from the checkpoint module."""
+    """kill -9 of this process at the `at`-th call of os.replace, os.fsync ... in this process."""
     count, call = 0, getattr(os, name)
 
     def killing(*arguments):
@@ -247,12 +247,12 @@ def any_cpu_has_bfloat16():
     devices.cpu_has_bfloat16 = lambda: True
 
 
-def kill_worker_at(updates, name="SIGKILL", rank=0):
-    """Send a signal to a loader process of this rank before each of the updates."""
+def kill_worker_at(updates, rank=0):
+    """kill -9 of a loader process of this rank before each of the updates."""
     import multiprocessing
 
     def kill():
-        os.kill(multiprocessing.active_children()[0].pid, getattr(signal, name))
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     at_update(updates, kill, rank)
 

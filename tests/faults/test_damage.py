@@ -122,10 +122,6 @@ def test_disk_full_for_everything(lab):
     assert lab.leftovers("run") == [] and lab.checkpoints("run") == []
 
 
-def other_corpus(folder):
-    return make_corpus(folder / "other.jsonl", seed=1)
-
-
 def other_tokenizer(folder):
     """Two of its tokens have changed places."""
     path = make_tokenizer(folder / "tokenizer") / "tokenizer.json"
@@ -139,7 +135,10 @@ def other_tokenizer(folder):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data_path": other_corpus}, "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): "),
+        (
+            {"data_path": lambda folder: make_corpus(folder / "other.jsonl", seed=1)},
+            "another data (--data_path, --text_field, --skip_bad_lines, --deduplicate): ",
+        ),
         ({"tokenizer_path": other_tokenizer}, "another tokenizer (--tokenizer_path): "),
         # What would change which document stands where: the order could not be continued.
         ({"max_seq_len": 16}, "max_seq_len"),

@@ -14,10 +14,6 @@ from trainer.saving.checkpoint import verified
 OUT_WITHIN_S = 10
 
 
-def code_of(name):
-    return 128 + getattr(signal, name)
-
-
 def stop(process, name, whole_group=False):
     """Send a stop signal; the seconds until the process is out, with the right code (0 if it had just trained to its end)."""
     start = time.monotonic()
@@ -26,7 +22,7 @@ def stop(process, name, whole_group=False):
     else:
         process.kill(getattr(signal, name))
     code = process.wait()
-    assert code == code_of(name) or code == 0 and "weights: " in process.out, process.out + process.err
+    assert code == 128 + getattr(signal, name) or code == 0 and "weights: " in process.out, process.out + process.err
     seconds = time.monotonic() - start
     assert seconds < OUT_WITHIN_S
     return seconds

@@ -7,7 +7,7 @@ from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from scripts import generate
 from scripts.play import PlayedModel
 from tests.chats import with_template
-from tests.helpers import tiny_model
+from tests.helpers import ROOT, tiny_model
 
 FOREIGN = "{% for m in messages %}[{{ m['role'] }}: {{ m['content'] }}]{% endfor %}"
 OTHER = "{% for m in messages %}other{% endfor %}"
@@ -43,3 +43,10 @@ def test_a_tokenizer_without_a_template_that_can_be_used_is_one_line(weight, tmp
         chat(weight, place)
     assert "\n" not in str(error.value) and "--tokenizer_path" in str(error.value)
     assert not played(place).chat
+
+
+def test_our_template_without_our_special_tokens_is_one_line(monkeypatch):
+    tokenizer = load_tokenizer(ROOT / "model")
+    monkeypatch.setattr(type(tokenizer), "added_tokens_decoder", {})
+    with pytest.raises(UserError, match="take the special tokens"):
+        generate.turns_encoder(tokenizer)

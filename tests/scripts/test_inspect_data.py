@@ -75,7 +75,8 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
     for number in (0, 1, plan.n_rows - 1):
         title, pieces = look.row(number)
         batch = Assembler(look.corpus.store)[plan.recipe(range(number, number + 1))]
-        trained = [token for piece in pieces for token in trained_of(piece)]
+        tokens = [pair for piece in pieces for pair in zip(piece.tokens, piece.is_trained, strict=True)]
+        trained = [token for token, is_trained in tokens if is_trained]
         assert trained == batch.targets[0][batch.targets[0] >= 0].tolist()
         assert f"{len(trained)} trained" in title
         for piece, (document, start, pairs) in zip(pieces, plan.pieces_of_row(number), strict=True):
@@ -86,10 +87,6 @@ def test_a_row_is_what_the_loader_gives(planted, pack):
             with open(path, encoding="utf-8") as file:
                 text = json.loads(file.read().splitlines()[int(line) - 1])["text"]
             assert look.encoder.encode([text])[0][start : start + pairs + 1] == piece.tokens
-
-
-def trained_of(piece):
-    return [token for token, is_trained in zip(piece.tokens, piece.is_trained, strict=True) if is_trained]
 
 
 def test_the_text_of_a_piece_has_marks_around_what_is_read():
@@ -114,10 +111,6 @@ def test_hostile_texts_are_shown_as_texts(tmp_path, capsys):
         assert printable(hostile) in out
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 @pytest.mark.parametrize("pack", [1, 0])
 def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
     """Reference: the chat template, read plainly."""
@@ -130,7 +123,8 @@ def test_of_conversations_a_row_shows_what_is_trained(tmp_path, pack):
     for number in range(plan.n_rows):
         for piece in look.row(number)[1]:
             line = int(re.match(r".*chats.jsonl:(\d+), ", piece.title)[1])
-            ids, mask = ids_and_mask(look.tokenizer, {"messages": lines_of(path)[line - 1]["conversations"]})
+            turns = json.loads(path.read_text(encoding="utf-8").splitlines()[line - 1])["conversations"]
+            ids, mask = ids_and_mask(look.tokenizer, {"messages": turns})
             length = len(piece.tokens)
             assert (piece.tokens, piece.is_trained) == (ids[:length], mask[:length])
             seen += sum(piece.is_trained)

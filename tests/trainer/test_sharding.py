@@ -4,6 +4,7 @@ One start of the processes serves many tests: importing torch takes longer than 
 """
 
 import gc
+from operator import methodcaller
 
 import pytest
 import torch
@@ -152,11 +153,8 @@ def three_ranks(folder):
     return in_group("gradients", work), whole_runs(folder, "muon")
 
 
-def recomputing(model):
-    model.activation_checkpointing_enable({"use_reentrant": False})
-
-
-PREPARED = {"moe packed": recomputing, "minimind3 moe": None}
+RECOMPUTING = methodcaller("activation_checkpointing_enable", {"use_reentrant": False})
+PREPARED = {"moe packed": RECOMPUTING, "minimind3 moe": None}
 
 
 def test_three_ranks(folder):

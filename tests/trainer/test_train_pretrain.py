@@ -70,7 +70,7 @@ def test_log_lines_and_exit_code(data, tmp_path):
     script = ROOT / "trainer" / "train_pretrain.py"
     assert start["command"].startswith(f"python {script} --hidden_size 16 ")
     here = losses(train(data_path=data, out_dir=tmp_path / "here", epochs=2, log_interval=3))
-    assert final_loss(ended.stdout) == f"{here[-1]:.3f}"
+    assert LOG_LINE.findall(ended.stdout)[-1][4] == f"{here[-1]:.3f}"
 
 
 @pytest.mark.parametrize("generation", ["minimind2", "minimind3"])
@@ -220,10 +220,6 @@ def test_a_resume_has_the_scale_of_float16_and_the_count_of_bad_updates(data, tm
 
 
 # ---------------------------------------------------------------------------------- launches, torch.compile
-
-
-def final_loss(stdout):
-    return LOG_LINE.findall(stdout)[-1][4]
 
 
 @pytest.mark.slow

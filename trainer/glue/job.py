@@ -99,12 +99,14 @@ class GlueJob(Job):
         self.model_name = type(self.model).__name__
         self.model.train()
         entries = {
+            # first, since the digest of the data depends on it
+            "tokenizer": data.digests["tokenizer"],
             **data.digests,
             "row layout": {"seed": settings.seed},
             "optimizer": f"layer_decay {settings.layer_decay}, bias correction {settings.adam_bias_correction}",
         }
         flags_to_check = {
-            "data": "--data_dir, --train_file, --max_seq_len",
+            "data": "--data_dir, --train_file, --dev_file, --test_file, --text, --label, --max_seq_len, --do_eval, --do_predict",
             "tokenizer": settings.tokenizer_flag(),
             "optimizer": "--layer_decay, --adam_bias_correction",
         }
@@ -315,12 +317,9 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
                 f"--do_train 0: {what} has no classification head for {task.folder} ({min(new)}); name a fine-tuned model"
             )
         order_classes(model, saved_classes, task.labels)
-    for name, table in model.named_modules():
-        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
-            # RoBERTa's positions start after the number of its padding.
-            usable = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-            if usable < settings.max_seq_len:
-                raise UserError(f"{what}: {usable} positions can be used, so a lower --max_seq_len is wanted")
+    positions = learned_positions(model)
+    if 0 < positions < settings.max_seq_len:
+        raise UserError(f"{what}: {positions} positions can be used, so a lower --max_seq_len is wanted")
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
     if settings.gradient_checkpointing:
@@ -328,6 +327,15 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
             raise UserError(f"--gradient_checkpointing 1: transformers has none for {config.model_type}: leave it out")
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
+
+
+def learned_positions(model: Any) -> int:
+    """Maximum tokens of a text by the encoder's table of positions; 0 without one."""
+    for name, table in model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(table, torch.nn.Embedding):
+            # RoBERTa's positions start after the number of its padding.
+            return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    return 0
 
 
 @torch.no_grad()
@@ -358,7 +366,7 @@ def save_model(
         names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
         tokenizer.model_input_names = names
         tokenizer.init_kwargs["model_input_names"] = names
-    positions = getattr(model.config, "max_position_embeddings", None) or 0
+    positions = learned_positions(model) or getattr(model.config, "max_position_embeddings", None) or 0
     if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
         tokenizer.model_max_length = positions
     with atomic_folder(folder, folder.with_name(f"{folder.name}.tmp")) as temporary:

@@ -172,7 +172,9 @@ class RunRecords:
                     break
                 self.position += len(piece)
                 # Lines that a crash cut off, or that are not ours, are skipped.
-                with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                with contextlib.suppress(
+                    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
+                ):
                     self._take(json.loads(piece))
 
     def _take(self, record: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Reporter:
                     record = json.loads(line)
                     at_checkpoint = record["step"] == resumed.step and not again & record.keys()
                     if record["step"] < resumed.step or at_checkpoint:
-                        kept.append(line)
+                        kept.append(line.rstrip() + b"\n")
         with atomic_file(path) as file:
             file.writelines(kept)
         # Unbuffered: each line is in the file at once, even if the process is killed.

@@ -122,7 +122,7 @@ class Saver:
         fail_all_ranks(self.ranks, problem and f"the last save failed {problem}")
 
     def how_to_resume(self) -> str:
-        """Names the checkpoint that a resume would start from, for the end of an error message. On rank 0."""
+        """Names the checkpoint that a resume would start from, for the end of an error message."""
         for path in self.checkpoints.paths():
             if verified(path):
                 return f"the checkpoint of update {update_of(path)} is intact, and --from_resume 1 goes on from there"
@@ -171,7 +171,7 @@ class Saver:
         if rows := self.job.length.rows_of_epoch:
             # Other flags change the length of the plan's parts, but not the order of its rows.
             progress.epoch, progress.row = divmod(progress.rows, rows)
-        self.best_weights = state["best"]
+        self.best_weights = state["best"] if self.ranks.is_main else {}
         on_main(self.ranks, lambda: self.write_best(state["best"], state["progress"]))
         if self.job.length.clock is not None:
             self.job.length.clock.load_state_dict(state["job"]["clock"])
@@ -267,8 +267,8 @@ class Saver:
 class SaveTimer:
     """Micro-batches and seconds between two saves; 0: not used.
 
-    A GPU does the default number of micro-batches in a second or two. So unless the user sets an interval, a run on one
-    is saved by time.
+    A GPU does the default number of micro-batches in a second or two. So with --save_minutes auto, the default, a run on one
+    is saved by time alone.
 
     Clocks differ between ranks. So only rank 0 reads its own, and requests a save from all ranks, as a signal does.
     """

@@ -153,6 +153,7 @@ def test_what_a_crash_or_a_stranger_left_costs_its_line_alone(tmp_path):
     cut = json.dumps({"tokens": 1, "text": "caf\u00e9"}, ensure_ascii=False).encode().removesuffix(b'\xa9"}')
     too_long = {"tokens": 1, "loss": 7.0, "pad": "x" * MOST_LINE_BYTES}
     add(path, b'{"step": 3, "upd\n', b"null\n[1]\n3\n", cut + b"\n", b"[" * 100_000 + b"\n", too_long)
+    add(path, {"tokens": 1, "update": 1, "prompt": "a", "text": None})
     add(path, {"tokens": 9000, "loss": 0.5}, cut)
     damaged = RunRecords.read(path)
     assert damaged.columns.keys() == whole.columns.keys()
