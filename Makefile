@@ -138,4 +138,4 @@ lint: $(VENV)/.installed-dev
 	$(RUN) -m mypy
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache dataset/.token_store dataset/python_docs.jsonl dataset/python_questions.jsonl
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dataset/.token_store dataset/python_docs.jsonl dataset/python_questions.jsonl

@@ -39,8 +39,8 @@ def pid_for_children() -> int:
 def die_with_parent(parent: int) -> None:
     """Kill this process as soon as its parent is gone, whatever it is doing.
 
-    On Linux the kernel does it; elsewhere a thread polls every 0.2 s. parent: the parent's `pid_for_children`; 0: no-op, and
-    the process has to notice by itself that its pipe is closed.
+    On Linux the kernel does it, on macOS a thread that polls every 0.2 s, on Windows nothing. parent: the parent's
+    `pid_for_children`; 0: no-op, and the process has to notice by itself that its pipe is closed.
     """
 
     def watch() -> None:
@@ -54,7 +54,7 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     elif os.name == "posix" and os.getppid() == parent:
         threading.Thread(target=watch, name="parent", daemon=True).start()
-    # Neither branch for children of multiprocessing's fork server: they too have to notice the closed pipe.
+    # Neither branch on Windows and for children of multiprocessing's fork server: they too have to notice the closed pipe.
     # The parent may have ended before this line.
     if os.getppid() == 1 != parent:
         os._exit(1)

@@ -278,7 +278,7 @@ class MiniMindForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pth(cls, path: str | os.PathLike[str], **overrides: Any) -> "MiniMindForCausalLM":
-        """Loads a flat half-precision state dict of either generation, strictly; the model is fp32 and in eval mode.
+        """Loads a flat state dict of either generation, strictly; the model is fp32 and in eval mode.
 
         The config comes from the `.json` beside the file, or else from its keys and shapes; `overrides` are config
         fields that win over both. Errors: ValueError, one line, for another kind of file,

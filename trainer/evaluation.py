@@ -138,7 +138,7 @@ def evaluation_mode(engine: Engine) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------- samples (--sample_prompts)
 
-# Sampling parameters, the same as in the snippet of an export's README.md
+# Sampling parameters; temperature and top_p are those of an export's generation_config.json
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.7
 TOP_P = 0.9

@@ -124,8 +124,8 @@ class OutputSettings(Settings):
     save_minutes: str = setting(
         None,
         check=auto_or(not_negative(float)),
-        help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: 2 in the place of "
-        "its default on a CUDA GPU, 0 elsewhere)",
+        help="minutes between saves; 0: they do not count (default: 0 with --save_interval; else auto: on a CUDA GPU "
+        "2, and --save_interval does not count; 0 elsewhere)",
     )
     keep_checkpoints: int = setting(2, check=positive(int), help="resume checkpoints to keep")
     log_interval: int = setting(100, check=positive(int), help="micro-batches per log line (ELECTRA, GLUE: updates)")

@@ -28,9 +28,9 @@ SHORT_ROWS = 128
 def dropout_mask(shape: Sequence[int], p: float, device: torch.device | str) -> torch.Tensor:
     """Returns int32 [shape]: -1, all bits set, with probability p (to 1/65536), else 0; seeded by torch's global generator.
 
-    The hash is Ellis' lowbias32 (https://nullprogram.com/blog/2018/07/31/) of seed xor index · 2^32/golden ratio, in
-    wrapping int32 arithmetic; a mask makes shifts logical. Not a bool, because the compiler vectorises arithmetic, but
-    hardly a choice by a bool.
+    A hash of seed xor index · 2^32/golden ratio, of the form of Wellons' lowbias32 with another second factor
+    (https://nullprogram.com/blog/2018/07/31/), in wrapping int32 arithmetic; a mask makes shifts logical. Not a bool, because
+    the compiler vectorises arithmetic, but hardly a choice by a bool.
     """
     seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=device)
     x = (torch.arange(math.prod(shape), dtype=torch.int32, device=device) * -1640531535) ^ seed

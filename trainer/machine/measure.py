@@ -41,9 +41,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def product_rate(
-    device: torch.device, dtype: torch.dtype = torch.bfloat16, sizes: Sequence[int] | None = None
-) -> float:
+def product_rate(device: torch.device, dtype: torch.dtype, sizes: Sequence[int] | None = None) -> float:
     """FLOP/s of the fastest of some large matrix products [n, n] x [n, n]."""
     # A separate generator: a draw from the run's would change its results.
     generator = torch.Generator(device).manual_seed(0)
@@ -230,5 +228,4 @@ def out_of_memory_as_user_error(device: torch.device, advise: Callable[[], str])
         # A loader's error has its own line, which may mention memory as a guess.
         if isinstance(error, UserError | LoaderError) or not is_out_of_memory(error):
             raise
-        # Not `from error`: the frames of its traceback hold the tensors that filled the memory.
         raise UserError(f"no memory is left on {device}: {advise()}") from None
