@@ -133,7 +133,9 @@ def out_of_memory_advice(settings: RunSettings) -> str:
     """Advice for a run that is out of memory."""
     ways = []
     rows_of_update = settings.batch_size * settings.accumulation_steps
-    for rows in range(min(settings.batch_size, settings.rows_per_update or settings.batch_size) // 2, 0, -1):
+    # An update of few rows has smaller micro-batches than --batch_size.
+    rows_now = min(settings.batch_size, settings.rows_per_update or settings.batch_size)
+    for rows in range(rows_now // 2, 0, -1):
         if rows_of_update % rows == 0:
             # With --rows_per_update the number of micro-batches follows.
             steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"

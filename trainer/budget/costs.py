@@ -68,9 +68,9 @@ MEASURED_PART_OF_UPDATES = 0.05
 # 0.56 s at first and 0.33 s in the run.
 TIMED_PART = 0.01
 MOST_TIMED_S = 10.0
-# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but about
-# FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost, an evaluation
-# stays short, and ten documents are at most a twentieth of them.
+# Held out where the user names no validation data: at most this share of the documents and about this many tokens, but at
+# least about FEWEST_HELD_OUT documents; nothing of fewer than FEWEST_DOCUMENTS. All four are guesses: little text is lost,
+# an evaluation stays short, and ten documents are at most a twentieth of them.
 HELD_OUT_PART = 0.02
 HELD_OUT_TOKENS = 100_000
 FEWEST_HELD_OUT = 10

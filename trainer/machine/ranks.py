@@ -5,7 +5,8 @@ them there until the timeout of the process group. There are three cases:
 
 - Work of rank 0 alone, such as choosing a checkpoint or making a folder, goes through `on_main`: the message that all
   ranks wait for says whether it failed, so all of them exit, and rank 0 prints the line.
-- A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch (trainer/loop.py): all stop at the same place.
+- A signal or a failed loader is shared in the next update's all-reduce, or before the first one of an epoch
+  (trainer/loop.py): all stop at the same place.
 - Any other error of one rank ends it at once (command_line.end_process), without a handshake. The launcher notices and ends
   the others; if the launcher itself was killed, the kernel ends each rank.
 """
