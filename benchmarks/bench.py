@@ -1,7 +1,7 @@
 """Training speed against the plain MiniMind loop and the Hugging Face Trainer, side by side in one run.
 
     python benchmarks/bench.py                                             # 26 M, all cores, about 4 minutes
-    python benchmarks/bench.py --sizes 26m,104m,64m,moe --threads 1,2      # everything
+    python benchmarks/bench.py --sizes 26m 104m 64m moe --threads 1 2      # everything
     python benchmarks/bench.py --sizes tiny --threads 1 --seconds 30       # smoke test
 
     plain        each document padded to a full row, eager, AdamW; fp32 on a CPU, bf16 autocast on a GPU
@@ -48,7 +48,7 @@ from benchmarks.sides import SIDES, train_side
 from benchmarks.training import SIZES
 from common.errors import UserError, user_errors
 from common.files import atomic_file
-from common.flags import Parser, positive
+from common.flags import Parser, at_least, positive
 from common.processes import environment
 from common.start import ROOT
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -272,24 +272,24 @@ def show(record: Record) -> None:
     sys.stdout.flush()
 
 
-def counts(text: str) -> list[int]:
-    """Positive numbers, separated by commas. Errors: ArgumentTypeError."""
-    return [positive(int)(part) for part in text.split(",")]
-
-
 def main() -> None:
     p = Parser(
         prog="bench.py", description="Training speed against the plain MiniMind loop and the Hugging Face Trainer."
     )
-    p.add_argument("--sizes", default="26m", help=f"of {', '.join(SIZES)} (default 26m)")
-    p.add_argument("--threads", type=counts, help="such as 1,2: one run each (default: one per core)")
-    p.add_argument("--sides", default=",".join(SIDES), help="those to compare (default: all)")
+    p.add_argument("--sizes", nargs="+", choices=SIZES, default=["26m"], help="models to train (default 26m)")
+    p.add_argument("--threads", nargs="+", type=positive(int), help="one run for each (default: one per core)")
+    p.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="those to compare (default: all)")
     p.add_argument("--seconds", type=positive(float), default=240, help="for a size and thread count (default 240)")
     p.add_argument(
         "--slice", type=positive(float), default=3.0, help="seconds of a turn, at least one update (default 3)"
     )
     p.add_argument("--rows", type=positive(int), help="of a micro-batch (default: 32 on a GPU, 8 on a CPU)")
-    p.add_argument("--max_seq_len", type=positive(int), default=512, help="positions in a row (default 512)")
+    p.add_argument(
+        "--max_seq_len",
+        type=at_least(2, "to hold an input and a target"),
+        default=512,
+        help="positions in a row (default 512)",
+    )
     p.add_argument("--documents", type=positive(int), default=4000, help="how many (default 4000)")
     p.add_argument("--use_compile", choices=("0", "1"), default="1", help="ours (default 1)")
     p.add_argument("--device", help="cuda:0, mps or cpu (default: the first available)")
@@ -298,12 +298,6 @@ def main() -> None:
     args.device = str(pick_device(args.device))
     args.threads = args.threads or [torch.get_num_threads()]
     args.rows = args.rows or (32 if args.device.startswith("cuda") else 8)
-    sizes = args.sizes.split(",")
-    args.sides = args.sides.split(",")
-    for names, known in ((sizes, list(SIZES)), (args.sides, list(SIDES))):
-        for name in names:
-            if name not in known:
-                p.error(f"{name!r} is none of {', '.join(known)}")
     out = Path(args.out)
     with user_errors():
         # Before minutes of work: an unwritable path fails at once.
@@ -314,7 +308,7 @@ def main() -> None:
         documents = Path(folder, "documents.jsonl")
         pairs = write_documents(documents, args.documents)
         print(f"{len(pairs):,} documents of {sum(pairs) / len(pairs):.0f} tokens on average", flush=True)
-        for size, threads in itertools.product(sizes, args.threads):
+        for size, threads in itertools.product(args.sizes, args.threads):
             records.append(measure(size, threads, args, documents, pairs))
             show(records[-1])
             with atomic_file(out) as file:

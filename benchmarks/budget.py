@@ -31,9 +31,8 @@ from benchmarks.trained import TRAINER, Outcome, data_args, flag_args, folder_of
 from common.errors import UserError
 from common.flags import positive, seed
 from trainer.budget import laws
-from trainer.budget.settings import duration
 from trainer.machine.command_line import run_cli
-from trainer.pretrain.settings import PretrainSettings
+from trainer.pretrain.settings import PretrainSettings, duration
 
 PLAN = "plan"
 
@@ -60,7 +59,11 @@ def hand_made(plan: PretrainSettings) -> dict[str, Mapping[str, object]]:
         "narrower": narrower,
         "wider": wider,
         "deeper": {"num_hidden_layers": 2 * layers},
-        "shallower": {"num_hidden_layers": max(layers // 2, 1)},
+        # Heads that copy need two layers.
+        "shallower": {
+            "num_hidden_layers": max(layers // 2, 1),
+            "init_scheme": plan.init_scheme if layers >= 4 else "zero_out",
+        },
         "narrower and deeper": {**narrower, "num_hidden_layers": layers + (layers + 1) // 2},
         "more heads": {"num_attention_heads": more_heads, "num_key_value_heads": laws.kv_heads_for(more_heads)},
         "half the batch": {"batch_size": max(plan.batch_size // 2, 1)},

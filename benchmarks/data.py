@@ -1,7 +1,7 @@
 """The figures of the data engine: speed of tokenising and loading, packing, planning.
 
     python benchmarks/data.py                             # about 4 minutes on two cores
-    python benchmarks/data.py --only packing,loader       # of: tokenise, packing, planning, loader
+    python benchmarks/data.py --only packing loader       # of: tokenise, packing, planning, loader
 
 The text is English and Chinese Wikipedia (docs/corpora.md), or the documentation inside the installed Python if
 MINIMIND_REFERENCE has none. Prints a markdown table. Rates are medians of alternating runs, so that other processes
@@ -142,16 +142,12 @@ SECTIONS = {"tokenise": tokenise, "packing": packing, "planning": planning, "loa
 
 def main() -> None:
     p = Parser(prog="data.py", description="The figures of the data engine: tokenising, packing, planning, loading.")
-    p.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas (default: all)")
+    p.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections (default: all)")
     p.add_argument("--documents", type=positive(int), default=20_000_000, help="to plan an epoch of (20 M)")
     args = p.parse_args()
-    names = args.only.split(",")
-    for name in names:
-        if name not in SECTIONS:
-            p.error(f"--only: {name!r} is none of {', '.join(SECTIONS)}")
     print("| what | wanted | measured |\n|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as work:
-        for name in names:
+        for name in args.only:
             for what, wanted, measured in SECTIONS[name](Path(work), args):
                 print(f"| {what} | {wanted} | {measured} |", flush=True)
 

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.training import LEARNING_RATE, Training
 from common.start import ROOT
-from dataset.loader import to_device, with_tensors
+from dataset.loader import map_tensors, to_device
 from dataset.packing import Totals
 from trainer.machine.measure import synchronize
 
@@ -243,7 +243,7 @@ def does_not_wait(device: torch.device, fields: dict[str, Any], optimizer: str, 
     on_gpu = device.type == "cuda"
     training = Training({**SMALL, **fields}, device, ROWS, T, compiled=on_gpu, optimizer=optimizer, dtype=dtype)
     poll = training.engine.poll if on_gpu else list
-    batch = with_tensors(training.host_batch, torch.Tensor.pin_memory) if on_gpu else training.host_batch
+    batch = map_tensors(training.host_batch, torch.Tensor.pin_memory) if on_gpu else training.host_batch
     # A copy from unpinned memory may wait too, and torch does not report that.
     assert not on_gpu or batch.input_ids.is_pinned()
 

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 
 from benchmarks.corpora import texts_of
 from benchmarks.training import LEARNING_RATE, WARM_UP, Training
-from common.errors import UserError
 from dataset.corpus import Corpus
 from dataset.lm_dataset import PretrainDataset
 from dataset.loader import Assembler, Loader, UpdateSchedule, to_device
@@ -94,17 +93,13 @@ class Turns:
 def train_plain(args: argparse.Namespace, config: MiniMindConfig, device: torch.device, turns: Turns) -> None:
     """The plain MiniMind loop: each item padded to the full length, eager, AdamW, one forward with all logits; bf16 autocast
     on a GPU, fp32 elsewhere.
-
-    Errors: UserError for fewer documents than a batch.
     """
     model: MiniMindForCausalLM = MiniMindForCausalLM(config).to(device).train()  # type: ignore[arg-type]  # wrapped without types
     dataset = PretrainDataset(args.documents_file, load_tokenizer(DEFAULT), args.max_seq_len)
-    if len(dataset) < args.rows:
-        raise UserError(f"{len(dataset)} documents are less than a batch of {args.rows}: give more, or fewer rows")
     turns.begin(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=False, foreach=False)
     generator = torch.Generator().manual_seed(42)
-    loader = DataLoader(dataset, args.rows, shuffle=True, drop_last=True, generator=generator)
+    loader = DataLoader(dataset, args.rows, shuffle=True, generator=generator)
     # Endless epochs
     for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
         inputs, targets, mask = (part.to(device) for part in batch)

@@ -175,7 +175,7 @@ class SettingsParser(Parser):
         """Returns {setting: value} of a YAML or JSON file. Errors: UserError, one line that names the file."""
         entries = read_plain(path, "argument --config:")
         if not isinstance(entries, dict):
-            raise UserError(f"argument --config: {path} holds no settings; lines such as `batch_size: 8` are wanted")
+            raise UserError(f"argument --config: {path} holds no settings; expected lines such as `batch_size: 8`")
         take_several = {name for action in self._actions if action.nargs == "+" for name in action.option_strings}
         self.place = f"{path}: "
         found: dict[str, Any] = {}
@@ -184,7 +184,7 @@ class SettingsParser(Parser):
                 continue
             items = entry if isinstance(entry, list) else [entry]
             if not all(isinstance(item, str | bool) for item in items):
-                raise UserError(f"{path}: {name}: a text, a number, true or false, or a list of these is wanted")
+                raise UserError(f"{path}: {name}: expected a text, a number, true or false, or a list of these")
             texts = [str(item) for item in items]
             if f"--{name}" not in take_several:
                 # a flag with several values in one text, such as 25,50,100

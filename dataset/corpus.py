@@ -74,7 +74,7 @@ class Corpus:
     nothing_to_train = "no document of two tokens or more to train on"
     nothing_to_evaluate = "no document of two tokens or more"
     # masks the targets of a batch that are not trained; None: all are trained
-    only: TargetFilter | None = None
+    target_filter: TargetFilter | None = None
 
     def __init__(
         self,
@@ -93,12 +93,13 @@ class Corpus:
         n_rows: int = 0,
         **store_options: Unpack[StoreOptions],
     ) -> None:
-        groups = sources_of(data_path)
+        sources = sources_of(data_path)
         check_library(deduplicate)
-        self.sources = [name_of(source.paths) for source in groups]
-        self.paths_of_sources = [source.paths for source in groups]
+        self.source_names = [name_of(source.paths) for source in sources]
+        self.paths_of_sources = [source.paths for source in sources]
         whole = [open_or_build(paths, encoder, **store_options) for paths in self.paths_of_sources]
         stores = whole
+        # A single text, such as one .txt: its last part is held out.
         if len(whole) == 1 and len(whole[0]) == 1 and val_fraction and not val_path and encoder.can_hold_out_part:
             stores = [with_last_part(whole[0], encoder, val_fraction)]
         self.stores = stores
@@ -109,7 +110,7 @@ class Corpus:
         self.pack = pack
         self.long_documents = long_documents
         self.val_fraction = val_fraction
-        paths = [path for source in groups for path in source.paths]
+        paths = [path for source in sources for path in source.paths]
         self.notices = notices_of_paths(paths, store_options.get("text_suffixes"), store_options.get("cache_dir"))
         # numbers of the training documents
         self.documents = all_documents(self.store)
@@ -140,10 +141,10 @@ class Corpus:
         self.is_one_plan = False
         # A share changes over the run, so another length would give another order of rows.
         self.shares_change = False
-        if groups[0].shares is not None:
+        if sources[0].shares is not None:
             bounds = np.cumsum([0, *map(len, stores)]).tolist()
             self.mixture = Mixture(
-                self.store, groups, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
+                self.store, sources, self.documents, bounds, self._epoch_plan, self._targets, seed, epochs, n_rows
             )
             self.is_one_plan, self.shares_change = self.mixture.is_one_plan, self.mixture.changes
         # (epoch, plan) of the last call: callers ask for the same one several times
@@ -153,10 +154,10 @@ class Corpus:
         """Set the validation documents. Errors: DataError if they have no targets."""
         self.val_store, self.val_documents = store, documents
         if not self._has_targets(store, documents):
-            raise DataError(f"{what}: {self.nothing_to_evaluate}, so its loss would tell nothing; {remedy}")
+            raise DataError(f"{what}: {self.nothing_to_evaluate}, so there is no loss to measure; {remedy}")
 
     def validation_facts(self) -> dict[str, str]:
-        """What ranks must have in common, besides what a resume must. The documents of --val_fraction follow from the data."""
+        """Facts that all ranks must share, besides the job's identity. A resume may have other validation data."""
         return {} if self.val_store is None else {"validation data": self.val_store.fingerprint[:16]}
 
     def _warn_of_overlap(self, val_store: TokenStore, what: str, allow_overlap: bool) -> None:
@@ -209,12 +210,12 @@ class Corpus:
         plan = self._last_plan[1]
         if not plan.n_rows:
             lower = ": lower --val_fraction" if self.val_fraction else ""
-            raise DataError(f"{', '.join(self.sources)}: {self.nothing_to_train}{lower}")
+            raise DataError(f"{', '.join(self.source_names)}: {self.nothing_to_train}{lower}")
         return plan
 
     def assembler(self, pad_id: int, n_rows: int = 0) -> Assembler:
         """Builds the batches of a plan; see Assembler."""
-        return Assembler(self.store, pad_id, n_rows, self.only)
+        return Assembler(self.store, pad_id, n_rows, self.target_filter)
 
     def digest_check(self) -> DigestCheck:
         """Checks the tokens of all stores of this run during training."""
@@ -245,7 +246,7 @@ class Corpus:
         given = plan.source_targets(plan.n_rows)
         documents, pass_targets = [self.documents], given
         if self.mixture is not None:
-            documents, pass_targets = self.mixture.documents, self.mixture.targets
+            documents, pass_targets = self.mixture.documents, self.mixture.pass_targets
         sources = []
         for paths, of_source, full, tokens in zip(self.paths_of_sources, documents, pass_targets, given, strict=True):
             share = tokens / max(sum(given), 1)
@@ -259,8 +260,9 @@ class Corpus:
             return []
         of_run = " of the run" if self.is_one_plan else ""
         lines = []
-        sources = zip(self.sources, self.sources_of_epoch(epoch), self.mixture.shares, self.mixture.curves, strict=True)
-        for path, given, asked, curve in sources:
+        mixture = self.mixture
+        rows = zip(self.source_names, self.sources_of_epoch(epoch), mixture.shares, mixture.curves, strict=True)
+        for path, given, asked, curve in rows:
             course = f": {curve.text()}" if len(curve.points) > 1 else ""
             lines.append(
                 f"{path}: {given['share']:.2%} of the trained tokens{of_run} (asked {asked:.2%}{course}), "
@@ -282,7 +284,7 @@ class Corpus:
         if row:
             in_epoch = self.plan(epoch).source_targets(row)
             targets = [before + more for before, more in zip(targets, in_epoch, strict=True)]
-        of_sources = zip(self.sources, targets, self.mixture.targets, strict=True)
+        of_sources = zip(self.source_names, targets, self.mixture.pass_targets, strict=True)
         return [(name, tokens, tokens / full) for name, tokens, full in of_sources]
 
     def bytes_per_target(self) -> float:
@@ -312,7 +314,7 @@ class Corpus:
         """ValidationBatches over whole documents (long ones in pieces, long conversations truncated), or None."""
         if self.val_store is None or self.val_documents is None:
             return None
-        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.only)
+        return ValidationBatches(self.val_store, self.val_documents, self.max_seq_len, pad_id, self.target_filter)
 
 
 def split_by_hash(store: Documents, documents: Ints, fraction: float) -> tuple[Ints, Ints]:
@@ -350,27 +352,27 @@ def with_last_part(store: TokenStore, encoder: DocumentEncoder, val_fraction: fl
 class ValidationBatches:
     """Batches of EVAL_ROWS rows in a fixed order, the last one padded.
 
-    n_bytes: UTF-8 bytes of the documents' texts; None if only part of the text is predicted. only: see Corpus.
+    n_bytes: UTF-8 bytes of the documents' texts; None if only part of the text is predicted. target_filter: see Corpus.
     """
 
     n_bytes: int | None
 
     def __init__(
-        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, only: TargetFilter | None
+        self, store: Documents, documents: Ints, max_seq_len: int, pad_id: int, target_filter: TargetFilter | None
     ) -> None:
         self.plan = EpochPlan(
             store.offsets,
             max_seq_len,
             seed=0,
             epoch=0,
-            long_documents="split" if only is None else "truncate",
+            long_documents="split" if target_filter is None else "truncate",
             documents=documents,
             shuffle=False,
         )
         # first row of each batch
         self.first_rows = range(0, self.plan.n_rows, EVAL_ROWS)
-        self.assembler = Assembler(store, pad_id, EVAL_ROWS, only)
-        self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if only is None else None
+        self.assembler = Assembler(store, pad_id, EVAL_ROWS, target_filter)
+        self.n_bytes = int(store.text_bytes[documents].sum(dtype=np.int64)) if target_filter is None else None
 
     def __len__(self) -> int:
         return len(self.first_rows)

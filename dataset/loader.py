@@ -30,7 +30,7 @@ BATCHES_AHEAD = 4
 BatchT = TypeVar("BatchT", bound=tuple[Any, ...])
 
 
-def with_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
+def map_tensors(batch: BatchT, change: Callable[[torch.Tensor], Any]) -> BatchT:
     """A batch with `change` applied to each tensor."""
     # Keeps the type of the batch: `tuple` would lose the field names.
     return type(batch)(*(change(part) if isinstance(part, torch.Tensor) else part for part in batch))
@@ -40,7 +40,7 @@ def to_device(batch: BatchT, device: torch.device | str) -> BatchT:
     """A batch with its tensors on `device`."""
     # On CUDA the host need not wait for a copy from pinned memory.
     on_cuda = torch.device(device).type == "cuda"
-    return with_tensors(batch, lambda tensor: tensor.to(device, non_blocking=on_cuda))
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=on_cuda))
 
 
 class Batch(NamedTuple):
@@ -71,14 +71,16 @@ class Assembler:
     changes with each epoch; workers get recipes instead, the few numbers of the plan that one batch needs.
 
     n_rows: batches of fewer rows are padded with empty ones to this number, so that all have one shape. These change no
-    count, and no sum over targets or documents. only: masks some targets of a batch.
+    count, and no sum over targets or documents. target_filter: masks some targets of a batch.
     """
 
-    def __init__(self, store: Documents, pad_id: int = 0, n_rows: int = 0, only: TargetFilter | None = None) -> None:
+    def __init__(
+        self, store: Documents, pad_id: int = 0, n_rows: int = 0, target_filter: TargetFilter | None = None
+    ) -> None:
         self.store = store
         self.pad_id = pad_id
         self.n_rows = n_rows
-        self.only = only
+        self.target_filter = target_filter
 
     def __getitem__(self, recipe: Recipe) -> Batch:
         # Vectorised: no loop over the pieces (the test has one). The pairs of all pieces are numbered consecutively
@@ -105,14 +107,14 @@ class Assembler:
         place = row * T + pairs_before - pairs_before_row[row]
 
         # The two index arrays: `source` into the tokens, `to` into the batch.
-        run = np.arange(n_pairs)
-        source = run + np.repeat(begin - pairs_before, pairs)
-        to = run + np.repeat(place - pairs_before, pairs)
+        pair = np.arange(n_pairs)
+        source = pair + np.repeat(begin - pairs_before, pairs)
+        to = pair + np.repeat(place - pairs_before, pairs)
         inputs.reshape(-1)[to] = tokens[source]
         targets.reshape(-1)[to] = tokens[source + 1]
         number_in_row = np.arange(n_pieces) - first_piece[row]
         documents.reshape(-1)[to] = np.repeat(number_in_row, pairs)
-        positions.reshape(-1)[to] = run - np.repeat(pairs_before, pairs)
+        positions.reshape(-1)[to] = pair - np.repeat(pairs_before, pairs)
         if padded:
             # The last token of a document, never the input of a pair, follows its pairs.
             short = pairs < T
@@ -125,7 +127,7 @@ class Assembler:
             n_targets=n_pairs,
             n_documents=n_pieces,
         )
-        return batch if self.only is None else self.only(batch)
+        return batch if self.target_filter is None else self.target_filter(batch)
 
 
 class UpdateSchedule(NamedTuple):
@@ -137,8 +139,8 @@ class UpdateSchedule(NamedTuple):
     possible; a rank may have a short or an empty slice there. Updates are numbered within the epoch, including those
     before start_row.
 
-    Rows are dealt batch_size at a time, first across the ranks and then to the next micro-batch, so that ranks have about
-    the same number of rows at the end of an epoch too. 11 rows with batch_size 2, accumulation_steps 2 and world_size 2:
+    Rows are dealt rows_of_rank at a time, first across the ranks and then to the next micro-batch, so that ranks have about
+    the same number of rows at the end of an epoch too. 11 rows with rows_of_rank 2, accumulation_steps 2 and world_size 2:
 
         update 0   micro-batch 0   rank 0: rows 0 1   rank 1: rows 2 3
                    micro-batch 1   rank 0: rows 4 5   rank 1: rows 6 7
@@ -148,7 +150,8 @@ class UpdateSchedule(NamedTuple):
     """
 
     n_rows: int
-    batch_size: int
+    # rows of a micro-batch on one rank: a part of --batch_size where processes share a micro-batch
+    rows_of_rank: int
     accumulation_steps: int = 1
     world_size: int = 1
     start_row: int = 0
@@ -158,7 +161,7 @@ class UpdateSchedule(NamedTuple):
     @property
     def rows_of_update(self) -> int:
         """G above, over all ranks."""
-        return self.requested_rows or self.batch_size * self.accumulation_steps * self.world_size
+        return self.requested_rows or self.rows_of_rank * self.accumulation_steps * self.world_size
 
     @property
     def first_update(self) -> int:
@@ -176,7 +179,7 @@ class UpdateSchedule(NamedTuple):
         """Micro-batches (of one rank) of the epoch, those before start_row included."""
         # Full updates from start_row on, and a last one, which may have fewer micro-batches.
         full, rest = divmod(self.n_rows - self.start_row, self.rows_of_update)
-        in_the_last = math.ceil(rest / (self.batch_size * self.world_size))
+        in_the_last = math.ceil(rest / (self.rows_of_rank * self.world_size))
         return (self.first_update + full) * self.accumulation_steps + in_the_last
 
     def rows(self, update: int) -> tuple[int, int]:
@@ -187,14 +190,14 @@ class UpdateSchedule(NamedTuple):
     def micro_batches(self, update: int) -> int:
         """Micro-batches of an update, the same number on every rank."""
         lo, hi = self.rows(update)
-        return math.ceil((hi - lo) / (self.batch_size * self.world_size))
+        return math.ceil((hi - lo) / (self.rows_of_rank * self.world_size))
 
     def slices(self, update: int, rank: int) -> Iterator[tuple[int, int]]:
         """The rows (lo, hi) of each micro-batch of an update on one rank; empty where lo == hi."""
         lo, hi = self.rows(update)
         for micro in range(self.micro_batches(update)):
-            at = lo + (micro * self.world_size + rank) * self.batch_size
-            yield min(at, hi), min(at + self.batch_size, hi)
+            at = lo + (micro * self.world_size + rank) * self.rows_of_rank
+            yield min(at, hi), min(at + self.rows_of_rank, hi)
 
 
 # ------------------------------------------------------------------------------------------ the processes
@@ -233,7 +236,7 @@ def assembled(assembler: MakesBatches, recipe: Any) -> Any:
 def assembled_arrays(assembler: MakesBatches, recipe: Any) -> Any:
     """The batch of a recipe with numpy arrays in place of tensors: between processes arrays go through a pipe, tensors
     through shared memory, which is scarce on some machines. Errors: LoaderError."""
-    return with_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
+    return map_tensors(assembled(assembler, recipe), torch.Tensor.numpy)
 
 
 class Loader:
@@ -280,7 +283,7 @@ class Loader:
         else:
             batches = (assembled(self.assembler, one) for one in recipes)
         if self.pin_memory:
-            batches = (with_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
+            batches = (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
         # Updates whose batches are ready, in order. One is taken only while `updates_ahead` more follow, so
         # after a failure this rank can still join the updates that other ranks start before they learn of it.
         ready: deque[tuple[int, list[Any]]] = deque()

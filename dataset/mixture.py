@@ -172,8 +172,8 @@ class Mixture:
         # fraction of a plan's trained tokens per source
         self.shares = [float(curve.area(1.0)) for curve in self.curves]
         # targets of a full pass per source
-        self.targets = [self._total_targets(chosen) for chosen in self.documents]
-        for source, full in zip(sources, self.targets, strict=True):
+        self.pass_targets = [self._total_targets(chosen) for chosen in self.documents]
+        for source, full in zip(sources, self.pass_targets, strict=True):
             if not full:
                 raise DataError(
                     f"{name_of(source.paths)} has a share but no document to draw: all are empty, held out, or copies of earlier ones"
@@ -192,7 +192,7 @@ class Mixture:
             quotas = self._quotas([source.repeat * epochs for source in sources])
             self.rows = [SourceRows(self._passes(i, quota)) for i, quota in enumerate(quotas)]
             wanted = [float(quota) for quota in quotas]
-        for source, full, tokens in zip(sources, self.targets, wanted, strict=True):
+        for source, full, tokens in zip(sources, self.pass_targets, wanted, strict=True):
             if tokens / full > MOST_REPEATS:
                 raise DataError(
                     f"--data_path: the run passes over {name_of(source.paths)} about {tokens / full:,.0f} times, and where shares "
@@ -209,7 +209,7 @@ class Mixture:
 
     def _quotas(self, passes: Sequence[float]) -> list[int]:
         """Targets of each source in the largest plan with the shares. passes: upper bound per source."""
-        limits = [full * times for full, times in zip(self.targets, passes, strict=True)]
+        limits = [full * times for full, times in zip(self.pass_targets, passes, strict=True)]
         size = min(of_source / share for of_source, share in zip(limits, self.shares, strict=True))
         # Rounding can put the scarcest source slightly above what it has.
         return [max(1, min(int(limit), round(size * share))) for limit, share in zip(limits, self.shares, strict=True)]
@@ -218,10 +218,10 @@ class Mixture:
         """Returns the function from a pass number to its plan, None once the passes have `wanted` targets."""
 
         def make(number: int) -> RowPlan | None:
-            left = wanted - number * self.targets[i]
+            left = wanted - number * self.pass_targets[i]
             if left <= 0:
                 return None
-            chosen = self.documents[i] if left >= self.targets[i] else self._arc(i, 0, round(left))
+            chosen = self.documents[i] if left >= self.pass_targets[i] else self._arc(i, 0, round(left))
             return self.make_plan(chosen, self._stream(i, number))
 
         return make
@@ -239,7 +239,7 @@ class Mixture:
         targets = self.targets_of[order]
         # Rotated so that the arc starts at 0. numpy's remainder of a negative number is positive, as Python's.
         firsts = np.cumsum(targets, dtype=np.int64) - targets - begin
-        return np.sort(order[firsts % self.targets[i] < length])
+        return np.sort(order[firsts % self.pass_targets[i] < length])
 
     # ------------------------------------------------------------------------------------------- the order
 
@@ -298,7 +298,9 @@ class Mixture:
     def repeats_beyond_limit(self, plan: RowPlan) -> str:
         """Describes sources that the planned run repeats more than allowed; "": none. plan: of epoch 0."""
         excesses = []
-        for source, full, targets in zip(self.sources, self.targets, plan.source_targets(plan.n_rows), strict=True):
+        for source, full, targets in zip(
+            self.sources, self.pass_targets, plan.source_targets(plan.n_rows), strict=True
+        ):
             passes = targets / full
             if passes > source.repeat:
                 excesses.append(
@@ -320,8 +322,8 @@ class Mixture:
         # The arcs of consecutive epochs adjoin: together they are one arc, several times around.
         targets = []
         for i, quota in enumerate(self._quotas([1.0] * len(self.sources))):
-            rounds, rest = divmod(epoch * quota, self.targets[i])
-            targets.append(rounds * self.targets[i] + self._total_targets(self._arc(i, 0, rest)))
+            rounds, rest = divmod(epoch * quota, self.pass_targets[i])
+            targets.append(rounds * self.pass_targets[i] + self._total_targets(self._arc(i, 0, rest)))
         return targets
 
     def layout(self) -> dict[str, object]:

@@ -78,8 +78,8 @@ def checked_source(paths: list[str], points: Sequence[Point], repeat: float, whe
     """Errors: DataError if the points are not a valid share, or the number of passes is out of range."""
     progress = [point.progress for point in points]
     # A comparison with a NaN is false.
-    is_course = all(0 <= point.progress <= 1 and 0 <= point.share <= LARGEST_SHARE for point in points)
-    if not is_course or progress != sorted(progress):
+    in_range = all(0 <= point.progress <= 1 and 0 <= point.share <= LARGEST_SHARE for point in points)
+    if not in_range or progress != sorted(progress):
         raise DataError(
             f"{where}: a share is a number from 0 to {LARGEST_SHARE:g}, and the progress of its points rises from 0 to 1"
         )
@@ -174,7 +174,7 @@ def read_mixture(path: Path) -> list[Source]:
     entries = content.get("sources") if isinstance(content, dict) and len(content) == 1 else None
     if not isinstance(entries, list) or not entries:
         raise DataError(
-            f"--mixture {path}: a list `sources:` is wanted and nothing else, each with path and share (docs/data.md)"
+            f"--mixture {path}: expected a list `sources:` and nothing else, each with path and share (docs/data.md)"
         )
     sources = []
     for number, entry in enumerate(entries, start=1):
@@ -193,7 +193,7 @@ def read_mixture(path: Path) -> list[Source]:
             is_source = False
         if not is_source:
             raise DataError(
-                f"{where}: wanted are path (one or a list), share (a number, or points [progress of the run, share] such as [[0, 0.8], "
+                f"{where}: expected path (one or a list), share (a number, or points [progress of the run, share] such as [[0, 0.8], "
                 "[1, 0.2]]) and perhaps repeat (a number), and nothing else"
             )
         sources.append(checked_source(paths, points, repeat, where))

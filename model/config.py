@@ -152,8 +152,8 @@ class MiniMindConfig(Fields, PretrainedConfig):
             ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}{origin}"),
             ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
             ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
-            ("hidden_act", self.hidden_act == "silu", "offered: silu"),
-            ("scoring_func", self.scoring_func == "softmax", "offered: softmax"),
+            ("hidden_act", self.hidden_act == "silu", "supported: only silu is"),
+            ("scoring_func", self.scoring_func == "softmax", "supported: only softmax is"),
         ):
             if not is_right:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
@@ -204,9 +204,7 @@ def public_spellings(fields: Mapping[str, Any]) -> dict[str, Any]:
     is_mapping = isinstance(scaling, Mapping)
     kind = scaling.get("type", scaling.get("rope_type", "yarn")) if is_mapping else None
     if kind != "yarn" or scaling.get("attention_factor") not in (None, 1):
-        raise ValueError(
-            f"rope_scaling={scaling!r:.100} is not offered: an object of type yarn with attention_factor 1"
-        )
+        raise ValueError(f"rope_scaling={scaling!r:.100} is not supported: only type yarn with attention_factor 1 is")
     fields.setdefault("inference_rope_scaling", True)
     for theirs, ours in YARN_NAMES.items():
         if theirs in scaling:

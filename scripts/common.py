@@ -107,7 +107,7 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     if not (path / "config.json").exists():
         # Perhaps the --out_dir of a run, or its checkpoint folder beside the weights
         raise UserError(
-            f"{path}: no config.json; a folder of save_pretrained or export_hf.py is wanted, or a .pth: "
+            f"{path}: no config.json; expected a folder of save_pretrained or export_hf.py, or a .pth: "
             f"{existing_weights_hint(path, path.parent)}"
         )
     utf8_folder("--weight", path)

@@ -221,7 +221,7 @@ def pairs(
             for field in ("sentence_good", "sentence_bad"):
                 # Not parsed here: in a .txt it is no JSON.
                 if f'"{field}"' not in text:
-                    raise BadLine("no pair", f"no {field!r} in the object; sentence_good and sentence_bad are wanted")
+                    raise BadLine("no pair", f"no {field!r} in the object; expected sentence_good and sentence_bad")
                 ids = before + encoder.prompt_ids(text_of_line(text.encode(), field) or "")
                 if not 2 <= len(ids) <= args.max_length + 1:
                     what = f"{field} has {len(ids) - 1} tokens; 1 to {args.max_length} (--max_length) are scored"

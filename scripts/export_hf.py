@@ -52,7 +52,7 @@ from scripts.arguments import export_parser
 from scripts.common import as_minimind, load_model, max_positions, tokenizer_folder, tokenizer_of, vocabulary_size
 from trainer.machine.command_line import run_cli
 from trainer.reporting.records import RunRecords
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 TEXTS = (
     "The harbour lies on the eastern side of the island, and most of the 4,200 people who live there fish, build boats "
@@ -173,7 +173,7 @@ def convert_to_pth(folder: Path, path: Path, tokenizer_path: str | None = None, 
     comparison = verdict(difference, positions, f"{type(model).__name__} against {type(theirs).__name__}")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {**model.config.to_dict(), THOUGHTS_FIELD: tokenizer.chat_template == CHAT_TEMPLATE and is_the_models_own}
-    save_weights(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
+    save_pth(model.state_dict(), fields, path.with_suffix(""), vocabulary, record.get(SPECIAL_TOKENS_FIELD))
     # Read back from the file: tensors beyond half precision stay in fp32.
     rounding = largest_change(model.state_dict(), torch.load(path, weights_only=True))
     rounded = f"rounded to half precision: weights changed by {rounding:.1e} at most"

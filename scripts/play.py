@@ -305,7 +305,7 @@ def parse_request(body: bytes) -> dict[str, Any]:
             turns = fields["messages"]
             request["messages"] = [{"role": turn["role"], "content": utf8(turn["content"])} for turn in turns]
             if turns[-1]["role"] != "user" or {turn["role"] for turn in turns} - {"user", "assistant", "system"}:
-                raise UserError("messages: turns of user and assistant are wanted, the last one the user's")
+                raise UserError("messages: expected turns of user and assistant, the last one the user's")
         return request
     # A malformed request can fail in any way.
     except Exception as error:
@@ -388,7 +388,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         length = self.headers.get("Content-Length", "0")
         if not re.fullmatch("[0-9]{1,8}", length):
-            self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length: a number of bytes below 10^8 is wanted")
+            self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length: expected a number of bytes below 10^8")
             return
         try:
             request = parse_request(self.rfile.read(int(length)))

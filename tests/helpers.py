@@ -178,10 +178,10 @@ def stopped_after(update):
     after_update = Trainer.after_update
 
     def stopping(trainer, *args):
-        stop_signal = after_update(trainer, *args)
+        stop_request = after_update(trainer, *args)
         if trainer.progress.update == update - 1:
             trainer.signals.signum = 15
-        return stop_signal
+        return stop_request
 
     with mock.patch.object(Trainer, "after_update", stopping):
         yield

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.helpers import ROOT, tiny_model
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 READMES = ("README.md", "README_zh.md")
 
@@ -21,7 +21,7 @@ def test_the_snippet_runs_from_another_folder(tmp_path):
     """With the repository's full path in it, as its comment says, and weights of a tiny model."""
     (snippet,) = re.findall(r"```python\n(.*?)```", text_of("docs/pretraining.md"), re.DOTALL)
     model = tiny_model(vocab_size=6400)
-    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_512")
+    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_512")
     snippet = snippet.replace('repository = "."', f"repository = {str(ROOT)!r}")
     snippet = snippet.replace('f"{repository}/out/pretrain_512.pth"', repr(str(tmp_path / "pretrain_512.pth")))
     ended = subprocess.run(

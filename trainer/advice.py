@@ -139,7 +139,7 @@ def out_of_memory_advice(settings: RunSettings) -> str:
         if rows_of_update % rows == 0:
             # With --rows_per_update the number of micro-batches follows.
             steps = "" if settings.rows_per_update else f" --accumulation_steps {rows_of_update // rows}"
-            ways.append(f"--batch_size {rows}{steps}, which leaves the updates as they are")
+            ways.append(f"--batch_size {rows}{steps} (the same updates; scale --warmup_iters and the intervals too)")
             break
     if not settings.gradient_checkpointing:
         ways.append("--gradient_checkpointing 1")

@@ -1,6 +1,6 @@
-"""One update: precision, accumulation, synchronisation, clipping and skipping, shared by all trainers.
+"""One update: precision, accumulation, synchronisation, clipping and skipping, shared by all jobs.
 
-An update is one optimiser step. Its rows are split into micro-batches, which are distributed over the ranks. A trainer
+An update is one optimiser step. Its rows are split into micro-batches, which are distributed over the ranks. The job
 provides an *objective* that is called for each micro-batch: `objective(batch, totals) -> (loss, sums)`. `totals`
 describes the whole update over all micro-batches and ranks, so the objective divides by the right numbers at once, and
 nothing is rescaled afterwards. `loss` (0-d) is this micro-batch's share of the update's loss; `sums` (1-d, float32,
@@ -74,12 +74,13 @@ def rows_of_update(settings: RunSettings, ranks: Ranks) -> int:
 
 def schedule_of(settings: RunSettings, ranks: Ranks, n_rows: int, start_row: int = 0) -> UpdateSchedule:
     """Distribution of an epoch's rows, from start_row on."""
-    micro_batches = settings.accumulation_steps
-    rows_of_rank = ranks.rows_of(settings.batch_size)
     if settings.rows_per_update:
         micro_batches = math.ceil(settings.rows_per_update / (settings.batch_size * ranks.micro_batches_at_once))
-        # As even as possible: with full ones the last ranks might have no rows, and the last micro-batch few.
+        # Micro-batches of equal size: if all but the last were full, some ranks might have no rows in the last one.
         rows_of_rank = math.ceil(settings.rows_per_update / (micro_batches * ranks.world_size))
+    else:
+        micro_batches = settings.accumulation_steps
+        rows_of_rank = ranks.rows_of(settings.batch_size)
     return UpdateSchedule(n_rows, rows_of_rank, micro_batches, ranks.world_size, start_row, settings.rows_per_update)
 
 
@@ -92,7 +93,7 @@ class Outcome(NamedTuple):
     # before clipping
     grad_norm: float
     # largest stop request of all ranks: the number of a signal, or LOADER_FAILED; 0: none
-    stop_signal: float
+    stop_request: float
     # > 0 if any rank was asked to save
     save: float
     # 1 if skipped because scaled float16 gradients overflowed, with finite losses; the scale is halved
@@ -215,16 +216,16 @@ class Engine:
         # One NaN would spoil the mean of the whole log interval: leave such a micro-batch out.
         self.sums += torch.where(torch.isfinite(sums).all(), sums, 0.0)
 
-    def update(self, lr: float, stop_signal: int = 0, save: bool = False) -> None:
+    def update(self, lr: float, stop_request: int = 0, save: bool = False) -> None:
         """Synchronise, clip and apply the accumulated gradients with the learning rate `lr`; clear them.
 
         The stages are those at the top of this file. With a fused optimiser nothing waits for the device.
-        stop_signal (one of STOP_REQUESTS), save: requests to this process; `poll` returns those to any rank.
+        stop_request (one of STOP_REQUESTS), save: requests to this process; `poll` returns those to any rank.
         """
         # Stage 1: gradients and messages are added up over the ranks.
-        assert stop_signal in (0, *STOP_REQUESTS)
+        assert stop_request in (0, *STOP_REQUESTS)
         # 1 or 0 for each kind of stop: the sum over the ranks shows which ones were requested.
-        stops = [float(stop_signal == number) for number in STOP_REQUESTS]
+        stops = [float(stop_request == number) for number in STOP_REQUESTS]
         requests = [*stops, float(save)]
         rates = [lr * group.get("lr_scale", 1.0) for group in self.groups]
         if self.graphs is not None:

@@ -81,9 +81,9 @@ def sums_over_batches(
     Floating-point sums depend on their order, and figures must not depend on the number of ranks: every rank adds up the
     figures of all batches in the same order.
     """
-    table, stop_signal = gather_batch_rows(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
+    table, stop_request = gather_batch_rows(engine, range(n_batches), figures_of, (n_batches, n_figures), signals)
     # One column at a time: Python floats take four times the memory.
-    return [math.fsum(table[:, number].tolist()) for number in range(n_figures)], stop_signal
+    return [math.fsum(table[:, number].tolist()) for number in range(n_figures)], stop_request
 
 
 # Maximum positions evaluated at once: a whole batch with rows of up to 2,048, fewer rows if they are longer. The mask of a row
@@ -112,7 +112,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
             total += float(loss)
         return total, batch.n_targets
 
-    (total, targets), stop_signal = sums_over_batches(engine, len(batches), figures_of, 2, signals)
+    (total, targets), stop_request = sums_over_batches(engine, len(batches), figures_of, 2, signals)
     mean = total / max(targets, 1)
     values = {
         "val_loss": mean,
@@ -121,7 +121,7 @@ def evaluate(engine: Engine, batches: ValidationBatches, signals: StopSignals) -
     }
     if batches.n_bytes is not None:
         values["bits_per_byte"] = total / math.log(2) / max(batches.n_bytes, 1)
-    return values, stop_signal
+    return values, stop_request
 
 
 @contextlib.contextmanager
@@ -169,10 +169,10 @@ class Sampler:
         for prompt in self.prompts:
             draw = partial(self.sample, engine, prompt)
             found.append((prompt, draw() if engine.is_sharded else on_main(ranks, draw)))
-            stop_signal = on_main(ranks, lambda: signals.signum)
-            if stop_signal:
+            stop_request = on_main(ranks, lambda: signals.signum)
+            if stop_request:
                 # A resume samples all of them again.
-                return [], stop_signal
+                return [], stop_request
         return found, 0
 
     @torch.no_grad()
@@ -223,7 +223,7 @@ def read_prompts(arguments: list[str]) -> list[str]:
             lines = Path(arguments[0]).read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
             prompts = [line for line in lines if line.strip()]
             if not prompts:
-                raise UserError(f"--sample_prompts {arguments[0]}: no prompt in there; one a line is wanted")
+                raise UserError(f"--sample_prompts {arguments[0]}: no prompts in this file; expected one per line")
     for prompt in prompts:
         # lone surrogates: bytes that are not UTF-8
         if any("\ud800" <= character <= "\udfff" for character in prompt):

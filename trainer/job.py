@@ -1,8 +1,8 @@
 """The interface between a training job and the Trainer.
 
 A *job* is what differs between pretraining, fine-tuning, ELECTRA and GLUE: data, model, loss, learning rate, logged metrics, saved
-weights. The *Trainer* (trainer/loop.py) is what they share: the loop, updates, checkpoints, signals and reports. Neither
-looks into the other. CONTRIBUTING.md has a small job.
+weights. The *Trainer* (trainer/loop.py) is what they share: the loop, updates, checkpoints, signals and reports. It knows
+a job by this interface alone. CONTRIBUTING.md has a small job.
 
 The Trainer calls a job in this order:
 

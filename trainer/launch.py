@@ -48,7 +48,7 @@ def launch(
     command = shlex.join([*launcher, script_path(script), *argv])
 
     def work(join: Join) -> int:
-        # Before the first operation: PyTorch ignores a container's CPU limit, and each process would have the threads of all.
+        # Before the first operation. By default PyTorch starts a thread per core in each process, whatever a container allows.
         torch.set_num_threads(threads_of_each(processes))
         with StopSignals() as signals, contextlib.ExitStack() as at_end:
             at_end.callback(release_all)
@@ -67,7 +67,7 @@ def launch(
                 dist.destroy_process_group()
             return exit_code
 
-    # --ddp without a launcher ends here, with an error.
+    # Also with --ddp: init_distributed_mode reports a missing launcher.
     if processes == 1 or ddp:
         return work(partial(init_distributed_mode, settings.device, settings.dist_timeout, ddp))
     return run_forked(processes, work)

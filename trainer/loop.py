@@ -5,7 +5,7 @@
         train_epoch      the two loops: updates of an epoch, micro-batches of an update
           after_update   after each update: count, log, evaluate, save, stop
 
-The differences between trainers are in a Job (trainer/job.py), an update in engine.py, the messages in
+The differences between trainers are in a Job (trainer/job.py), an update in engine.py, the lines at start and end in
 reporting/lines.py, and the content of a checkpoint in saving/resume.py.
 """
 
@@ -96,6 +96,7 @@ class Trainer:
         """
 
         def advice_on_memory() -> str:
+            # A save in progress may be the newest checkpoint. If it fails, an older one is named.
             with contextlib.suppress(Exception):
                 self.saver.checkpoints.wait()
             return f"{out_of_memory_advice(self.job.settings)}; {self.saver.how_to_resume()}"
@@ -175,44 +176,44 @@ class Trainer:
         Errors: LoaderError if the loader failed; the updates before are saved. PrintedByAnotherRank if that happened on
         another rank, which reports it. DataError for damaged data.
         """
-        stop_signal = 0
+        stop_request = 0
         self.save_timer.restart()
         self.stopwatch = Stopwatch(self.progress.step, self.progress.log_seconds)
         try:
             if self.progress.evaluation_due:
                 # interrupted by a signal before the resume
-                stop_signal = self.run_evaluation()
-                if self.finished and not stop_signal:
+                stop_request = self.run_evaluation()
+                if self.finished and not stop_request:
                     # No later update will save that this evaluation is done.
                     self.save()
-            while not self.finished and not stop_signal:
-                stop_signal = self.train_epoch()
+            while not self.finished and not stop_request:
+                stop_request = self.train_epoch()
         except LoaderError:
-            stop_signal = LOADER_FAILED
+            stop_request = LOADER_FAILED
             if self.progress.update:
                 # Damaged data may have made the loader fail: `save` checks that first.
                 self.save()
         finally:
             self.loader.close()
         self.saver.finish()
-        if not stop_signal:
+        if not stop_request:
             return 0
-        because = "because the loader failed" if stop_signal == LOADER_FAILED else f"by {signal_name(stop_signal)}"
+        because = "because the loader failed" if stop_request == LOADER_FAILED else f"by {signal_name(stop_request)}"
         saved = "everything is saved, and the same command with --from_resume 1 goes on from here"
         if not self.progress.update:
             # The loader failed before there was anything to save.
             saved = self.saver.how_to_resume()
         self.reporter.say(f"stopped {because} after update {self.progress.update}; {saved}")
-        if stop_signal == LOADER_FAILED:
+        if stop_request == LOADER_FAILED:
             raise self.loader.failure or PrintedByAnotherRank
         # the shell's exit code for a process ended by a signal
-        return 128 + stop_signal
+        return 128 + stop_request
 
     def train_epoch(self) -> int:
         """Train from row `progress.row` to the end of the epoch.
 
-        Returns the number of a stop signal received, or 0.
-        Errors: LoaderError between two updates, on all ranks.
+        Returns the stop request on which it ended (one of engine.STOP_REQUESTS), or 0.
+        Errors: LoaderError before the first update, on all ranks, or when no batches are left.
         """
         progress = self.progress
         # A plan may be large: free the last one before making the next.
@@ -226,11 +227,11 @@ class Trainer:
         self.current_epoch = epoch
         self.signals.arm()
         updates = self.loader.updates(plan.recipe, schedule)
-        # Later a rank tells of its loader's failure with an update that it has batches for. Here it may have none.
+        # Within an epoch a failure is reported with the next update, for which this rank still has batches. Here it may have none.
         with contextlib.suppress(LoaderError):
             updates = chain([next(updates)], updates)
         if min_over_ranks(self.ranks, float(self.loader.failure is None)) == 0:
-            raise self.loader.failure or LoaderError("reported by the rank whose loader it is")
+            raise LoaderError("on this rank or another: `fit` raises the error itself")
         for number_in_epoch, batches in updates:
             first_row, end_row = schedule.rows(number_in_epoch)
             first_step = number_in_epoch * schedule.accumulation_steps
@@ -264,10 +265,10 @@ class Trainer:
             stop_request = self.signals.signum or (LOADER_FAILED if self.loader.failure else 0)
             timer_is_due = self.ranks.is_main and not self.saver.checkpoints.writing() and self.save_timer.asks()
             self.engine.update(rate, stop_request, self.signals.take_save_request() or timer_is_due)
-            stop_signal = self.after_update(epoch, update, rate)
-            if stop_signal:
+            stop_request = self.after_update(epoch, update, rate)
+            if stop_request:
                 # this rank's own signal if it received one, else that of another rank
-                return stop_signal if stop_signal == LOADER_FAILED else self.signals.signum or stop_signal
+                return stop_request if stop_request == LOADER_FAILED else self.signals.signum or stop_request
             if self.finished:
                 break
         return 0
@@ -275,7 +276,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------ after an update
 
     def after_update(self, epoch: Epoch, update: Update, rate: float) -> int:
-        """Count, log, evaluate, sample and save, in this order. Returns the number of a stop signal that any rank received, or 0."""
+        """Count, log, evaluate, sample and save, in this order. Returns the stop request of any rank (STOP_REQUESTS), or 0."""
         # A thread reads the whole store; this raises once it has found tokens.bin to be damaged.
         if self.job.digest_check:
             self.job.digest_check.raise_if_damaged()
@@ -297,23 +298,23 @@ class Trainer:
         outcomes = self.engine.poll(update)
         save_is_due = self.finished or progress.update in self.job.files.save_at
         save_is_due = save_is_due or self.is_due(self.save_timer.interval, update)
-        # A stop starts with a save.
-        if save_is_due or progress.row == 0 or any(outcome.save or outcome.stop_signal for outcome in outcomes):
+        # On a stop request the run is saved too.
+        if save_is_due or progress.row == 0 or any(outcome.save or outcome.stop_request for outcome in outcomes):
             outcomes += self.engine.drain()
         save_is_due = save_is_due or any(outcome.save for outcome in outcomes)
-        stop_signal = max((int(outcome.stop_signal) for outcome in outcomes), default=0)
+        stop_request = max((int(outcome.stop_request) for outcome in outcomes), default=0)
         self.record_outcomes(outcomes, epoch.plan)
 
         self.log(epoch, update.last_step, rate)
         if self.finished or (evaluation.evaluate is not None and self.is_due(evaluation.eval_interval, update)):
             # If a stop signal comes first, the resume does it.
             progress.evaluation_due = True
-        if not stop_signal:
+        if not stop_request:
             if self.finished and (evaluation.evaluate or evaluation.samples):
                 # If they fail, perhaps out of memory, the last updates are not lost: a resume only evaluates.
                 self.save()
-            stop_signal = self.run_evaluation()
-        if save_is_due or stop_signal:
+            stop_request = self.run_evaluation()
+        if save_is_due or stop_request:
             self.save()
         self.updates_here += 1
         if self.updates_here == UPDATES_BEFORE_FREEZE and self.device.type == "cuda":
@@ -321,7 +322,7 @@ class Trainer:
             # collector would scan all of them, half a second in which the GPU gets no work.
             gc.collect()
             gc.freeze()
-        return stop_signal
+        return stop_request
 
     def is_due(self, interval: int, update: Update) -> bool:
         """True if the update just done completes a multiple of the interval; never for an interval of 0.
@@ -418,14 +419,14 @@ class Trainer:
             return 0
         values: dict[str, float] = {}
         samples: list[tuple[str, str]] = []
-        stop_signal = 0
+        stop_request = 0
         with self.stopwatch.paused(), clock.evaluating() if clock else contextlib.nullcontext():
             if progress.evaluation_due and evaluation.evaluate is not None:
-                values, stop_signal = evaluation.evaluate(self.engine, self.signals, progress.update)
-            if samples_are_due and evaluation.samples is not None and not stop_signal:
-                samples, stop_signal = evaluation.samples(self.engine, self.signals)
-            if stop_signal:
-                return stop_signal
+                values, stop_request = evaluation.evaluate(self.engine, self.signals, progress.update)
+            if samples_are_due and evaluation.samples is not None and not stop_request:
+                samples, stop_request = evaluation.samples(self.engine, self.signals)
+            if stop_request:
+                return stop_request
             progress.evaluation_due = False
             if values:
                 progress.val_loss = values["val_loss"]

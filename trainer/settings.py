@@ -1,4 +1,8 @@
-"""Flags that several trainers share, in groups. Those of one trainer are in its folder."""
+"""Flags that several trainers share, in groups. Those of one trainer are in its folder.
+
+The docstring of a group is its title in --help. Once the flags are read, `check` and then `fill_in` of each group run
+(common/settings.py).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +36,9 @@ class MachineSettings(Settings):
     """machine"""
 
     device: str | None = setting(None, help="cuda:0, mps or cpu (default: the best there is)")
-    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="of matrix products (autocast)")
+    dtype: str = setting(
+        "bfloat16", choices=("bfloat16", "float16", "float32"), help="precision of matrix products (autocast)"
+    )
     use_compile: str = setting("auto", choices=("auto", "0", "1"), help="torch.compile")
     num_workers: int = setting(1, check=not_negative(int), help="processes that load batches; 0: none")
     gradient_checkpointing: bool = switch(
@@ -40,7 +46,7 @@ class MachineSettings(Settings):
     )
     deterministic: bool = switch(
         False,
-        help="the same bits in every run on a GPU too; an operation that has no such form ends the run",
+        help="the same bits in every run on a GPU too; an operation without a deterministic form ends the run",
     )
     dist_timeout: int = setting(600, check=positive(int), help="seconds after which a silent rank ends the job")
     shard: str = setting(
@@ -73,11 +79,13 @@ class UpdateSettings(Settings):
         help="rows of an update, of all ranks, in place of --accumulation_steps: updates stay the same however many ranks there "
         "are; 0: not given",
     )
-    learning_rate: float = setting(5e-4, check=positive(float), help="what the schedule multiplies", first=True)
-    weight_decay: float = setting(0.01, check=not_negative(float), help="on matrices alone")
-    grad_clip: float = setting(1.0, check=not_negative(float), help="largest global gradient norm; 0: off")
+    learning_rate: float = setting(
+        5e-4, check=positive(float), help="learning rate, multiplied by --lr_schedule", first=True
+    )
+    weight_decay: float = setting(0.01, check=not_negative(float), help="weight decay, of matrices only")
+    grad_clip: float = setting(1.0, check=not_negative(float), help="maximum norm of the gradient; 0: no clipping")
     max_bad_updates: int = setting(10, check=positive(int), help="stop after this many non-finite updates in a row")
-    seed: int = setting(42, check=seed, help="of weights, data order and samples")
+    seed: int = setting(42, check=seed, help="seed of weights, data order and samples")
     from_resume: bool = switch(False, help="go on from the newest intact checkpoint, if there is one", first=True)
 
 

@@ -1,7 +1,7 @@
 """The whole of pretraining on one page: read text, pack it into rows, train a MiniMind on them, save it.
 
     python trainer/tour.py                                         # a minute or two on two CPU cores, on Python's own documentation
-    python trainer/tour.py --data_path my.jsonl --max_updates 0   # one JSON object {"text": "..."} per line
+    python trainer/tour.py --data_path my.jsonl --max_updates 0    # one JSON object {"text": "..."} per line
 
 Read this file first. trainer/train_pretrain.py does the same in the same order. With the same flags and --dtype float32
 --use_compile 0 --cpu_processes 1 it gets the same losses and weights, bit for bit (tests/trainer/test_tour.py); but there
@@ -149,6 +149,7 @@ def train(args: argparse.Namespace) -> Path:
         # Seed and epoch determine which documents share a row, and the order of the rows.
         plan = EpochPlan(data.offsets, args.max_seq_len, args.seed, epoch)
         n_rows = min(plan.n_rows, args.max_updates * rows_of_update) if args.max_updates else plan.n_rows
+        # A step is a micro-batch, as in MiniMind's log lines.
         n_steps = math.ceil(n_rows / args.batch_size)
         loss_sum = 0.0
         targets_since_line = 0

@@ -210,7 +210,7 @@ def own_task(settings: GlueSettings, kind: str) -> Task:
     if kind == "classification":
         classes = sorted({example.label for example in examples_of(Path(train), task, labelled=True)})
         if len(classes) < 2:
-            raise DataError(f"--train_file {train}: all labels are {classes[0]!r}; two or more are wanted")
+            raise DataError(f"--train_file {train}: all labels are {classes[0]!r}; expected two or more")
         task = task._replace(labels=tuple(classes))
     return task
 
@@ -222,7 +222,7 @@ def read_tasks(
     path = expand_user(settings.vocab_path) if settings.vocab_path else model
     tokenizer = load_tokenizer(path) if path.is_dir() else load_wordpiece(path, settings.lower_case)
     if tokenizer.pad_token_id is None:
-        raise UserError(f"{path}: the tokenizer has no padding token; that of an encoder such as ELECTRA is wanted")
+        raise UserError(f"{path}: the tokenizer has no padding token; use that of an encoder such as ELECTRA")
     # XLM's tokenizer is pure Python, which DocumentEncoder does not take.
     fingerprint = DocumentEncoder(tokenizer).fingerprint if tokenizer.is_fast else vocabulary_digest(tokenizer)
     # Files that a run starts from: a config, and the weights beside it.
@@ -331,12 +331,12 @@ def run_seed(
             return exit_code, {}
     result["updates"] = trainer.progress.update
     with out_of_memory_as_user_error(job.device, partial(out_of_memory_advice, settings)):
-        stop_signal = evaluate_and_predict(job, surroundings.signals, result, say)
+        stop_request = evaluate_and_predict(job, surroundings.signals, result, say)
     # The evaluation has used it again after the run's end.
     trainer.engine.close()
-    if stop_signal:
-        say(f"stopped by {signal_name(stop_signal)}; the same command with --from_resume 1 evaluates what is trained")
-        return 128 + stop_signal, {}
+    if stop_request:
+        say(f"stopped by {signal_name(stop_request)}; the same command with --from_resume 1 evaluates what is trained")
+        return 128 + stop_request, {}
 
     def finish() -> None:
         write_json(folder / RESULTS, result)
@@ -354,19 +354,19 @@ def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, A
     where = f"{result['task']}, seed {result['seed']}"
 
     def metrics_after(update: int) -> tuple[dict[str, float], int]:
-        values, stop_signal = job.evaluate(job.engine, signals, update)
-        return {name: value for name, value in values.items() if name != "val_loss"}, stop_signal
+        values, stop_request = job.evaluate(job.engine, signals, update)
+        return {name: value for name, value in values.items() if name != "val_loss"}, stop_request
 
     result["results"] = {}
     if settings.do_eval:
-        result["results"], stop_signal = metrics_after(result["updates"])
-        if stop_signal:
-            return stop_signal
+        result["results"], stop_request = metrics_after(result["updates"])
+        if stop_request:
+            return stop_request
         say(f"{where}: {line_of(result['results'])}")
     for name, assembler in job.data.test.items():
-        logits, stop_signal = job.outputs(assembler, signals)
-        if stop_signal:
-            return stop_signal
+        logits, stop_request = job.outputs(assembler, signals)
+        if stop_request:
+            return stop_request
         target = job.folder / "predictions" / f"{name}.tsv"
         # All ranks have the same logits; one writes.
         on_main(job.ranks, partial(write_predictions, target, job.data.task, logits))
@@ -375,9 +375,9 @@ def evaluate_and_predict(job: GlueJob, signals: StopSignals, result: dict[str, A
         result["checkpoints"] = {}
         for update, path in sorted((int(path.name[11:]), path) for path in job.folder.glob("checkpoint-*[0-9]")):
             job.engine.load_weights(load_file(path / "model.safetensors"))
-            metrics, stop_signal = metrics_after(update)
-            if stop_signal:
-                return stop_signal
+            metrics, stop_request = metrics_after(update)
+            if stop_request:
+                return stop_request
             result["checkpoints"][str(update)] = metrics
             say(f"{where}, update {update}: {line_of(metrics)}")
     return 0

@@ -25,7 +25,7 @@ class ChatCorpus(Corpus):
 
     def __init__(self, data_path: Sequence[str | Source], encoder: ChatEncoder, **options: Any) -> None:
         self.answers: Answers = encoder.answers
-        self.only = self.answers.only
+        self.target_filter = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
         super().__init__(data_path, encoder, **options)
 

@@ -81,7 +81,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                     n_short += 1
                     continue
                 if len(columns) != len(header):
-                    raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are wanted")
+                    raise ValueError(f"{counted(len(columns), 'column')} where {len(header)} are expected")
                 record = dict(zip(header, columns, strict=True))
             sentences = tuple(record[name] for name in task.text)
             # In a .jsonl file it may be a number or a boolean.
@@ -99,7 +99,7 @@ def examples_of(path: Path, task: Task, labelled: bool) -> Iterator[Example]:
                 f"{place}: {error} is not there; this is no file of {task.folder}, or --text and --label name other columns"
             ) from None
         except (ValueError, TypeError, RecursionError) as error:
-            wanted = f"an object with the texts {', '.join(task.text)} is wanted, " if is_json else ""
+            wanted = f"expected an object with the texts {', '.join(task.text)}, " if is_json else ""
             raise DataError(f"{place}: {wanted}{str(error)[:100]}; fix the line") from None
         n_examples += 1
         yield Example(sentences, label, place)

@@ -88,7 +88,7 @@ def checked_message(message: Any, number: int) -> Record:
     role = message.get("role")
     if role not in ROLES:
         hint = " (from and value are to be named role and content)" if "from" in message else ""
-        wanted = f"where one of {', '.join(ROLES)} is wanted{hint}"
+        wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null beside calls
     content = message.get("content")
@@ -113,7 +113,7 @@ def checked_message(message: Any, number: int) -> Record:
         checked["tool_calls"] = [_checked_call(call, number) for call in calls]
     weight = message.get("weight", 1)
     if weight not in (0, 1, None):
-        raise BadLine("bad message", f"message {number}: its weight is {weight!r:.60} where 0 or 1 is wanted")
+        raise BadLine("bad message", f"message {number}: its weight is {weight!r:.60} where 0 or 1 is expected")
     says_something = checked["content"].strip() or thoughts.strip() or calls
     if weight == 0 or not says_something:
         checked["weight"] = 0

@@ -65,13 +65,13 @@ class Block:
 
     def documents(self, text_field: str) -> Iterator[tuple[int, str | BadLine]]:
         """Yields (line or table row from 1, text or fault), without blank lines and empty texts."""
-        text_of = _format_of(self.path).text_of
+        decode = _format_of(self.path).text_of
         for line, raw in self.found:
             if isinstance(raw, BadLine):
                 yield line, raw
                 continue
             try:
-                text = text_of(raw, text_field)
+                text = decode(raw, text_field)
             except BadLine as bad:
                 yield line, bad
             else:

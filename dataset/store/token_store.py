@@ -128,7 +128,7 @@ def open_or_build(
         }
         place = first_writable(places)
         try:
-            with _turn_to_build(place, source, progress) as temporary:
+            with _locked_build_folder(place, source, progress) as temporary:
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
@@ -170,7 +170,7 @@ def read_hashes(place: Path) -> list[list[Any]]:
 
 
 @contextlib.contextmanager
-def _turn_to_build(place: Path, source: str, progress: bool) -> Iterator[Path]:
+def _locked_build_folder(place: Path, source: str, progress: bool) -> Iterator[Path]:
     """The folder of a source's unfinished store, while no other process builds one. Errors: OSError."""
     # An unmistakable name: other programs may use this folder too, such as the home directory.
     temporary = place / f".{source}.store-under-way"

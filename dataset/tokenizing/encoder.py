@@ -116,8 +116,8 @@ class DocumentEncoder:
         except Exception:
             # No Rust tokenizer, or one with parts in Python (RoFormer). The library has no error class for that.
             raise ValueError(
-                f"{tokenizer.name_or_path}: {type(tokenizer).__name__} runs Python code for each text; a fast tokenizer is "
-                "wanted, all of which is in a tokenizer.json"
+                f"{tokenizer.name_or_path}: {type(tokenizer).__name__} runs Python code for each text; use a fast tokenizer, "
+                "which is all in a tokenizer.json"
             ) from None
         self._backend = self._own_backend(content)
         # tiktoken's encoder, see use_fast_bpe.

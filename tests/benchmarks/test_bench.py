@@ -44,7 +44,7 @@ def test_all_sides_run_side_by_side(tmp_path):
     pytest.importorskip("accelerate")
     out = tmp_path / "bench.json"
     command = "--sizes tiny --threads 1 --seconds 1 --slice 0.1 --rows 2 --documents 60 --use_compile 0 --device cpu"
-    command = [*command.split(), "--sides", "plain,hf,ours", "--out", str(out)]
+    command = [*command.split(), "--sides", "plain", "hf", "ours", "--out", str(out)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "bench.py"), *command], capture_output=True, text=True, timeout=300
     )

@@ -14,7 +14,7 @@ from common.wording import announce, printable
 from tests.helpers import ROOT, tiny_model
 from trainer.machine import command_line
 from trainer.reporting.reporter import Reporter
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def place(tmp_path_factory):
     folder.mkdir()
     (folder / os.fsdecode(b"\x1b]0;d\xe9.jsonl")).write_text('{"text": "the cat sat on a mat"}\n' * 9, encoding="utf-8")
     model = tiny_model(vocab_size=6400).eval()
-    save_weights(model.state_dict(), model.config.to_dict(), top / "pretrain_32")
+    save_pth(model.state_dict(), model.config.to_dict(), top / "pretrain_32")
     return top
 
 

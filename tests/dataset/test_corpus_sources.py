@@ -104,7 +104,7 @@ def test_validation_without_anything_to_predict_is_refused(tmp_path, encoder, mo
     write_texts(tmp_path / "valid.jsonl", ["a", "b"])
     with pytest.raises(DataError, match="valid.jsonl: no document of two|0.5 holds out: no document of two") as caught:
         Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split)
-    assert "so its loss would tell nothing" in str(caught.value)
+    assert "so there is no loss to measure" in str(caught.value)
     write_texts(tmp_path / "valid.jsonl", ["a", "b c"])
     if "val_path" in split:
         validation = Corpus([training], encoder, max_seq_len=16, seed=0, progress=False, **split).validation()

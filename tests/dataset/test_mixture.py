@@ -154,7 +154,7 @@ def test_behind_the_planned_end_the_last_shares_go_on():
     rows = order_of(planned, 2)
     for i, targets in enumerate(planned.trained_before(2)):
         pieces = Counter(piece for row in rows for piece in row if (piece[0] >= 400) == bool(i))
-        passes = targets // planned.targets[i]
+        passes = targets // planned.pass_targets[i]
         assert set(pieces.values()) <= {passes, passes + 1}
     # A resume asks for what is behind the end alone.
     assert order_of(planned, 2)[500:] == rows[500:]

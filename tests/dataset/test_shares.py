@@ -88,14 +88,14 @@ def test_a_file_says_what_the_command_line_cannot(tmp_path):
 @pytest.mark.parametrize(
     "text, why",
     [
-        (f"sources:\n{HALVES}epochs: 3", "a list `sources:` is wanted and nothing else"),
-        ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: wanted are path"),
-        ("sources: [{path: a, share: much}]", "source 1: wanted are path"),
+        (f"sources:\n{HALVES}epochs: 3", "expected a list `sources:` and nothing else"),
+        ("sources: [{path: a, share: 1, repeats: 2}]", "source 1: expected path"),
+        ("sources: [{path: a, share: much}]", "source 1: expected path"),
         ("sources: [{path: a, share: [[0, 1], [1, 0]]}]", "the shares sum to 1 at the beginning and to"),
         ("sources: [{path: a, share: nan}]", "a share is a number from 0 to 1e"),
         ("sources: [{path: a, share: [[0, 0], [1, 0], [1, 1]]}]", "the share is 0 from begin to end"),
         ("sources: [{path: a, share: [[0.5, 1], [0.2, 1]]}]", "the progress of its points rises from 0 to 1"),
-        ("sources: !!python/object/apply:os.system [touch]", "source 1: wanted are path"),
+        ("sources: !!python/object/apply:os.system [touch]", "source 1: expected path"),
         ("sources: [{path: a, share: 1, repeat: 0.5}]", "repeated 1 to 1,000 times, not 0.5"),
         (
             "sources: [{path: a, share: [[0, 1], [0.5, 1], [0.5, 3]]}, {path: b, share: [[0, 2], [0.5, 2], [0.5, 1]]}]",

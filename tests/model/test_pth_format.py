@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model.model_minimind import MiniMindConfig, MiniMindForCausalLM
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 # What most tests here are about
 pytestmark = pytest.mark.filterwarnings("ignore:.*no .json beside it", "ignore::UserWarning")
@@ -51,7 +51,7 @@ def write(path, **fields):
 def write_pair(path, **fields):
     """The same with the .json, as the trainer leaves it."""
     model = new_model(**fields)
-    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
+    save_pth(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
     return model
 
 
@@ -268,7 +268,7 @@ def test_a_crash_between_the_two_files_leaves_a_good_pair(path):
     model = write_pair(path)
     before = path.read_bytes()
     halved = {name: tensor * 0.5 for name, tensor in model.state_dict().items()}
-    save_weights(halved, model.config.to_dict(), path.with_suffix(""))
+    save_pth(halved, model.config.to_dict(), path.with_suffix(""))
     after = path.read_bytes()
     assert after != before
     for content in (before, after):
@@ -279,6 +279,6 @@ def test_a_crash_between_the_two_files_leaves_a_good_pair(path):
 def test_weights_beyond_float16_are_saved_in_float32_and_said(path, capsys):
     model = new_model()
     model.model.norm.weight.data[0] = 1e6
-    save_weights(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
+    save_pth(model.state_dict(), model.config.to_dict(), path.with_suffix(""))
     assert "model.norm.weight reaches 1e+06" in capsys.readouterr().out
     assert are_equal(MiniMindForCausalLM.from_pth(path), model)

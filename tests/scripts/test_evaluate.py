@@ -16,7 +16,7 @@ from scripts.common import load_model
 from scripts.evaluate import Row, Scorer, ratio, share
 from tests.chats import train, turn
 from tests.helpers import ROOT, tiny_model
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 PAIR = '{"sentence_good": "a b", "sentence_bad": "b"}\n'
 PAIRS = [("What is up?", "The sky."), ("What is down?", "The ground.")]
@@ -31,7 +31,7 @@ def weight(tmp_path_factory):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.3)
-    save_weights(model.state_dict(), model.config.to_dict(), stem)
+    save_pth(model.state_dict(), model.config.to_dict(), stem)
     return f"{stem}.pth"
 
 

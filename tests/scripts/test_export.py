@@ -17,7 +17,7 @@ from scripts import export_hf
 from scripts.common import load_model
 from tests.chats import turn
 from tests.helpers import ROOT, tiny_model
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 SIZE = {"vocab_size": 6400, "num_key_value_heads": 2, "hidden_size": 32}
 EXPERTS = {"generation": "minimind3", "use_moe": True, "num_experts_per_tok": 2}
@@ -42,7 +42,7 @@ def write(folder, name="pretrain_32", **fields):
     model = tiny_model(**{**SIZE, **fields})
     for key, parameter in model.named_parameters():
         parameter.data = torch.rand_like(parameter) + 0.5 if "norm" in key else torch.randn_like(parameter) * 0.2
-    save_weights(model.state_dict(), model.config.to_dict(), Path(folder) / name)
+    save_pth(model.state_dict(), model.config.to_dict(), Path(folder) / name)
     return Path(folder) / f"{name}.pth"
 
 
@@ -158,11 +158,11 @@ def test_nothing_is_overwritten_unasked(tmp_path):
         with pytest.raises(UserError, match="is no earlier export"):
             export_hf.main(["--weight", str(weight), "--out_dir", str(folder), "--overwrite"])
     small = tiny_model(vocab_size=97)
-    save_weights(small.state_dict(), small.config.to_dict(), tmp_path / "small")
+    save_pth(small.state_dict(), small.config.to_dict(), tmp_path / "small")
     with pytest.raises(UserError, match="embeddings for 97: it is the tokenizer of another model"):
         export_hf.main(["--weight", str(tmp_path / "small.pth"), "--out_dir", str(tmp_path / "small")])
     model = tiny_model(**SIZE, generation="minimind3", use_moe=True, n_shared_experts=1)
-    save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "odd")
+    save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "odd")
     with pytest.raises(UserError, match="shared experts has no twin"):
         export_hf.main(["--weight", str(tmp_path / "odd.pth"), "--out_dir", str(tmp_path / "odd")])
 

@@ -16,7 +16,7 @@ from scripts.common import end_ids, load_model
 from scripts.play import PlayedModel
 from tests.helpers import ROOT, tiny_model
 from tests.model.public import change_config, write_public
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 
 @pytest.fixture
@@ -135,5 +135,5 @@ def test_several_ends_of_a_pth_end_a_text(tmp_path):
     """As `--to_pth` writes them for a Llama with several. A single one is the tokenizer's to say."""
     for eos, expected in (([2, 7], [2, 7]), (7, [2])):
         model = tiny_model(vocab_size=6400, eos_token_id=eos)
-        save_weights(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_32")
+        save_pth(model.state_dict(), model.config.to_dict(), tmp_path / "pretrain_32")
         assert end_ids(load_model(tmp_path / "pretrain_32.pth"), 2) == expected

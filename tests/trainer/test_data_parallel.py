@@ -80,9 +80,9 @@ def evaluation(folder, ranks):
     )
     batches = corpus.validation()
     assert len(batches) > 2
-    values, stop_signal = evaluate(engine, batches, StopSignals())
+    values, stop_request = evaluate(engine, batches, StopSignals())
     engine.close()
-    assert not stop_signal
+    assert not stop_request
     return values
 
 

@@ -38,8 +38,8 @@ def test_evaluation_equals_brute_force(tokenizer, tmp_path, fields):
     encoder = DocumentEncoder(tokenizer)
     corpus = Corpus([str(data)], encoder, max_seq_len=12, seed=0, val_path=str(data), allow_val_overlap=True)
     model = tiny_model(vocab_size=encoder.vocab_size, **fields)
-    values, stop_signal = evaluate(make_engine(model), corpus.validation(), StopSignals())
-    assert stop_signal == 0 and model.training
+    values, stop_request = evaluate(make_engine(model), corpus.validation(), StopSignals())
+    assert stop_request == 0 and model.training
 
     model.eval()
     total, targets, longest = 0.0, 0, 0

@@ -145,7 +145,7 @@ def test_a_longer_run_goes_on_and_another_one_is_refused(data, tmp_path, capsys)
     assert train(**data, out_dir=tmp_path, max_steps=8, from_resume=1).progress.update == 8
     assert "--max_steps is 8, was 6" in capsys.readouterr().out
     assert train_electra.main(flags(**data, out_dir=tmp_path, max_steps=8, from_resume=1)) == 0
-    assert "already done its 8 updates: nothing to do (a higher --max_steps goes on)" in capsys.readouterr().out
+    assert "already done its 8 updates: nothing to do (raise --max_steps to continue)" in capsys.readouterr().out
     other = write_lines(tmp_path / "other.jsonl", n_documents=3, seed=9)[0]
     vocabulary = write_vocab(tmp_path / "more.txt", (*data["vocab_path"].read_text().split(), "zebra"))
     for changes, words in (
@@ -263,10 +263,10 @@ def test_the_file_of_a_saved_model_is_taken_and_compared(data, tmp_path):
 @pytest.mark.parametrize(
     "generator, wanted",
     [
-        ("[1, 2]", "a JSON object of an ElectraConfig's fields is wanted"),
+        ("[1, 2]", "expected a JSON object of an ElectraConfig's fields"),
         ({**GENERATOR, "hidden_act": "gelo"}, "KeyError: 'gelo'"),
-        ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, 24 is wanted"),
-        ({**GENERATOR, "is_decoder": True}, "is_decoder is True, False is wanted"),
+        ({**GENERATOR, "max_position_embeddings": 12}, "max_position_embeddings is 12, expected 24"),
+        ({**GENERATOR, "is_decoder": True}, "is_decoder is True, expected False"),
         ({**GENERATOR, "hidden_size": "wide"}, "hidden_size"),
     ],
 )

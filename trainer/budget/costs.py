@@ -23,7 +23,6 @@ from model.induction import supports_induction
 from model.model_minimind import MiniMindForCausalLM
 from trainer.budget import laws
 from trainer.budget.clock import EAGER_TIMES, FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, evaluation_share
-from trainer.budget.settings import seconds_of
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import make_engine
 from trainer.evaluation import read_prompts
@@ -34,7 +33,7 @@ from trainer.optim.muon import NEWTON_SCHULZ_STEPS
 from trainer.pretrain.data import DOCUMENTS, TextKind, open_corpus
 from trainer.pretrain.loss import n_sums, pretrain_loss
 from trainer.pretrain.memory import flops_per_token, mean_context, training_bytes
-from trainer.pretrain.settings import PretrainSettings
+from trainer.pretrain.settings import PretrainSettings, seconds_of
 
 # Utilisation: share of the FLOP/s of large products that a compiled micro-batch of width 128 reaches on a CPU, and its gain per
 # doubling of the width. `PRODUCT_RATE` in trainer/machine/compiling.py is for the products alone, and assumed, not measured.
@@ -87,7 +86,7 @@ class Data:
     most_tokens: of a run that is one plan, see Corpus; None: unlimited. T: positions of a row; fill: share of them that hold a
     token; length: `mean_context` (trainer/pretrain/memory.py). evaluated: positions of one evaluation. val_fraction: held-out
     share of the documents. text_scale: see laws.text_scale. batch_of: a batch of the first n rows. most_passes: maximum number
-    of useful passes over the text.
+    of useful passes over the text. answers: see TextKind.
     """
 
     vocab_size: int
@@ -103,6 +102,7 @@ class Data:
     batch_of: Callable[[int], Batch]
     most_tokens: float | None = None
     most_passes: float = laws.MOST_PASSES
+    answers: bool = False
 
     @property
     def unique(self) -> float:
@@ -176,6 +176,7 @@ def look_at_data(
         # One pass is the longest run there is, see dataset/mixture.py.
         most_tokens=tokens_of_pass if corpus.is_one_plan else None,
         most_passes=laws.most_passes(settings.from_weight),
+        answers=kind.answers,
     )
 
 
@@ -202,14 +203,6 @@ class Cut(NamedTuple):
     def rows(self) -> int:
         """Rows of the update."""
         return self.batch_size * self.accumulation_steps * self.at_once
-
-
-def share_of_product_rate(device_type: str, width: int) -> float:
-    """Utilisation of a compiled micro-batch of this width."""
-    if device_type != "cpu":
-        return GPU_SHARE
-    share = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(width / 128)
-    return min(max(share, LOWEST_SHARE), HIGHEST_SHARE)
 
 
 class RunCosts:
@@ -267,11 +260,12 @@ class RunCosts:
     def estimated_seconds(self, config: MiniMindConfig, rows: int) -> float:
         """Seconds of an update of this many rows, on a machine like the measured ones."""
         H, ranks = config.hidden_size, self.machine.ranks
-        device_type = self.machine.device.type
-        length = self.data.length
-        if device_type == "cpu":
+        length, utilisation = self.data.length, GPU_SHARE
+        if self.machine.device.type == "cpu":
             length += CPU_SCORES * max(self.data.T - laws.USUAL_ROW, 0)
-        work = rows * self.data.T * flops_per_token(config, length) / share_of_product_rate(device_type, H)
+            utilisation = CPU_SHARE + CPU_SHARE_OF_DOUBLING * math.log2(H / 128)
+            utilisation = min(max(utilisation, LOWEST_SHARE), HIGHEST_SHARE)
+        work = rows * self.data.T * flops_per_token(config, length) / utilisation
         if not self.compiled:
             work *= EAGER_TIMES
         if self.optimizer == "muon":
@@ -395,13 +389,11 @@ class RunCosts:
         choice = "1" if self.compiled else "0"
         compile_blocks(model.compile_training, choice, device, (rows, T), dtype=dtype)
         totals = Totals(batch.n_targets, batch.n_documents)
-
-        def micro_batch() -> None:
-            engine.micro_batch(batch, totals)
+        micro_batch = partial(engine.micro_batch, batch, totals)
 
         def last_of_update() -> None:
             # Ranks may exchange gradients in its backward pass.
-            engine.micro_batch(batch, totals, last=True)
+            micro_batch(last=True)
             engine.update(1e-6)
 
         # The first one compiles.

@@ -249,12 +249,6 @@ def layers_for(width: int, tokens: float) -> tuple[int, int]:
     return max(FEWEST_MIDDLE_LAYERS, round(width / MIDDLE_ASPECT)), deep
 
 
-def depth_mismatch(layers: int, width: int, tokens: float) -> float:
-    """Factor by which a model has too few or too many layers for its width. 1: neither."""
-    fewest, most = layers_for(width, tokens)
-    return max(fewest / layers, layers / most, 1.0)
-
-
 def heads_for(width: int) -> int:
     """Number of query heads for a width: each HEAD_WIDTH wide, or as little wider as possible."""
     heads = max(1, width // HEAD_WIDTH)
@@ -287,7 +281,7 @@ def parts_of(corpus: Corpus, tokens: float) -> tuple[Part, ...]:
     mixture = corpus.mixture
     if mixture is None:
         return (Part(1.0, tokens),)
-    return tuple(map(Part, mixture.shares, mixture.targets, corpus.sources))
+    return tuple(map(Part, mixture.shares, mixture.pass_targets, corpus.source_names))
 
 
 def decoded_text(store: Documents, places: Iterable[tuple[int, int]], tokenizer: Any) -> bytes:

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,15 @@ from common.wording import counted
 from model.config import MiniMindConfig
 from trainer.budget import laws
 from trainer.budget.costs import FEWEST_DOCUMENTS, Cut, RunCosts
-from trainer.budget.settings import BUDGETS, length_flags
 from trainer.machine.ranks import Ranks
-from trainer.pretrain.settings import MODEL_FLAGS, ModelSettings, PretrainSettings, TrainingSettings
+from trainer.pretrain.settings import (
+    BUDGETS,
+    MODEL_FLAGS,
+    ModelSettings,
+    PretrainSettings,
+    TrainingSettings,
+    length_flags,
+)
 from trainer.saving.checkpoint import Checkpoints, file_of_resumed_run
 
 # Log lines of a run, and the minimum seconds between two
@@ -219,7 +225,7 @@ def plan_lines(plan: Plan, costs: RunCosts, chosen: PretrainSettings, decided: C
 
 def loss_error(plan: Plan, costs: RunCosts, chosen: PretrainSettings) -> float | None:
     """Relative error band of the expected loss; None: no forecast."""
-    if chosen.from_weight != "none" or chosen.use_moe or laws.is_repeated_too_often(plan.passes):
+    if chosen.from_weight != "none" or chosen.use_moe or costs.data.answers or laws.is_repeated_too_often(plan.passes):
         return None
     # unique tokens
     tokens = min(plan.tokens, costs.data.unique)
@@ -270,15 +276,11 @@ def plan_path(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}.plan.yaml")
 
 
-def plan_writer(settings: PretrainSettings, stem: Path, ranks: Ranks) -> dict[Path, Callable[[], None]]:
-    """{path of a run's plan: function that writes it when the run starts}; a no-op for a run that is not planned."""
-
-    def write() -> None:
-        # A resume must split a micro-batch into as many parts as the first start, or sums differ: the plan has their number.
-        if settings.has_budget and not plan_path(stem).is_file():
-            write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
-
-    return {plan_path(stem): write}
+def write_plan(settings: PretrainSettings, stem: Path, ranks: Ranks) -> None:
+    """Write the plan of a run that starts; a no-op for a run that is not planned."""
+    # A resume must split a micro-batch into as many parts as the first start, or sums differ: the plan has their number.
+    if settings.has_budget and not plan_path(stem).is_file():
+        write_settings(dataclasses.replace(settings, cpu_processes=str(ranks.sharing)), plan_path(stem))
 
 
 def plan_to_resume(settings: PretrainSettings, given: Collection[str]) -> tuple[Path, PretrainSettings] | None:

@@ -35,7 +35,6 @@ from model.hf_format import read_config
 from trainer.budget import laws
 from trainer.budget.costs import Cut, Machine, RunCosts, look_at_data
 from trainer.budget.outcome import PLANNED, Plan, chosen_settings, plan_lines, plan_to_resume, quantity, shape_text
-from trainer.budget.settings import length_flags
 from trainer.job import Surroundings
 from trainer.machine.compiling import COMPILE_SECONDS, PRODUCT_RATE
 from trainer.machine.devices import pick_dtype
@@ -44,7 +43,7 @@ from trainer.machine.ranks import on_main, wait_for_all_ranks
 from trainer.pretrain.data import DOCUMENTS, TextKind
 from trainer.pretrain.first_model import check_length, settings_of_folder
 from trainer.pretrain.memory import MOST_ROWS_OF_MICRO_BATCH, free_memory, refuse_too_large
-from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings
+from trainer.pretrain.settings import MODEL_FLAGS, PretrainSettings, length_flags
 
 # Maximum share of the free memory
 MEMORY_SHARE = 0.8
@@ -110,8 +109,9 @@ def plan_run(
             # Existing weights have a fixed shape.
             given |= {*MODEL_FLAGS, "init_scheme", "optimizer"}
         costs = RunCosts(settings, data, machine, given)
-        flags = {name: getattr(settings, name) for name in MODEL_FLAGS if name in given}
-        shape = {name: value for name, value in flags.items() if value is not None}
+        shape = {
+            name: value for name in MODEL_FLAGS if name in given and (value := getattr(settings, name)) is not None
+        }
         fields = {"vocab_size": data.vocab_size, "dropout": settings.dropout, **shape}
         candidates = sizes(fields) if config is None else [config]
         # Not the fault of the budget: rows too long for any model, and a model too large for the machine.
@@ -311,7 +311,10 @@ def with_suitable_depth(plans: Sequence[Plan]) -> list[Plan]:
     """
 
     def mismatch(plan: Plan) -> float:
-        return laws.depth_mismatch(plan.config.num_hidden_layers, plan.config.hidden_size, plan.tokens)
+        """Factor by which it has too few or too many layers; 1: neither."""
+        layers = plan.config.num_hidden_layers
+        fewest, most = laws.layers_for(plan.config.hidden_size, plan.tokens)
+        return max(fewest / layers, layers / most, 1.0)
 
     least_of_width: dict[int, float] = {}
     for plan in plans:
@@ -339,7 +342,6 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         return None
     tokens = updates * data.tokens_of_update(cut.rows)
     parameters = parameter_count(config)
-    layers = config.num_hidden_layers
     seconds = updates * costs.update_seconds(config, cut.rows)
     return Plan(
         config=config,
@@ -354,7 +356,7 @@ def plan_for(config: MiniMindConfig, costs: RunCosts, cut: Cut | None = None) ->
         memory=costs.memory(config, cut.batch_size),
         loss=laws.expected_loss(
             parameters,
-            layers,
+            config.num_hidden_layers,
             tokens,
             data.parts,
             data.text_scale,

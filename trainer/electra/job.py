@@ -266,9 +266,9 @@ class ElectraJob(Job):
             return sums
 
         n_batches = math.ceil(plan.n_rows / size)
-        sums, stop_signal = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
+        sums, stop_request = sums_over_batches(engine, n_batches, sums_of_batch, N_SUMS, signals)
         values, _ = self.metrics(sums)
-        return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_signal
+        return {f"val_{name}": values.get(name, math.nan) for name in FIGURES}, stop_request
 
     @torch.no_grad()
     def samples(self, engine: Engine, signals: StopSignals) -> tuple[list[tuple[str, str]], int]:
@@ -390,7 +390,7 @@ class ElectraJob(Job):
         settings = self.settings
         # Recomputation would draw other dropout masks than the compiled forward pass.
         choice = "0" if settings.gradient_checkpointing else settings.use_compile
-        shape = (schedule_of(settings, self.ranks, outlook.plan.n_rows).batch_size, outlook.plan.T)
+        shape = (schedule_of(settings, self.ranks, outlook.plan.n_rows).rows_of_rank, outlook.plan.T)
         width = self.model.discriminator.config.hidden_size
         return compile_blocks(self.model.compile_training, choice, self.device, shape, outlook.flops, self.dtype, width)
 
@@ -456,17 +456,17 @@ def config_of_file(
     except Exception as error:
         # transformers has its own types of errors for invalid fields.
         raise UserError(
-            f"{what}: a JSON object of an ElectraConfig's fields is wanted ({loader_error_reason(error)})"
+            f"{what}: expected a JSON object of an ElectraConfig's fields ({loader_error_reason(error)})"
         ) from error
     # An example has two segments.
     minimum = {"vocab_size": len(tokenizer), "max_position_embeddings": settings.max_seq_len, "type_vocab_size": 2}
     minimum |= {"embedding_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "initializer_range": 0}
     for name, number in {**minimum, "tie_word_embeddings": True}.items():
         if getattr(config, name) < number:
-            raise UserError(f"{what}: {name} is {getattr(config, name)}, {number} is wanted")
+            raise UserError(f"{what}: {name} is {getattr(config, name)}, expected {number}")
     # Here both networks see the whole text; transformers would hide what follows from the saved ones.
     if config.is_decoder:
-        raise UserError(f"{what}: is_decoder is True, False is wanted")
+        raise UserError(f"{what}: is_decoder is True, expected False")
     return config
 
 

@@ -207,9 +207,9 @@ class GlueJob(Job):
         task = self.data.task
         found: dict[str, float] = {}
         for suffix, assembler in self.data.dev.items():
-            logits, stop_signal = self.outputs(assembler, signals)
-            if stop_signal:
-                return {}, stop_signal
+            logits, stop_request = self.outputs(assembler, signals)
+            if stop_request:
+                return {}, stop_request
             labels = assembler.features.labels
             # MNLI has two development files; val_loss is that of the first.
             found.setdefault("val_loss", float(loss_sum(task, logits, torch.from_numpy(labels))) / len(labels))
@@ -231,8 +231,8 @@ class GlueJob(Job):
                 return forward(self.model, to_device(assembler[batches[number]], self.device))
 
         shape = (len(order), self.data.task.outputs)
-        logits, stop_signal = gather_batch_rows(self.engine, batches, compute, shape, signals)
-        return logits.float(), stop_signal
+        logits, stop_request = gather_batch_rows(self.engine, batches, compute, shape, signals)
+        return logits.float(), stop_request
 
     def save_weights(self, weights: Mapping[str, torch.Tensor], update: int, is_last: bool) -> None:
         if is_last:
@@ -285,9 +285,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config.model_type not in FAMILIES:
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     if getattr(config, "is_decoder", False):
-        raise UserError(
-            f"{what}: is_decoder in its config.json is true, false is wanted: a decoder sees half of a text"
-        )
+        raise UserError(f"{what}: is_decoder in its config.json is true, expected false: a decoder sees half of a text")
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
     flag = settings.tokenizer_flag()
     check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)
@@ -319,7 +317,7 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         order_classes(model, saved_classes, task.labels)
     positions = learned_positions(model)
     if 0 < positions < settings.max_seq_len:
-        raise UserError(f"{what}: {positions} positions can be used, so a lower --max_seq_len is wanted")
+        raise UserError(f"{what}: {positions} positions can be used; lower --max_seq_len")
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
     if settings.gradient_checkpointing:

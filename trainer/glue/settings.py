@@ -184,9 +184,9 @@ class GlueSettings(
     def _check_own_task(self, kind: str) -> None:
         # The name of a results folder.
         if self.task in (*TASKS, "all") or not re.fullmatch(r"\w[\w.-]{0,80}", self.task):
-            raise ValueError(f"--task {self.task[:80]!r}: with --kind a name of your own is wanted, as my_task")
+            raise ValueError(f"--task {self.task[:80]!r}: with --kind, give a name of your own, as my_task")
         if len(self.text) > 2:
-            raise ValueError(f"--text {' '.join(self.text)[:80]}: one or two columns are wanted")
+            raise ValueError(f"--text {' '.join(self.text)[:80]}: expected one or two columns")
         # Classes come from the training file.
         needed = {"train": self.do_train or kind == "classification", "dev": self.do_eval, "test": self.do_predict}
         for part, is_needed in needed.items():

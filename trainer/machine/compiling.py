@@ -19,7 +19,7 @@ COMPILE_SECONDS = 40
 # FLOP/s of matrix products: a thread with AVX512-BF16, a GPU
 PRODUCT_RATE = {"cpu": 5e11, "cuda": 1e14}
 # Width from which matrix products reach that rate on a CPU: at width 128 a thread reaches 0.2e12. A rule without measurements,
-# so that a resume decides as the start did, and for products alone. `share_of_product_rate` in trainer/budget/costs.py is the
+# so that a resume decides as the start did, and for products alone. `estimated_seconds` in trainer/budget/costs.py has the
 # share of the machine's measured rate that a whole micro-batch reaches.
 WIDE_ON_CPU = 320
 # Others do not compile with "auto".

@@ -52,16 +52,17 @@ SHARE_OF_MEMORY = 0.5
 
 @dataclass(frozen=True)
 class Divisible:
-    """A micro-batch to divide, of --batch_size rows or of as many as a plan may choose (is_planned).
+    """A micro-batch to divide among processes.
 
-    whole: why the loss cannot be computed in parts, or "". processes: number in the run that is resumed, if any.
+    rows: --batch_size, or the most that may still be chosen (rows_are_open). why_whole: why its loss cannot be computed in parts,
+    or "". processes: number in the run that is resumed, if any.
     """
 
     rows: int
     positions: int
     parameters: int
-    whole: str = ""
-    is_planned: bool = False
+    why_whole: str = ""
+    rows_are_open: bool = False
     processes: int | None = None
 
 
@@ -90,10 +91,10 @@ def divide(
         return 1, []
     if asked != "auto":
         n = int(asked)
-        if micro_batch.whole:
-            raise UserError(f"--cpu_processes {n}: {micro_batch.whole}; drop the flag")
-        # A plan chooses rows that any number of processes can share.
-        if not micro_batch.is_planned and micro_batch.rows % n:
+        if micro_batch.why_whole:
+            raise UserError(f"--cpu_processes {n}: {micro_batch.why_whole}; drop the flag")
+        # Open rows are chosen so that any number of processes can share them.
+        if not micro_batch.rows_are_open and micro_batch.rows % n:
             raise UserError(
                 f"--cpu_processes {n}: --batch_size {micro_batch.rows} cannot be divided by it; take a number that divides "
                 "the batch, or auto"
@@ -105,10 +106,10 @@ def divide(
     if n == 1:
         return 1, []
     threads = counted(threads_of_each(n), "thread")
-    rows_each = "" if micro_batch.is_planned else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
+    rows_each = "" if micro_batch.rows_are_open else f" ({micro_batch.rows // n} of its {micro_batch.rows} rows each)"
     line = (
-        f"{n} processes of {threads} share each micro-batch{rows_each}: they wait for each other a few "
-        "times an update, threads at every operation; --cpu_processes 1 trains in one process"
+        f"{n} processes of {threads} share each micro-batch{rows_each}: processes wait "
+        "for each other a few times per update, threads after every operation; --cpu_processes 1 trains in one process"
     )
     return n, [line]
 
@@ -132,7 +133,7 @@ def choose(n_threads: int, micro_batch: Divisible, memory: int | None) -> int:
     """
     best = 1
     for n in range(2, min(n_threads, MAX_AUTO_PROCESSES) + 1):
-        divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.whole
+        divides = n_threads % n == 0 and micro_batch.rows % n == 0 and not micro_batch.why_whole
         is_large = micro_batch.rows // n * micro_batch.positions >= MIN_POSITIONS
         # 16 bytes: weight, gradient and AdamW's two moments
         needed = n * (BYTES_OF_PROCESS + 16 * micro_batch.parameters)

@@ -72,8 +72,10 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished its queued work."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def versions() -> dict[str, str]:

@@ -123,7 +123,7 @@ class Ranks:
 
     def rows_of(self, batch_size: int) -> int:
         """Rows that one rank computes of a micro-batch of batch_size rows."""
-        assert batch_size % self.sharing == 0, "machine/cpu_ranks.py divides what can be divided"
+        assert batch_size % self.sharing == 0, "cpu_ranks.divide has checked that the rows divide evenly"
         return batch_size // self.sharing
 
     @property

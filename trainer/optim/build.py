@@ -41,8 +41,8 @@ def build_optimizers(
     hidden = {id(p) for p in matrices}
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in hidden]
-        # The other matrices; vectors have their own group. The engine multiplies the schedule's rate, which already includes
-        # --learning_rate, by a group's `lr_scale`: all rates follow the same schedule.
+        # --embed_lr is for the matrices that Muon leaves, not for vectors. The engine multiplies the schedule's rate, which already
+        # includes --learning_rate, by a group's `lr_scale`: all rates follow the same schedule.
         if settings.embed_lr and any(p.dim() >= 2 for p in group["params"]):
             group["lr_scale"] = settings.embed_lr / lr
     muon_group = {"params": matrices, "weight_decay": settings.weight_decay, "lr_scale": settings.muon_lr / lr}

@@ -39,24 +39,6 @@ def run_command(
     return launch(work, f"trainer/{settings.prog}", settings, argv, settings.ddp, processes, notices)
 
 
-def train(
-    settings: PretrainSettings, surroundings: Surroundings, job_kind: type[PretrainJob], given: Collection[str]
-) -> int:
-    """Set up, train, and report."""
-    if settings.has_budget:
-        if not settings.dry_run:
-            # A plan takes a while: a folder without write access is reported before, by the name that does not need the width.
-            on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
-        planned = plan_run(settings, given, surroundings, job_kind.kind)
-        if planned is None:
-            return 0
-        settings = planned
-    elif settings.from_resume:
-        on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
-    job = job_kind(settings, surroundings)
-    return Trainer(job, surroundings).run()
-
-
 # Assumed vocabulary of a tokenizer that is not opened yet: larger than most, to overestimate memory rather than underestimate it
 LARGE_VOCABULARY = 64_000
 
@@ -74,14 +56,32 @@ def divisible_of(settings: PretrainSettings, given: Collection[str] = ()) -> Div
                 config.vocab_size = LARGE_VOCABULARY
     except (ValueError, OSError):
         return None
-    whole = why_whole(config)
+    reason = why_whole(config)
     is_planned = settings.has_budget and "batch_size" not in given
     if is_planned and settings.from_resume and (plan := plan_to_resume(settings, given)):
         # A resume keeps the batch size of the first start, and the processes that share it.
         _, before = plan
         shape = (before.batch_size, before.max_seq_len)
-        return Divisible(*shape, parameter_count(config), whole, processes=int(before.cpu_processes))
+        return Divisible(*shape, parameter_count(config), reason, processes=int(before.cpu_processes))
     # The plan, or the job, chooses a batch that the processes can share.
-    is_free = is_planned or settings.batch_size == AUTO_ROWS
-    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_free else settings.batch_size
-    return Divisible(rows, settings.max_seq_len, parameter_count(config), whole, is_planned=is_free)
+    is_open = is_planned or settings.batch_size == AUTO_ROWS
+    rows = MOST_ROWS_OF_MICRO_BATCH["cpu"] if is_open else settings.batch_size
+    return Divisible(rows, settings.max_seq_len, parameter_count(config), reason, rows_are_open=is_open)
+
+
+def train(
+    settings: PretrainSettings, surroundings: Surroundings, job_kind: type[PretrainJob], given: Collection[str]
+) -> int:
+    """Set up, train, and report."""
+    if settings.has_budget:
+        if not settings.dry_run:
+            # Planning takes a while, so check first that the folder is writable. The width in the file names is not known yet.
+            on_main(surroundings.ranks, partial(check_place, Path(settings.out_dir) / settings.save_weight))
+        planned = plan_run(settings, given, surroundings, job_kind.kind)
+        if planned is None:
+            return 0
+        settings = planned
+    elif settings.from_resume:
+        on_main(surroundings.ranks, partial(refuse_forgotten_budget, settings, given))
+    job = job_kind(settings, surroundings)
+    return Trainer(job, surroundings).run()

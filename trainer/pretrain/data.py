@@ -16,12 +16,11 @@ from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_unknown_share
 from trainer.budget import laws
 from trainer.budget.clock import FILES_S, REPORT_S, SAMPLE_S_OF_LAYER, Clock, Course, evaluation_share
-from trainer.budget.settings import seconds_of
 from trainer.engine import rows_of_update
 from trainer.job import UNLIMITED, Length
 from trainer.machine.ranks import Ranks, first_rank_first, wait_for_all_ranks
 from trainer.pretrain.first_model import FirstModel
-from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings
+from trainer.pretrain.settings import AUTO_ROWS, DataSettings, PretrainSettings, seconds_of
 
 
 class TextKind(NamedTuple):
@@ -50,6 +49,29 @@ DOCUMENTS = TextKind(
     build_embedded=build_embedded_corpus,
     embedded_description="the documentation inside the installed Python",
 )
+
+
+def open_data(settings: PretrainSettings, first_model: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
+    """The data of a run. Errors: DataError for text that the tokenizer does not know or too little text; UserError."""
+    # The first run on a corpus tokenises it here, which may take long: all else was checked before.
+    corpus = open_corpus(settings, first_model.encoder, ranks, kind, verbose=not settings.has_budget)
+    with wait_for_all_ranks(ranks):
+        what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
+        # Each document has these, so they do not count as known tokens.
+        added = (first_model.encoder.bos_id, first_model.encoder.eos_id)
+        check_unknown_share(corpus.store.tokens, first_model.tokenizer.unk_token_id, what, added)
+        # Raises if there is nothing to train.
+        plan = corpus.plan(0)
+        mixture = corpus.mixture
+        # With a budget the clock ends the run, not --max_updates.
+        if mixture is not None and mixture.is_one_plan and settings.max_updates and not settings.has_budget:
+            excess = mixture.repeats_beyond_limit(plan)
+            if excess:
+                raise DataError(
+                    f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {excess}; allow more "
+                    "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
+                )
+    return corpus
 
 
 def open_corpus(
@@ -99,33 +121,10 @@ def data_of(settings: DataSettings, kind: TextKind = DOCUMENTS, verbose: bool = 
     embedded = kind.build_embedded()
     if verbose:
         announce(
-            f"{default} is not there: training on {embedded}, {kind.embedded_description}.\n"
-            "dataset/README.md tells how to get a full corpus; --data_path trains on your own."
+            f"no {default}: training on {kind.embedded_description} ({embedded}).\n"
+            "dataset/README.md explains how to get a full corpus; --data_path trains on your own text."
         )
     return [str(embedded)]
-
-
-def open_data(settings: PretrainSettings, first: FirstModel, kind: TextKind, ranks: Ranks) -> Corpus:
-    """The data of a run, known to its tokenizer. Errors: DataError, UserError."""
-    # The first run on a corpus tokenises it here, which may take long: all else was checked before.
-    corpus = open_corpus(settings, first.encoder, ranks, kind)
-    with wait_for_all_ranks(ranks):
-        what = f"--data_path, --tokenizer_path {settings.tokenizer_path}"
-        # Each document has these, so they do not count as known tokens.
-        added = (first.encoder.bos_id, first.encoder.eos_id)
-        check_unknown_share(corpus.store.tokens, first.tokenizer.unk_token_id, what, added)
-        plan = corpus.plan(0)
-        # The clock of a budget may ask for more updates than there is text for.
-        may_be_short = corpus.is_one_plan and settings.max_updates and not settings.has_budget
-        repeats_beyond_limit = (
-            corpus.mixture.repeats_beyond_limit(plan) if corpus.mixture is not None and may_be_short else ""
-        )
-        if repeats_beyond_limit:
-            raise DataError(
-                f"--data_path: too little text for {counted(settings.max_updates, 'update')}: {repeats_beyond_limit}; allow more "
-                "passes, as in PATH:SHARE:x2 (repeat: 2 in a --mixture file), or train fewer updates"
-            )
-    return corpus
 
 
 def length_of_mixture(settings: PretrainSettings, ranks: Ranks, corpus: Corpus) -> str:
@@ -156,17 +155,17 @@ def length_of_run(
         length.epochs = 1
         length.rows_of_epoch = settings.max_updates * update_rows
     if settings.has_budget or corpus.shares_change or (corpus.is_one_plan and not settings.max_updates):
-        # A plan is for one budget or one course of shares: another number of passes would change it from the first row on.
+        # No flag makes such a run longer: another length would change its rows from the first one on.
         length.flag = ""
     if not settings.budget:
         return length
     updates = settings.max_updates
-    # A machine that is faster than planned keeps to the maximum passes of a plan. A pass over a mixture ends where one source
-    # is used up; later passes bring other text of the others.
-    first = corpus.plan(0)
-    targets = first.row_targets(0, first.n_rows)
+    # However fast the machine is, the clock adds no passes beyond the planner's maximum. A pass over a mixture ends where one
+    # source is used up; later passes bring other text of the others.
+    first_plan = corpus.plan(0)
+    targets = first_plan.row_targets(0, first_plan.n_rows)
     unique = laws.unique_tokens(laws.parts_of(corpus, targets))
-    most_rows = laws.most_passes(settings.from_weight) * first.n_rows * unique / targets
+    most_rows = laws.most_passes(settings.from_weight) * first_plan.n_rows * unique / targets
     evaluated_rows = len(validation) * EVAL_ROWS if validation else 0
     interval = settings.eval_interval // settings.accumulation_steps
     length.clock = Clock(

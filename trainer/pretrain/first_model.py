@@ -182,7 +182,7 @@ def settings_of_folder(settings: PretrainSettings, folder: Path, config: MiniMin
     for name in MODEL_FLAGS:
         found[name] = getattr(config, name)
         asked = getattr(settings, name)
-        # None: not given. The default of a fresh model, if given, contradicts like any other value.
+        # None: not given. A flag is compared even if it repeats the default of a fresh model.
         if asked is not None and asked != found[name]:
             raise UserError(f"--{name} {asked} contradicts {folder}, whose {name} is {found[name]}: leave the flag out")
     found["tokenizer_path"] = settings.tokenizer_path or str(folder)

@@ -12,7 +12,7 @@ import torch
 from common.errors import user_errors
 from dataset.packing import RowPlan
 from model.config import architecture
-from trainer.budget.outcome import plan_writer
+from trainer.budget.outcome import plan_path, write_plan
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine, schedule_of
 from trainer.evaluation import Sampler, evaluate, read_prompts
@@ -27,7 +27,7 @@ from trainer.pretrain.loss import metrics, n_sums, pretrain_loss
 from trainer.pretrain.memory import free_memory, settle_on_rows
 from trainer.pretrain.outlook import pretraining_outlook
 from trainer.pretrain.settings import PretrainSettings
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 
 
 class PretrainJob(Job):
@@ -85,8 +85,7 @@ class PretrainJob(Job):
             outputs={"weights": Path(f"{stem}.pth"), "config": Path(f"{stem}.json")},
             # Without the budget: the plan is in the other settings.
             settings=replace(settings, budget=None, budget_tokens=None, budget_flops=None),
-            # the plan of a run with a --budget
-            write_at_start=plan_writer(settings, stem, ranks),
+            write_at_start={plan_path(stem): partial(write_plan, settings, stem, ranks)},
             stale_patterns=[f"{glob.escape(stem.name)}.best.*"],
         )
 
@@ -95,7 +94,7 @@ class PretrainJob(Job):
         encoder = self.first_model.encoder
         self.identity = Identity(
             entries={
-                # Order matters: the first difference is the one reported. The tokenizer's fingerprint covers this one too.
+                # The first difference is reported. This entry comes first, since it changes the tokenizer's fingerprint too.
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
@@ -106,6 +105,7 @@ class PretrainJob(Job):
             },
             flags_to_check={
                 "data": self.kind.data_flags,
+                # entries of layout(), see flatten_facts
                 "row layout shares": "--data_path, --mixture",
                 "row layout repeats": "--data_path, --mixture",
                 "tokenizer": "--tokenizer_path",
@@ -172,7 +172,7 @@ class PretrainJob(Job):
         """Compile the model if that pays off, and use an assembler whose batches suit it. Returns lines to print."""
         settings = self.settings
         dtype, is_gpu = self.engine.dtype, self.device.type == "cuda"
-        rows = schedule_of(settings, self.ranks, outlook.plan.n_rows).batch_size
+        rows = schedule_of(settings, self.ranks, outlook.plan.n_rows).rows_of_rank
         if is_gpu:
             # rows of the largest micro-batch: a small epoch has fewer
             rows = min(rows, outlook.plan.n_rows)
@@ -191,8 +191,8 @@ class PretrainJob(Job):
         """See schedules.learning_rate."""
         settings = self.settings
         rows_at_its_end = update.epoch * update.n_rows + update.end_row
-        # Warm-up counts micro-batches: those that the ranks compute at once as one, but with --rows_per_update each as one, so
-        # that the rate of an update does not depend on the ranks.
+        # --warmup_iters counts micro-batches. Those that ranks compute in parallel count as one; with --rows_per_update each
+        # counts, so that the rate does not depend on the number of ranks.
         at_once = 1 if settings.rows_per_update else self.ranks.micro_batches_at_once
         warmup = rows_at_its_end / max(settings.warmup_iters * settings.batch_size * at_once, 1)
         factor = self.length.clock.factor(progress.update) if self.length.clock else None
@@ -215,7 +215,7 @@ class PretrainJob(Job):
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         """`{stem}.pth` and `{stem}.json`."""
         special_tokens = bool(self.settings.parse_special_tokens)
-        save_weights(dict(weights), self.config.to_dict(), stem, self.first_model.vocabulary, special_tokens)
+        save_pth(dict(weights), self.config.to_dict(), stem, self.first_model.vocabulary, special_tokens)
 
     def trained(self, progress: Progress) -> Sequence[tuple[str, int, float]]:
         return self.corpus.trained(progress.epoch, progress.row)

@@ -196,8 +196,7 @@ def settle_on_rows(
             return free is None or needed(rows) <= SAFE_SHARE * free
         first_rows = range(min(rows, plan.n_rows))
         batch = corpus.assembler(pad_id, rows)[plan.recipe(first_rows)]
-        moments = STATE_BYTES // 2 * parameter_count(model.config)
-        own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype, moments)
+        own = fits_gpu(model, batch, plan.totals(0, len(first_rows)), device, dtype)
         return min_over_ranks(ranks, float(own)) > 0
 
     if settings.batch_size == AUTO_ROWS:
@@ -211,11 +210,11 @@ def settle_on_rows(
             # A micro-batch of more rows than there are would never be full, and compiled code is for full ones.
             most = min(MOST_ROWS_OF_MICRO_BATCH[device.type], math.ceil(plan.n_rows / ranks.micro_batches_at_once))
             most = min(max(most, ranks.sharing), rows_of_update)
-            # They divide the rows of the update and, to keep each learning rate, those of the warm-up. Ranks that share a
-            # micro-batch get equal parts of it.
-            numbers = (rows_of_update, usual * settings.warmup_iters)
+            # Candidates, largest first. They divide the rows of an update, and those of the warm-up, so that rates stay the same.
+            # Ranks that share a micro-batch get equal parts of it.
+            to_divide = (rows_of_update, usual * settings.warmup_iters)
             choices = [
-                n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in numbers)
+                n for n in range(most, 0, -1) if n % ranks.sharing == 0 and not any(rows % n for rows in to_divide)
             ]
             if why_whole(model.config):
                 choices = [usual]
@@ -225,11 +224,8 @@ def settle_on_rows(
                     "that all processes have the same; take another number, or auto"
                 )
             rows = choices[0]
-            while not fits(rows):
-                smaller = [choice for choice in choices if 2 * choice <= rows]
-                if not smaller:
-                    # The run itself reports what helps.
-                    break
+            # Where not even the fewest rows fit, the run itself reports what helps.
+            while not fits(rows) and (smaller := [choice for choice in choices if 2 * choice <= rows]):
                 rows = smaller[0]
             why = "" if rows == choices[0] else f", since {counted(choices[0], 'row')} do not fit"
         steps = rows_of_update // rows
@@ -242,9 +238,9 @@ def settle_on_rows(
         cut = f"{counted(steps, 'micro-batch', 'micro-batches')} of {counted(rows, 'row')}"
         lines.append(f"--batch_size auto: an update is {cut}{why}")
 
-    # A plan has checked the memory. It leaves compiled code and a heap in this process, which its estimate included.
-    is_open = not settings.has_budget and settings.shard == NONE
-    if is_open and free is not None and needed(settings.batch_size) > free:
+    # The planner of --budget has checked this already, before its measurements took memory. The formula is for a whole model.
+    is_unchecked = not settings.has_budget and settings.shard == NONE
+    if is_unchecked and free is not None and needed(settings.batch_size) > free:
         lines.append(
             f"warning: such micro-batches need about {needed(settings.batch_size) / 1e9:,.4g} GB, and {free / 1e9:,.4g} GB are free on "
             f"{device.type}: if memory runs out, {out_of_memory_advice(settings)}"
@@ -253,12 +249,7 @@ def settle_on_rows(
 
 
 def fits_gpu(
-    model: MiniMindForCausalLM,
-    batch: Batch,
-    totals: Totals,
-    device: torch.device,
-    dtype: torch.dtype,
-    optimizer_bytes: int,
+    model: MiniMindForCausalLM, batch: Batch, totals: Totals, device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Returns whether a GPU has the memory for a micro-batch within an update, and frees all that it took.
 
@@ -271,7 +262,8 @@ def fits_gpu(
     with torch.random.fork_rng(devices=[device]):
         try:
             # As in a later micro-batch of a later update: the optimiser's moments, and all gradients.
-            moments = torch.empty(optimizer_bytes, dtype=torch.uint8, device=device)
+            bytes_of_moments = STATE_BYTES // 2 * parameter_count(model.config)
+            moments = torch.empty(bytes_of_moments, dtype=torch.uint8, device=device)
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             with autocast(device, dtype):

@@ -39,16 +39,16 @@ def pretraining_outlook(
     asked = first_model.settings
     config = first_model.model.config
     # Always epoch 0: a resume decides on compiling as the first start did.
-    first = corpus.plan(0)
+    first_plan = corpus.plan(0)
     plan = corpus.plan(epoch)
-    n_rows = first.n_rows * epochs
+    n_rows = first_plan.n_rows * epochs
     if settings.max_updates:
         # The last update of an epoch may have fewer rows.
-        passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first.n_rows).n_updates)
-        n_rows = min(first.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
+        passes = math.ceil(settings.max_updates / schedule_of(settings, ranks, first_plan.n_rows).n_updates)
+        n_rows = min(first_plan.n_rows * passes, settings.max_updates * rows_of_update(settings, ranks))
     # Upper bound, as if each row were one document: this decides on compiling.
-    flops = flops_per_token(config, first.T) * n_rows * first.T / ranks.world_size
-    trained = first.row_targets(0, first.n_rows)
+    flops = flops_per_token(config, first_plan.T) * n_rows * first_plan.T / ranks.world_size
+    trained = first_plan.row_targets(0, first_plan.n_rows)
     parameters = parameter_count(config)
 
     lines = [*corpus.notices, *corpus.mixture_report(epoch), *corpus.truncation_report(plan)]
@@ -61,12 +61,12 @@ def pretraining_outlook(
         f"({plan.fill:.1%} full)",
     ]
 
-    # As the flags count them, rounded up: the last micro-batch may have fewer rows.
-    rows_of_flags = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
-    of_all_ranks = rows_of_flags * (1 if settings.rows_per_update else ranks.micro_batches_at_once)
-    tokens = n_rows * first.T * first.fill
+    # Rows of the micro-batches that flags such as --warmup_iters count
+    counted_rows = settings.default_rows() if asked.batch_size == AUTO_ROWS else asked.batch_size
+    counted_rows *= 1 if settings.rows_per_update else ranks.micro_batches_at_once
+    tokens = n_rows * first_plan.T * first_plan.fill
     notices = []
-    # Not where the user chose so. Where they are read as tokens, no text spells them.
+    # Not if the user gave --parse_special_tokens 0 (with --from_weight a 0 may come from the weights, so it does not count).
     if ranks.is_main and not answers and (settings.parse_special_tokens is not False or settings.from_weight != "none"):
         notices += note_on_spelt_tokens(corpus, first_model)
     if first_model.encoder.eos_id is None:
@@ -76,8 +76,8 @@ def pretraining_outlook(
         ranks,
         parameters=parameters,
         tokens=tokens,
-        update_tokens=rows_of_update(settings, ranks) * first.T * first.fill,
-        micro_batches=math.ceil(n_rows / of_all_ranks),
+        update_tokens=rows_of_update(settings, ranks) * first_plan.T * first_plan.fill,
+        micro_batches=math.ceil(n_rows / counted_rows),
         has_validation=corpus.val_store is not None,
     )
 
@@ -104,7 +104,7 @@ def pretraining_outlook(
             scale=laws.text_scale(corpus.store, first_model.tokenizer),
             muon=muon,
             induction_heads=config.num_attention_heads if muon and settings.init_scheme == "induction" else 0,
-            context=mean_context(first),
+            context=mean_context(first_plan),
         )
         forecast = Forecast(law, laws.unique_tokens(parts), settings.learning_rate)
         notices.append(explain_expected_loss(parameters, tokens))
@@ -116,7 +116,7 @@ def pretraining_outlook(
         n_documents=len(corpus.documents),
         data_fields=data_fields,
         # For the utilisation in the log: FLOPs that a trained token of this corpus really needs.
-        flops_per_token=flops_per_token(config, mean_context(first)) * (first.n_pairs / trained),
+        flops_per_token=flops_per_token(config, mean_context(first_plan)) * (first_plan.n_pairs / trained),
         flops=flops,
         # A dense model has no auxiliary loss: its record says 0, its line leaves it out.
         shown=("expected_loss", *(("aux_loss",) if config.use_moe else ()), "grad_norm"),

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +13,6 @@ from common.settings import Settings, field_default, setting, switch, with_defau
 from common.start import ROOT
 from dataset.reading.settings import DocumentSettings
 from model.weight_record import SPECIAL_TOKENS_FIELD, read_record
-from trainer.budget.settings import BudgetSettings
 from trainer.optim.schedules import SCHEDULES, WSD_DECAY_SHARE
 from trainer.settings import NONE, DividedMachineSettings, OptimizerSettings, OutputSettings
 
@@ -29,6 +30,14 @@ DEFAULT_MODEL: dict[str, Any] = {
 }
 # Files by which a folder of a Hugging Face model is recognised
 FILES_OF_MODELS = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+
+BUDGETS = ("budget", "budget_tokens", "budget_flops")
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+# A shorter run learns nothing; a longer one is a typing error.
+SHORTEST_S = 20
+LONGEST_S = 366 * 24 * 3600
+# Tokens or floating-point operations: more than the largest run that was ever published
+LARGEST_AMOUNT = 10**27
 
 
 def rows_or_auto(text: str) -> int:
@@ -73,6 +82,64 @@ def find_weight(from_weight: str, out_dir: str | Path, hidden_size: int, use_moe
     if is_model and not (is_bare_name and found):
         return path
     return found or candidates[0]
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1h30m`. Errors: argparse.ArgumentTypeError."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or not any(found.groups()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    if not SHORTEST_S <= total <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} must be from {SHORTEST_S}s to {LONGEST_S // 3600}h")
+    return total
+
+
+def duration(text: str) -> str:
+    """The text itself, checked to be a time: so a settings file shows it as typed."""
+    seconds_of(text)
+    return text.strip()
+
+
+def length_flags(settings: Settings, given: Collection[str]) -> list[str]:
+    """The given flags that say where a run ends, but for defaults, which a settings file names too."""
+    return [
+        name
+        for name in ("epochs", "max_updates")
+        if name in given and getattr(settings, name) != field_default(type(settings), name)
+    ]
+
+
+@dataclass(kw_only=True)
+class BudgetSettings(Settings):
+    """budget"""
+
+    budget: str | None = setting(
+        None,
+        check=duration,
+        help="how long the command may take, as 90s, 10m or 1h30m: size, rows, batch, rates and updates are planned for it",
+        first=True,
+    )
+    budget_tokens: float | None = setting(
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of tokens instead, as 5e7"
+    )
+    budget_flops: float | None = setting(
+        None, check=positive(float, LARGEST_AMOUNT), help="a budget of floating-point operations instead, as 1e16"
+    )
+    dry_run: bool = switch(False, help="print the plan of a budget, and stop there")
+
+    def check(self) -> None:
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: drop one")
+        if self.dry_run and not given:
+            raise ValueError("--dry_run prints a budget's plan: add --budget 10m, --budget_tokens or --budget_flops")
+
+    @property
+    def has_budget(self) -> bool:
+        """The run is planned."""
+        return any(getattr(self, name) is not None for name in BUDGETS)
 
 
 @dataclass(kw_only=True)
@@ -149,7 +216,9 @@ class DataSettings(DocumentSettings):
     )
     max_seq_len: int = setting(512, check=at_least(2, "to hold an input and a target"), help="positions of a row")
     pack: bool = switch(True, help="documents share rows; 0: one padded document a row, as in MiniMind")
-    long_documents: str = setting("split", choices=("split", "truncate"), help="what becomes of those beyond a row")
+    long_documents: str = setting(
+        "split", choices=("split", "truncate"), help="documents longer than a row: split into pieces, or truncated"
+    )
 
     def check(self) -> None:
         if self.data_path and self.mixture:
@@ -170,13 +239,13 @@ class TrainingSettings(OptimizerSettings):
     max_updates: int = setting(
         0, check=not_negative(int), help="end after this many updates, in as many passes as needed; 0: after --epochs"
     )
-    lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="of the rate over the run")
+    lr_schedule: str = setting("minimind", choices=tuple(SCHEDULES), help="schedule of the learning rate")
     decay_share: float = setting(
-        WSD_DECAY_SHARE, check=share, help="of --lr_schedule wsd: the part of the run over which the rate falls"
+        WSD_DECAY_SHARE, check=share, help="with --lr_schedule wsd: share of the run over which the rate decays"
     )
     warmup_iters: int = setting(0, check=not_negative(int), help="linear warm-up, in micro-batches")
     dropout: float = setting(
-        0.0, check=fraction, help="of embeddings, attention and what each block adds, for text that is read many times"
+        0.0, check=fraction, help="dropout of embeddings, attention and block outputs, for text that is read many times"
     )
 
 
@@ -201,7 +270,7 @@ class ValidationSettings(ValidationDataSettings):
 
 
 @dataclass(kw_only=True)
-class LauncherSettings(DividedMachineSettings):
+class PretrainMachine(DividedMachineSettings):
     """machine"""
 
     # PyTorch's attention is faster without, but a repeated run ends with other weights.
@@ -209,13 +278,13 @@ class LauncherSettings(DividedMachineSettings):
     cuda_graphs: str = setting(
         "auto", choices=("auto", "0", "1"), help="launch an update's kernels together; auto: on one GPU, where it works"
     )
-    ddp: bool = switch(False, help="for old launch lines; torchrun decides")
-    local_rank: int = setting(-1, check=int, help="for old launch lines; torchrun decides")
+    ddp: bool = switch(False, help="fail without a launcher such as torchrun; otherwise no effect")
+    local_rank: int = setting(-1, check=int, help="no effect: accepted for old launch lines")
 
 
 @dataclass(kw_only=True)
 class PretrainSettings(
-    LauncherSettings,
+    PretrainMachine,
     ValidationSettings,
     TrainingSettings,
     DataSettings,
@@ -267,7 +336,8 @@ class PretrainSettings(
         weight = self.weight()
         shape = dict(DEFAULT_MODEL)
         if weight is not None and os.path.exists(weight):
-            # A repeated run finds it from another --out_dir too. A folder stays as given: ./base is no name of a weight, base is.
+            # As a path, so that a repeated run with another --out_dir finds it. Not a folder: as a Path, ./base becomes base, which
+            # is looked up in --out_dir first.
             if weight.suffix == ".pth":
                 self.from_weight = str(weight)
             record = read_record(weight)

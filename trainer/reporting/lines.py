@@ -35,7 +35,7 @@ def describe(
     micro_batches = counted(schedule.accumulation_steps, "micro-batch", "micro-batches")
     line = (
         f"run: {counted(updates, 'update')} in {counted(job.length.epochs, 'epoch')}, {counted(rows, 'row')} = {rows * plan.T:,} tokens "
-        f"each ({schedule.batch_size * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
+        f"each ({schedule.rows_of_rank * ranks.sharing} x {micro_batches} x {counted(ranks.micro_batches_at_once, 'rank')}), {device}, "
         f"{str(job.engine.dtype).removeprefix('torch.')}"
     )
     data = {"documents": outlook.n_documents, "rows": plan.n_rows, "fill": plan.fill}
@@ -127,11 +127,11 @@ def skipped_line(outcome: Outcome, plan: JobPlan) -> str:
 
 
 def report_already_done(job: Job, progress: Progress, reporter: Reporter) -> None:
-    """For the resume of a finished run: say so, write missing outputs, and open the records: a kill behind the last save has left out
-    their end."""
+    """For the resume of a finished run: say so, write missing outputs, and open the records for the report, whose end a kill after
+    the last save may have lost."""
     length = job.length
     done = counted(length.epochs, "epoch") if length.last_update == UNLIMITED else counted(progress.update, "update")
-    further = f" (a higher {length.flag} goes on)" if length.flag else ""
+    further = f" (raise {length.flag} to continue)" if length.flag else ""
     reporter.say(f"this run has already done its {done}: nothing to do{further}")
     engine = job.engine
     # Rank 0 checks for all: another might check during the write, in which all ranks must take part or none.

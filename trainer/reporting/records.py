@@ -157,7 +157,7 @@ class RunRecords:
             check_regular_file(run.path)
             run.read_new_lines()
         if not run.columns:
-            raise UserError(f"{path}: no metrics are in there; {{weight}}.metrics.jsonl of a run is wanted")
+            raise UserError(f"{path}: no metrics in this file; expected {{weight}}.metrics.jsonl of a run")
         return run
 
     def read_new_lines(self) -> None:

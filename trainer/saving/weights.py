@@ -14,7 +14,7 @@ from model.weight_record import DIGEST_FIELD, SPECIAL_TOKENS_FIELD, VOCABULARY_F
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
-def save_weights(
+def save_pth(
     state_dict: dict[str, torch.Tensor],
     config: dict[str, Any],
     stem: str | Path,

@@ -17,7 +17,7 @@ from dataset.reading.file_kinds import find_files, is_address
 from model.weight_record import THOUGHTS_FIELD
 from trainer.pretrain.data import TextKind
 from trainer.pretrain.job import PretrainJob
-from trainer.saving.weights import save_weights
+from trainer.saving.weights import save_pth
 from trainer.sft.settings import USUAL_FILE, SftSettings
 
 CONVERSATIONS = TextKind(
@@ -41,7 +41,7 @@ class SftJob(PretrainJob):
 
     def write_weights(self, stem: Path, weights: Mapping[str, torch.Tensor]) -> None:
         fields = {**self.config.to_dict(), THOUGHTS_FIELD: self.corpus.trains_thoughts}
-        save_weights(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
+        save_pth(dict(weights), fields, stem, self.first_model.vocabulary, parse_special_tokens=False)
 
 
 # ------------------------------------------------------------------------------ defaults that depend on the data's size

@@ -6,11 +6,11 @@ from typing import ClassVar
 from common.settings import Settings, setting, switch, with_default
 from dataset.reading.conversations import CONVERSATION
 from dataset.reading.settings import OFF, DocumentSettings
-from trainer.budget.settings import BudgetSettings
 from trainer.pretrain.settings import (
+    BudgetSettings,
     DataSettings,
-    LauncherSettings,
     ModelSettings,
+    PretrainMachine,
     PretrainOutput,
     PretrainSettings,
     TrainingSettings,
@@ -84,7 +84,7 @@ class SftSettings(SftTraining, ConversationSettings, SftModel, SftOutput, Pretra
     @classmethod
     def groups(cls) -> tuple[type[Settings], ...]:
         return (
-            LauncherSettings,
+            PretrainMachine,
             ValidationSettings,
             SftTraining,
             ConversationSettings,

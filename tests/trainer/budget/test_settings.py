@@ -4,8 +4,7 @@ import argparse
 
 import pytest
 
-from trainer.budget.settings import BudgetSettings, seconds_of
-from trainer.pretrain.settings import PretrainSettings
+from trainer.pretrain.settings import BudgetSettings, PretrainSettings, seconds_of
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def test_the_figures_are_those_of_the_examples(run):
     model.train()
     assert n_words == sum(len(json.loads(line)["text"].split()) for line in run.other.read_text().splitlines())
     mlm, disc = sums["mlm"] / sums["masked"], sums["disc"] / len(replaced)
-    values, stop_signal = job.evaluate(run.trainer.engine, StopSignals(), 12)
-    assert stop_signal == 0 and set(values) == FIGURES
+    values, stop_request = job.evaluate(run.trainer.engine, StopSignals(), 12)
+    assert stop_request == 0 and set(values) == FIGURES
     assert values["val_mlm_loss"] == pytest.approx(mlm, rel=1e-5)
     assert values["val_disc_loss"] == pytest.approx(disc, rel=1e-5)
     assert values["val_loss"] == pytest.approx(mlm + 50 * disc, rel=1e-5)
