@@ -185,8 +185,8 @@ class Corpus:
         is_cut = not self.pack or self.long_documents == "truncate"
         return np.minimum(targets, self.max_seq_len - 1) if is_cut else targets
 
-    def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
-        """The rows of some documents. epoch: seeds the random numbers, together with the seed."""
+    def _epoch_plan(self, documents: Ints, epoch: int, trained: Ints | None = None) -> RowPlan:
+        """The rows of some documents. epoch: seeds the random numbers, together with the seed. trained: see EpochPlan."""
         return EpochPlan(
             self.store.offsets,
             self.max_seq_len,
@@ -195,6 +195,7 @@ class Corpus:
             pack=self.pack,
             long_documents=self.long_documents,
             documents=documents,
+            trained=trained,
         )
 
     def plan(self, epoch: int) -> RowPlan:

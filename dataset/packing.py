@@ -185,14 +185,10 @@ class RowPlan(ABC):
         """Targets of each source in the first rows. Documents without shares are one source."""
         return [self.row_targets(0, rows)]
 
-    def row_documents(self, lo: int, hi: int) -> int:
-        """Documents (pieces) in the rows [lo, hi)."""
-        count, *_ = self.pieces(range(lo, hi))
-        return int(count.sum())
-
     def totals(self, lo: int, hi: int) -> Totals:
         """The Totals of the rows [lo, hi)."""
-        return Totals(self.row_targets(lo, hi), self.row_documents(lo, hi))
+        count, *_ = self.pieces(range(lo, hi))
+        return Totals(self.row_targets(lo, hi), int(count.sum()))
 
     def recipe(self, rows: Sequence[int] | Ints) -> Recipe:
         """The Recipe of the given rows (a range or an int array)."""

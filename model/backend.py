@@ -36,19 +36,6 @@ def document_mask(document_ids: torch.Tensor) -> torch.Tensor:
     return (same & earlier).unsqueeze(1)
 
 
-def scaled_dot_product_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, dropout: float
-) -> torch.Tensor:
-    """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]; N/G query heads share one key/value head.
-
-    mask: bool (True: visible) or additive, [B, 1, T, S]; None: plain causal.
-    """
-    groups = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(groups, dim=1)  # [B, N, S, D]
-    v = v.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
-
-
 class Backend:
     """Plain PyTorch. Subclasses replace methods and must give the same results up to rounding."""
 
@@ -57,8 +44,14 @@ class Backend:
         return document_mask(document_ids)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, dropout: float) -> torch.Tensor:
-        """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]."""
-        return scaled_dot_product_attention(q, k, v, mask, dropout)
+        """q [B, N, T, D], k and v [B, G, S, D] -> [B, N, T, D]; N/G query heads share one key/value head.
+
+        mask: here bool (True: visible) or additive, [B, 1, T, S]; None: plain causal.
+        """
+        groups = q.shape[1] // k.shape[1]
+        k = k.repeat_interleave(groups, dim=1)  # [B, N, S, D]
+        v = v.repeat_interleave(groups, dim=1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
 
     def run(self, function: Callable[..., ResultT], *arguments: object, is_cheap: bool = False) -> ResultT:
         """Call function(*arguments): a block, or if is_cheap a few operations that take less time than their launches."""

@@ -22,7 +22,7 @@ def declare(
 
     architecture: with another value the weights do not fit, or compute something else, so a resumed run must have the same.
     exported: ALL_EXPORTS, EXPERT_EXPORTS or None; alias: its name in the other generation's public code, also read and
-    written. A default of None is computed in `MiniMindConfig.derive`.
+    written. A default of None is computed in `MiniMindConfig`.
     """
     declared = {"architecture": architecture, "exported": exported, "alias": alias}
     by_generation = dict(zip(GENERATIONS, (defaults[0], defaults[-1]), strict=True))
@@ -116,8 +116,27 @@ class MiniMindConfig(Fields, PretrainedConfig):
                 value = default
             # Some publishers write -1 for a token that the tokenizer does not have.
             setattr(self, name, None if name in TOKEN_IDS and value == -1 else value)
-        self.derive()
-        self.check()
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.intermediate_size is None:
+            width = int(self.hidden_size * 8 / 3) if generation == "minimind2" else self.hidden_size * math.pi
+            self.intermediate_size = math.ceil(width / 64) * 64
+        if self.moe_intermediate_size is None:
+            self.moe_intermediate_size = self.intermediate_size
+        heads, kv_heads, experts = self.num_attention_heads, self.num_key_value_heads, self.num_experts
+        for name, is_right, what in (
+            ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}"),
+            ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
+            ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
+            ("hidden_act", self.hidden_act == "silu", "supported: only silu is"),
+            ("scoring_func", self.scoring_func == "softmax", "supported: only softmax is"),
+        ):
+            if not is_right:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
         super().__init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,42 +145,6 @@ class MiniMindConfig(Fields, PretrainedConfig):
         for alias, name in ALIASES.items():
             fields[alias] = fields[name]
         return fields
-
-    def derive(self) -> None:
-        """Fill in the fields that follow from others. Errors: ValueError, one line."""
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}"
-                )
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.intermediate_size is None:
-            width = int(self.hidden_size * 8 / 3) if self.generation == "minimind2" else self.hidden_size * math.pi
-            self.intermediate_size = math.ceil(width / 64) * 64
-        if self.moe_intermediate_size is None:
-            self.moe_intermediate_size = self.intermediate_size
-
-    def check(self) -> None:
-        """Raises ValueError for values that are incompatible or not supported."""
-        heads = self.num_attention_heads
-        kv_heads = self.num_key_value_heads
-        experts = self.num_experts
-        default = DECLARATIONS["num_key_value_heads"]["defaults"][self.generation]
-        origin = ", by default: give --num_key_value_heads too" if kv_heads == default else ""
-        for name, is_right, what in (
-            ("num_attention_heads", heads % kv_heads == 0, f"divisible by num_key_value_heads={kv_heads}{origin}"),
-            ("num_experts_per_tok", self.num_experts_per_tok <= experts, f"within num_experts={experts}"),
-            ("head_dim", self.head_dim % 2 == 0, "even: RoPE turns pairs (default: hidden_size / num_attention_heads)"),
-            ("hidden_act", self.hidden_act == "silu", "supported: only silu is"),
-            ("scoring_func", self.scoring_func == "softmax", "supported: only softmax is"),
-        ):
-            if not is_right:
-                raise ValueError(f"{name}={getattr(self, name)!r} is not {what}")
-
-
-def architecture(config: MiniMindConfig) -> dict[str, object]:
-    """{field: value} of ARCHITECTURE."""
-    return {name: getattr(config, name) for name in ARCHITECTURE}
 
 
 def parameter_count(config: MiniMindConfig) -> int:

@@ -47,7 +47,9 @@ class MoEFeedForward(nn.Module):
         for expert in self.shared_experts:
             out = out + expert(tokens)
         if self.training and segments is not None:
-            self.count(chosen, segments)
+            # [N, K, E]; padding does not count
+            is_chosen = chosen.unsqueeze(-1) == torch.arange(self.config.num_experts, device=chosen.device)
+            self.slots += (is_chosen & (segments >= 0).view(-1, 1, 1)).sum(dim=(0, 1))
         aux_loss = scores.new_zeros(())
         if segments is not None and self.config.router_aux_loss_coef:
             aux_loss = balance_loss(scores, chosen, segments, num_segments) * self.config.router_aux_loss_coef
@@ -55,12 +57,6 @@ class MoEFeedForward(nn.Module):
             if self.config.generation == "minimind2":
                 aux_loss = aux_loss / self.config.num_experts_per_tok
         return out.view(x.shape), aux_loss
-
-    @torch.no_grad()
-    def count(self, chosen: torch.Tensor, segments: torch.Tensor) -> None:
-        """Add the slots that each expert got to `slots`; padding does not count. chosen [N, K], segments [N]."""
-        is_chosen = chosen.unsqueeze(-1) == torch.arange(self.config.num_experts, device=chosen.device)  # [N, K, E]
-        self.slots += (is_chosen & (segments >= 0).view(-1, 1, 1)).sum(dim=(0, 1))
 
     def route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """tokens [N, H] -> softmax scores [N, E] (fp32), weights [N, K] of the chosen experts, chosen [N, K]."""

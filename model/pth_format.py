@@ -97,8 +97,7 @@ def model_with(model_class: type[ModelT], config: MiniMindConfig, state: StateDi
             raise ValueError(f"{path}: {key} has NaN or infinite numbers: the file is damaged, or its run failed")
     if config.tie_word_embeddings and not torch.equal(state[HEAD], state[EMBEDDINGS]):
         raise ValueError(
-            f"{path}: {HEAD} is not {EMBEDDINGS}: pass tie_word_embeddings=False, or write it into the .json as "
-            '"tie_word_embeddings": false'
+            f'{path}: {HEAD} is not {EMBEDDINGS}: its config (.json) has to say "tie_word_embeddings": false'
         )
     model = model_class(config)
     model.load_state_dict(state)

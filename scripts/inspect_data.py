@@ -240,14 +240,17 @@ class DataLook:
         heads = ["", "conversations" if self.is_chat else "documents", "tokens", "MB of text", "bytes a token"]
         heads += ["median length", "longest"] + (["tokens of answers"] if self.is_chat else [])
         answers = None
+        # tokens of a document beside its text; of a conversation none: the template writes all
+        added = sum(token_id is not None for token_id in (self.encoder.bos_id, self.encoder.eos_id))
         if isinstance(self.encoder, ChatEncoder):
+            added = 0
             most = self.settings.max_seq_len - 1
             answers = self.encoder.answers.count(self.store, np.arange(len(self.store)), most)
         rows = []
         for name, mine in self._documents_of_sources():
             lengths = self.lengths[mine]
             tokens, n_bytes = int(lengths.sum()), int(self.text_bytes[mine].sum(dtype=np.int64))
-            in_texts = max(tokens - self.encoder.added_tokens * len(mine), 1)
+            in_texts = max(tokens - added * len(mine), 1)
             row = [name, f"{len(mine):,}", f"{tokens:,}", f"{n_bytes / 1e6:,.1f}", f"{n_bytes / in_texts:.2f}"]
             row += [f"{int(np.median(lengths)) if len(mine) else 0:,}", f"{int(lengths.max(initial=0)):,}"]
             if answers is not None:

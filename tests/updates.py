@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from dataset.loader import Assembler, UpdateSchedule
-from dataset.packing import EpochPlan, Totals
+from dataset.packing import EpochPlan
 from tests.helpers import batches_of, tiny_model, token_store
 from trainer.engine import Engine
 from trainer.machine.ranks import Ranks
@@ -70,7 +70,7 @@ def gradients(kind, batch_size, accumulation_steps, ranks=None, group_size=1, pr
     schedule = UpdateSchedule(plan.n_rows, batch_size, accumulation_steps, ranks.world_size)
     for update, micro, batch in batches_of(assembler, plan, schedule, ranks.rank):
         first, end = schedule.rows(update)
-        totals = Totals(plan.row_targets(first, end), plan.row_documents(first, end))
+        totals = plan.totals(first, end)
         is_last = micro == schedule.micro_batches(update) - 1
         if batch is not None:
             engine.micro_batch(batch, totals, last=is_last)

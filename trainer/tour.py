@@ -168,11 +168,11 @@ def train(args: argparse.Namespace) -> Path:
                 # Cross-entropy: summed over the targets. Auxiliary loss, which balances the experts' load: a mean over the
                 # documents (0 for a dense model).
                 cross_entropy, aux_loss = model.training_losses(*batch)
-                share_of_documents = plan.row_documents(rows.start, rows.stop) / n_documents
-                loss = cross_entropy / n_targets + aux_loss * share_of_documents
+                targets, documents = plan.totals(rows.start, rows.stop)
+                loss = cross_entropy / n_targets + aux_loss * (documents / n_documents)
                 loss.backward()
                 loss_sum += cross_entropy.item()
-                targets_since_line += plan.row_targets(rows.start, rows.stop)
+                targets_since_line += targets
                 if step % args.log_interval == 0 or step == n_steps - 1:
                     done_steps = step + 1
                     minutes_left = (time.perf_counter() - started) / done_steps * (n_steps - done_steps) / 60

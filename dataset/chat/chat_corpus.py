@@ -9,7 +9,7 @@ import numpy as np
 from common.wording import counted
 from dataset.chat.encoder import TOKENS_AT_ONCE, Answers, ChatEncoder
 from dataset.corpus import Corpus
-from dataset.packing import EpochPlan, RowPlan
+from dataset.packing import RowPlan
 from dataset.shares import Source
 from dataset.store.format import Documents, Ints
 
@@ -27,7 +27,7 @@ class ChatCorpus(Corpus):
         self.answers: Answers = encoder.answers
         self.target_filter = self.answers.only
         self.thoughts_begin = encoder.special.get("<think>")
-        super().__init__(data_path, encoder, **options)
+        super().__init__(data_path, encoder, **{**options, "long_documents": "truncate"})
 
     @cached_property
     def trains_thoughts(self) -> bool:
@@ -42,32 +42,17 @@ class ChatCorpus(Corpus):
         return False
 
     @cached_property
-    def answer_targets(self) -> Ints:
-        """uint32 [documents of the store]: number of trained targets."""
+    def _targets(self) -> Ints:
+        """uint32 [documents of the store]: number of trained targets, which shares count."""
         # A document truncated to max_seq_len tokens has one pair less, in rows of both layouts.
         return self.answers.count(self.store, np.arange(len(self.store)), self.max_seq_len - 1)
-
-    @property
-    def _targets(self) -> Ints:
-        """Shares count trained targets."""
-        return self.answer_targets
 
     def _has_targets(self, store: Documents, documents: Ints) -> bool:
         return bool(self.answers.count(store, documents, self.max_seq_len - 1).any())
 
-    def _epoch_plan(self, documents: Ints, epoch: int) -> RowPlan:
+    def _epoch_plan(self, documents: Ints, epoch: int, trained: Ints | None = None) -> RowPlan:
         """As in the base class, without conversations that have no trained target."""
-        chosen = documents[self.answer_targets[documents] > 0]
-        return EpochPlan(
-            self.store.offsets,
-            self.max_seq_len,
-            self.seed,
-            epoch,
-            pack=self.pack,
-            long_documents="truncate",
-            documents=chosen,
-            trained=self.answer_targets,
-        )
+        return super()._epoch_plan(documents[self._targets[documents] > 0], epoch, self._targets)
 
     def truncation_report(self, plan: RowPlan) -> list[str]:
         """A line about trained conversations that are longer than a row, if any."""
@@ -76,7 +61,7 @@ class ChatCorpus(Corpus):
         if not len(longer):
             return []
         total = self.answers.count(self.store, longer, int(lengths.max()))
-        trained = self.answer_targets[longer]
+        trained = self._targets[longer]
         lost = int(total.sum(dtype=np.int64)) - int(trained.sum(dtype=np.int64))
         return [
             f"note: {len(longer):,} of {counted(len(self.documents), 'conversation')} beyond --max_seq_len {self.max_seq_len}, cut "

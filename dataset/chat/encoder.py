@@ -147,8 +147,8 @@ class ChatEncoder(DocumentEncoder):
                 self.special[str(token)] = token_id
         if tokenizer.chat_template not in OUR_TEMPLATES or not {BOS, EOS} <= self.special.keys():
             raise ValueError(
-                f"{tokenizer.name_or_path}: conversations take the special tokens {BOS} and {EOS}, and a template that tells what the "
-                "assistant says: copy the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
+                f"{tokenizer.name_or_path}: conversations take a tokenizer with the special tokens {BOS} and {EOS}; if it has them, copy "
+                "the chat_template of model/tokenizer_config.json into the tokenizer_config.json there"
             )
         # Longest first: of two with the same start, the longer one is meant.
         spellings = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
@@ -162,11 +162,6 @@ class ChatEncoder(DocumentEncoder):
         )
         # 2: answers that are not trained are marked.
         self.fingerprint = hashlib.sha256(f"chat 2 {CHAT_TEMPLATE} {self.fingerprint}".encode()).hexdigest()
-
-    @property
-    def added_tokens(self) -> int:
-        """0: the template writes all."""
-        return 0
 
     def encode_in_parts(self, text: str) -> Iterator[list[int]]:
         """The ids of one conversation. Answers that are not trained are marked, see the top of this file."""

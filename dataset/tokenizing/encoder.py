@@ -203,11 +203,6 @@ class DocumentEncoder:
         backend.encode_special_tokens = not self.parse_special_tokens
         return backend
 
-    @property
-    def added_tokens(self) -> int:
-        """Number of tokens that a document has beside its text."""
-        return sum(token_id is not None for token_id in (self.bos_id, self.eos_id))
-
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes get the Rust tokenizer as text: its own pickling would lose `encode_special_tokens`.
         return {**self.__dict__, "_backend": self._backend.to_str(), "_fast": None}

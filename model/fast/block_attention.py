@@ -5,7 +5,7 @@ the masked ones. Here each row is cut into a few blocks of queries. A block need
 3/8 of the scores are never computed. The rest are batched products, and the compiler fuses the softmax between them
 into one loop.
 
-The reference in the tests is `scaled_dot_product_attention` in model/backend.py.
+The reference in the tests is PyTorch's own with a mask, as in `Backend.attend` (model/backend.py).
 
 Shape letters: B rows, T positions, D head dimension, N query heads, G key/value heads, R = N/G query heads that share
 one, W positions of a block, S keys that a block may see.

@@ -34,12 +34,14 @@ def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    starts = document_starts(document_ids)
+    T = document_ids.shape[1]
+    # [B, T]: the position at which the document of each position starts
+    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    starts = torch.where(begins, torch.arange(T, device=document_ids.device), 0).cummax(dim=1).values
 
     def visible(b: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (key <= query) & (key >= starts[b, query])
 
-    T = document_ids.shape[1]
     partial, full = visible_blocks(starts)
     # FlexAttention needs the keys of each query for the forward pass, and the queries of each key for the backward pass.
     block_masks = torch.stack((partial, full, partial.mT, full.mT)).unsqueeze(2)  # [4, B, 1, blocks, blocks]
@@ -61,16 +63,8 @@ def flex_mask(document_ids: torch.Tensor) -> "BlockMask":
     )
 
 
-def document_starts(document_ids: torch.Tensor) -> torch.Tensor:
-    """document_ids [B, T] -> [B, T] int64: the position at which the document of each position starts."""
-    T = document_ids.shape[1]
-    begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
-    positions = torch.arange(T, device=document_ids.device)
-    return torch.where(begins, positions, 0).cummax(dim=1).values
-
-
 def visible_blocks(starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """starts [B, T] of `document_starts` -> (partial, full), both bool [B, query blocks, key blocks].
+    """starts [B, T], of the document of each position -> (partial, full), both bool [B, query blocks, key blocks].
 
     partial: some query sees some key, but not every query every key. full: every query sees every key.
     """

@@ -103,7 +103,7 @@ def test_ledger_each_token_exactly_once_an_epoch(world, workers, batch, pack):
         assert np.array_equal(np.sort(targets), expected)
         for update in range(schedule.n_updates):
             rows = schedule.rows(update)
-            assert totals[update].tolist() == [plan.row_targets(*rows), plan.row_documents(*rows)]
+            assert totals[update].tolist() == list(plan.totals(*rows))
     assert len(orders) == 3
 
 

@@ -158,7 +158,7 @@ def test_a_file_of_another_kind_is_called_what_it_is(path, content, match):
         ({KEY: None}, f'Missing key.*"{KEY}"'),
         ({"model.surprise": lambda t: torch.ones(1)}, 'Unexpected key.*"model.surprise"'),
         ({"model.norm.weight": lambda t: torch.ones(63)}, r"model.norm.weight: .*\[63\].*\[64\]"),
-        ({"lm_head.weight": lambda t: t + 1}, "tie_word_embeddings=False"),
+        ({"lm_head.weight": lambda t: t + 1}, "has to say .tie_word_embeddings.: false"),
         ({KEY: lambda t: t.float().to_sparse()}, NO_BLOCK),
         ({KEY: lambda t: t.to(torch.int32)}, NO_BLOCK),
         ({KEY: lambda t: torch.full_like(t, math.nan)}, f"{KEY} has NaN"),

@@ -68,12 +68,14 @@ def test_what_the_weights_hold_is_loaded(tmp_path, kind):
         assert torch.equal(model(ids).logits, theirs(ids).logits)
 
 
-def test_a_config_that_is_none_or_of_more_layers_than_any_model_has_builds_nothing(tmp_path):
+def test_a_config_that_is_none_or_of_more_weights_than_there_are_builds_nothing(tmp_path):
     write(tmp_path, "gpt2")
     whole = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text("{")
     refused(tmp_path, "no config can be loaded from there")
     (tmp_path / "config.json").write_text(whole)
+    change_config(tmp_path, vocab_size=3_000_000)
+    refused(tmp_path, "asks for 96,.* parameters, the weight files have")
     change_config(tmp_path, n_layer=50_000_000)
     refused(tmp_path, "n_layer is more than 2,000")
     with pytest.raises(UserError, match="n_layer is more than 2,000"):

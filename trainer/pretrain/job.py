@@ -11,7 +11,7 @@ import torch
 
 from common.errors import user_errors
 from dataset.packing import RowPlan
-from model.config import architecture
+from model.config import ARCHITECTURE
 from trainer.budget.outcome import plan_path, write_plan
 from trainer.cuda_graphs import can_be_recorded
 from trainer.engine import Update, make_engine, schedule_of
@@ -98,7 +98,7 @@ class PretrainJob(Job):
                 "reading of special tokens": encoder.parse_special_tokens,
                 "tokenizer": encoder.fingerprint[:16],
                 "data": self.corpus.fingerprint[:16],  # as this tokenizer reads it
-                "architecture": architecture(self.config),
+                "architecture": {name: getattr(self.config, name) for name in ARCHITECTURE},
                 "row layout": self.corpus.layout(),
                 "length of the mixture": length_of_mixture(settings, ranks, self.corpus),
                 "optimizer": settings.optimizer,

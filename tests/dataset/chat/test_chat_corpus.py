@@ -62,7 +62,9 @@ def test_validation_without_an_answer_within_a_row_is_refused(tmp_path):
     valid = tmp_path / "valid.jsonl"
     valid.write_text(json.dumps({"messages": [turn("user", "word " * 100), turn("assistant", "Yes")]}))
     options = {"val_path": str(valid)}
-    with pytest.raises(DataError, match="--val_path .*valid.jsonl: no answer begins within --max_seq_len, .* no loss to measure"):
+    with pytest.raises(
+        DataError, match="--val_path .*valid.jsonl: no answer begins within --max_seq_len, .* no loss to measure"
+    ):
         corpus_of(path, max_seq_len=64, **options)
     corpus = corpus_of(path, max_seq_len=512, **options)
     assert corpus.validation()[0].n_targets > 0

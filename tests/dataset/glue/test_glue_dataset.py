@@ -116,7 +116,12 @@ def test_a_tsv_and_a_jsonl_file_hold_the_same(tmp_path):
         ("sst2", "dev.tsv", "sentence\tlabel\n", "no example in there"),
         ("sst2", "dev.tsv", "sentence\tlabel\ncaf\udce9\t1\n", ":2: 'utf-8' codec can't decode"),
         ("sst2", "nowhere.tsv", None, "No such file"),
-        (OWN, "a.jsonl", '{"title": "a", "body": 3, "stars": "bad"}', ":1: expected an object with the texts title, body"),
+        (
+            OWN,
+            "a.jsonl",
+            '{"title": "a", "body": 3, "stars": "bad"}',
+            ":1: expected an object with the texts title, body",
+        ),
         (OWN, "a.jsonl", '{"title": "a", "body": "b", "stars": "\\ud800"}', ":1: expected an object with the texts"),
         (OWN, "a.jsonl", "[" * 100_000, ":1: expected an object with the texts"),
         (OWN, "a.tsv", f"title\tbody\tstars\n{LONG}\tb\tbad\n", ":2: a sentence of more than 1,048,576"),
