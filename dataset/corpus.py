@@ -36,18 +36,19 @@ def notices_of_paths(
     choices = {path: choose_files(path, text_suffixes, cache_dir) for path in paths}
     lines = []
     # Resolved, so that a file and a link to it count as one.
-    times = Counter(str(file.resolve()) for path in paths for file in choices[path].read)
+    times = Counter(str(file.resolve()) for path in paths for file in choices[path][0])
     for name, count in times.items():
         if count > 1:
             lines.append(
-                f"warning: --data_path names {name} {count} times: its documents are trained as often in an epoch"
+                f"warning: --data_path names {name} {count} times: without --deduplicate its documents are trained as often in "
+                "an epoch"
             )
-    for path, choice in choices.items():
-        if choice.left_out:
-            suffixes = ", ".join(sorted({kind_of(file).suffix for file in choice.read}))
+    for path, (read, left_out) in choices.items():
+        if left_out:
+            suffixes = ", ".join(sorted({kind_of(file).suffix for file in read}))
             lines.append(
-                f"{path}: {counted(len(choice.read), 'file')} read ({suffixes}), {len(choice.left_out):,} of other kinds (such as "
-                f"{choice.left_out[0].name}) left out; name files by their own paths to read others"
+                f"{path}: {counted(len(read), 'file')} read ({suffixes}), {len(left_out):,} of other kinds (such as "
+                f"{left_out[0].name}) left out; name files by their own paths to read others"
             )
     return lines
 

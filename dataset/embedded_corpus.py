@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from textwrap import indent
 
 from common.files import atomic_file, file_lock
 from common.start import ROOT
@@ -88,11 +89,7 @@ def documents() -> Iterator[str]:
     # Found, not imported: the corpus comes from the text of the source files alone.
     found = importlib.util.find_spec("numpy")
     assert found is not None and found.origin is not None
-    seen: set[str] = set()
-    for text in chain(_topics(), _modules(LIBRARY, ""), _modules(Path(found.origin).parent, "numpy")):
-        if text not in seen:
-            seen.add(text)
-            yield text
+    yield from dict.fromkeys(chain(_topics(), _modules(LIBRARY, ""), _modules(Path(found.origin).parent, "numpy")))
 
 
 def _topics() -> Iterator[str]:
@@ -145,7 +142,7 @@ def _entries(file: Path, name: str) -> Iterator[str]:
         # Templates and deliberately broken examples.
         return
     # A private module has the name of its package: its docstring would pass for that of the package.
-    if name.endswith(file.stem.removeprefix("__init__")) and (doc := _docstring(tree)):
+    if name.endswith(file.stem.removeprefix("__init__")) and (doc := _clean(ast.get_docstring(tree) or "")):
         yield f"module {name}\n\n{doc}"
     yield from _definitions(tree.body, name)
     for node in tree.body:
@@ -163,18 +160,14 @@ def _definitions(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
             r"_(?!_.*__$)", node.name
         ):
             continue
-        doc = _docstring(node)
+        doc = _clean(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
             if doc:
                 bases = ", ".join(ast.unparse(base) for base in node.bases)
-                yield f"class {prefix}.{node.name}({bases})\n\n{_indent(doc)}"
+                yield f"class {prefix}.{node.name}({bases})\n\n{indent(doc, '    ')}"
             yield from _definitions(node.body, f"{prefix}.{node.name}")
         elif doc:
-            yield f"{prefix}.{node.name}({ast.unparse(node.args)})\n\n{_indent(doc)}"
-
-
-def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    return _clean(ast.get_docstring(node) or "")
+            yield f"{prefix}.{node.name}({ast.unparse(node.args)})\n\n{indent(doc, '    ')}"
 
 
 def _added_doc(call: ast.expr) -> str | None:
@@ -191,7 +184,7 @@ def _added_doc(call: ast.expr) -> str | None:
         name = f"{name}.{method}"
     # Users know these functions by the package that re-exports them.
     module = module.replace("._core.multiarray", "").replace("._core.umath", "")
-    return f"{module}.{name}\n\n{_indent(_clean(inspect.cleandoc(doc)))}"
+    return f"{module}.{name}\n\n{indent(_clean(inspect.cleandoc(doc)), '    ')}"
 
 
 def _clean(text: str) -> str:
@@ -199,11 +192,6 @@ def _clean(text: str) -> str:
     text = re.sub(r"[^\S\n]+\n", "\n", text.expandtabs().replace("\r\n", "\n"))
     text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f]", "", text)
     return re.sub(r"\n{3,}", "\n\n", text).lstrip("\n").rstrip()
-
-
-def _indent(text: str) -> str:
-    """The text with four blanks before each line that is not empty."""
-    return re.sub(r"^(?=[^\n])", "    ", text, flags=re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------------------- the questions

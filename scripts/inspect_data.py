@@ -79,7 +79,7 @@ from dataset.reading.file_kinds import OBJECTS, find_files, kind_of
 from dataset.reading.json_files import ANY_TEXT
 from dataset.store.deduplicate import stored_texts
 from dataset.store.format import ConcatStore, Ints, TokenStore
-from dataset.store.token_store import candidate_folders, files_of, first_writable
+from dataset.store.token_store import candidate_folders, first_writable
 from dataset.tokenizing.encoder import load_tokenizer
 from trainer.machine.command_line import run_cli
 from trainer.machine.ranks import ONE_RANK
@@ -181,7 +181,7 @@ class DataLook:
         if not self.settings.texts:
             return [self._sources(), self._lengths(), self._copies(copies)]
         paths = self.groups[0]
-        first = files_of(paths, self.run.text_suffixes, self.run.cache_dir)[0]
+        first = find_files(paths[0], self.run.text_suffixes, self.run.cache_dir)[0]
         scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
         copies = near_copies(self._texts(), copies, scratch)
         odd = []
@@ -208,7 +208,7 @@ class DataLook:
                 source_of_file: list[int] = []
                 files = []
                 for path in self.groups[i]:
-                    of_path = files_of([path], self.run.text_suffixes, self.run.cache_dir)
+                    of_path = find_files(path, self.run.text_suffixes, self.run.cache_dir)
                     source_of_file += [n_sources] * len(of_path)
                     files += of_path
                     n_sources += 1

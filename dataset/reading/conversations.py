@@ -83,25 +83,20 @@ def conversation_text(text: str) -> str:
 
 def checked_message(message: Any, number: int) -> Record:
     """A message with only the fields that the template reads."""
-    if not isinstance(message, dict):
-        raise BadLine("bad message", f"message {number} is no object with role and content")
-    role = message.get("role")
+    role = message.get("role") if isinstance(message, dict) else None
     if role not in ROLES:
-        hint = " (from and value are to be named role and content)" if "from" in message else ""
-        wanted = f"where one of {', '.join(ROLES)} is expected{hint}"
+        wanted = f"where one of {', '.join(ROLES)} is expected (from and value are to be named role and content)"
         raise BadLine("unknown role", f"message {number} has the role {role!r:.60} {wanted}")
     # A list of parts, as many tools write it, or null beside calls
     content = message.get("content")
     parts = content if isinstance(content, list) else [""] if content is None else [content]
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise BadLine("content is no text", f"message {number}: its content is neither a text nor parts of text")
+    thoughts = message.get("reasoning_content") or ""
+    if not all(isinstance(text, str) for text in [*texts, thoughts]):
+        raise BadLine("content is no text", f"message {number}: its content or reasoning_content is no text")
     checked = {"role": role, "content": "".join(texts)}
     if role != "assistant":
         return checked
-    thoughts = message.get("reasoning_content") or ""
-    if not isinstance(thoughts, str):
-        raise BadLine("bad message", f"message {number}: reasoning_content is no text")
     found = THOUGHTS.match(checked["content"])
     if found is not None and not thoughts:
         thoughts = found.group(1)
@@ -123,17 +118,16 @@ def checked_message(message: Any, number: int) -> Record:
 def _checked_call(call: Record, number: int) -> Record:
     """{"name": ..., "arguments": ...} of a call to a function."""
     function = call.get("function") or call
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadLine("bad tool call", f"message {number}: a call has no name")
-    arguments = function.get("arguments") or {}
     try:
+        name, arguments = function["name"], function.get("arguments") or {}
         # A string is used unchanged. Only Python accepts NaN and Infinity as JSON.
         json.dumps(json.loads(arguments) if isinstance(arguments, str) else arguments, allow_nan=False)
-    except (ValueError, RecursionError):
-        raise BadLine(
-            "bad tool call", f"message {number}: the arguments of a call of {function['name']!r:.80} are no JSON"
-        ) from None
-    return {"name": function["name"], "arguments": arguments}
+        is_call = isinstance(name, str)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        is_call = False
+    if not is_call:
+        raise BadLine("bad tool call", f"message {number}: a call has no name, or its arguments are no JSON")
+    return {"name": name, "arguments": arguments}
 
 
 def _listed(value: Any, what: str) -> list[Record]:

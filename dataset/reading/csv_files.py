@@ -68,8 +68,8 @@ def find_rows(stream: Stream, path: str, text_field: str, delimiter: str) -> Ite
             reader = None
             yield first_line, fault
         elif not row or (len(row) == 1 != len(names) and row[0].isspace()):
-            # A blank line is an empty row; long runs of them are skipped buffer by buffer.
-            lines.skip_blank_lines()
+            # A blank line is an empty row.
+            continue
         elif not names:
             names = row
             check_column(text_field, names, f"{path}:{first_line}")

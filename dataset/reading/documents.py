@@ -112,9 +112,7 @@ def _find_lines(stream: Stream, path: str, text_field: str) -> Iterator[Found]:
     while (line := lines.read_line()) != b"":
         if line is None:
             yield lines.number, too_long("line")
-        elif line.isspace():
-            lines.skip_blank_lines()
-        else:
+        elif not line.isspace():
             yield lines.number, line
 
 
@@ -145,7 +143,6 @@ def _find_paragraphs(stream: Stream, path: str, text_field: str) -> Iterator[Fou
             return
         text = bytearray()
         first = 0
-        lines.skip_blank_lines()
 
 
 def _text_of_file(raw: bytes, text_field: str) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import DataError, optional_package
@@ -107,18 +107,13 @@ def find_files(data_path: str, text_suffixes: Sequence[str] | None = None, cache
     text_suffixes, given by the user, are always read. Files that a run, a token store or a model left in the folder are
     no data. Remote files are downloaded now, to cache_dir (None: the user's cache folder).
     """
-    return choose_files(data_path, text_suffixes, cache_dir).read
+    return choose_files(data_path, text_suffixes, cache_dir)[0]
 
 
-class Choice(NamedTuple):
-    """The files of a path that are read, and those that are left out."""
-
-    read: list[Path]
-    left_out: list[Path]
-
-
-def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None) -> Choice:
-    """The files that `find_files` reads and leaves out, sorted by path. An unread README or license is in neither."""
+def choose_files(
+    data_path: str, text_suffixes: Sequence[str] | None, cache_dir: str | None
+) -> tuple[list[Path], list[Path]]:
+    """(files that `find_files` reads, files left out), sorted by path. An unread README or license is in neither."""
     data_path = str(data_path).removeprefix("file://")
     is_remote = is_address(data_path)
     if ADDRESS.match(data_path) and not is_remote:
@@ -141,7 +136,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
         if not kinds:
             advice = "a folder or a pattern is to be downloaded first; " if is_remote else ""
             raise DataError(f"{data_path}: unknown kind of file; {advice}{READABLE}")
-        return Choice([_fetched(data_path, cache_dir) if is_remote else path], [])
+        return [_fetched(data_path, cache_dir) if is_remote else path], []
     # Suffixes from the user, or a corpus, settle the choice. Otherwise guess: either the tables are data and the texts
     # describe them, or the texts are source code and the tables its settings.
     wanted = [file for file, kind in kinds.items() if kind.suffix in CORPORA]
@@ -156,7 +151,7 @@ def choose_files(data_path: str, text_suffixes: Sequence[str] | None, cache_dir:
         raise DataError(f"{path}: nothing to read there; {READABLE}")
     read = set(wanted)
     left_out = [file for file in found if file not in read and not _is_readme_or_license(file)]
-    return Choice(sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix))
+    return sorted(wanted, key=Path.as_posix), sorted(left_out, key=Path.as_posix)
 
 
 def _file_system(scheme: str) -> FileSystem:
@@ -232,15 +227,11 @@ def _files_of(path: Path) -> list[Path]:
     if matches == [path] and not os.path.isdir(path):
         _require_file(path)
     if not matches:
-        share = " (a share, for --data_path alone, is written :0.7, :0.7..0.2 or :0.7:x4)" if ":" in path.name else ""
-        reason = f"no such file or folder{share}, and no file matches it as a pattern; {READABLE}"
-        try:
-            os.stat(path)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            # ValueError: a NUL character, which no file name has.
-            pass
-        except OSError as error:
-            reason = f"cannot be read ({error.strerror})"
+        share = ""
+        if ":" in path.name:
+            programs = "train_pretrain.py, train_sft.py and inspect_data.py"
+            share = f" ({programs} take shares in --data_path, written :0.7, :0.7..0.2 or :0.7:x4)"
+        reason = f"no such file or folder that can be read{share}, and no file matches it as a pattern; {READABLE}"
         raise DataError(f"{path}: {reason}")
     # A dict deduplicates: `data/**` matches a file and also its folder.
     found: dict[Path, None] = {}

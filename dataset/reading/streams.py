@@ -19,10 +19,11 @@ from common.errors import DataError, optional_package
 # decompressed bytes, with a `peek`
 Stream = io.BufferedReader
 
-# {suffix: pattern of the first bytes}. A zstd file may start with a skippable frame.
+# {suffix: pattern of the first bytes}. After its level a bzip2 file has the mark of a block or of its end: a text may begin
+# with "BZh". A zstd file may start with a skippable frame.
 FIRST_BYTES = {
     ".gz": rb"\x1f\x8b",
-    ".bz2": rb"BZh",
+    ".bz2": rb"BZh[1-9](1AY&|\x17rE8)",
     ".xz": rb"\xfd7zXZ\x00",
     ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18",
 }
@@ -148,13 +149,3 @@ class LineReader:
         while line and not line.endswith(b"\n"):
             line = self.stream.readline(SKIP_BYTES)
         return None
-
-    def skip_blank_lines(self) -> None:
-        """Skips whole blank lines buffer by buffer: one by one, a file of them would take minutes."""
-        while buffered := self.stream.peek():
-            blanks = len(buffered) - len(buffered.lstrip(WHITE_SPACE))
-            # Up to the last newline among the blanks: those after it may start a line with text.
-            whole_lines = buffered.rfind(b"\n", 0, blanks) + 1
-            if not whole_lines:
-                return
-            self.number += self.stream.read(whole_lines).count(b"\n")

@@ -6,8 +6,6 @@ the stores. Finding near copies takes minutes, so they are cached beside the sto
 """
 
 import contextlib
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
@@ -17,16 +15,17 @@ from typing import Unpack
 import numpy as np
 
 from common.errors import DataError
-from common.files import atomic_file, file_lock
+from common.files import atomic_file
 from common.wording import announce, counted
 from dataset.quality.copies import NONE, Copies, exact_copies, library, near_copies, near_copies_version
 from dataset.reading.conversations import CONVERSATION, conversation_text
 from dataset.reading.documents import read_documents
 from dataset.reading.faults import BadLines
+from dataset.reading.file_kinds import find_files
 from dataset.reading.settings import NEAR
 from dataset.store.encode_worker import hash_of_text
-from dataset.store.format import TokenStore
-from dataset.store.token_store import StoreOptions, candidate_folders, files_of, first_writable
+from dataset.store.format import TokenStore, digest_of_json
+from dataset.store.token_store import StoreOptions, candidate_folders, first_writable
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when other documents would be left out.
@@ -50,8 +49,7 @@ def copies_among(
     """
     exact = exact_copies(np.concatenate([store.doc_hash for store in stores]))
     version = near_copies_version() if method == NEAR else []
-    content = [VERSION, method, version, [store.fingerprint for store in stores]]
-    fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    fingerprint = digest_of_json([VERSION, method, version, [store.fingerprint for store in stores]])
     is_copy = exact.is_exact
     if method == NEAR:
         is_copy = _near_or_exact(stores, groups, encoder, exact, fingerprint, options)
@@ -76,42 +74,32 @@ def _near_or_exact(
     options: StoreOptions,
 ) -> Mask:
     """The copies of either kind, cached by an earlier start or found now."""
-    files = [files_of(paths, options.get("text_suffixes"), options.get("cache_dir")) for paths in groups]
+    selection = options.get("text_suffixes"), options.get("cache_dir")
+    files = [[file for path in paths for file in find_files(path, *selection)] for paths in groups]
     places = candidate_folders(groups[0][0], files[0][0], options.get("cache_dir"))
-    name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}"
-
-    def cached() -> Mask | None:
-        for place in places:
-            # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
-            with contextlib.suppress(Exception):
-                found: Mask = np.load(place / f"{name}.npz", allow_pickle=False)["is_copy"]
-                return found
-        return None
-
-    is_copy = cached()
-    if is_copy is not None:
-        return is_copy
+    name = f"{stores[0].source_name}-{NEAR}-{fingerprint[:16]}.npz"
+    for place in places:
+        # A damaged file is made again: the archive has a checksum, and loading fails with many types of errors.
+        with contextlib.suppress(Exception):
+            found: Mask = np.load(place / name, allow_pickle=False)["is_copy"]
+            return found
     place = first_writable(places)
-    # Only one of the processes that start together searches.
-    with file_lock(place / f"{name}.lock"):
-        is_copy = cached()
-        if is_copy is not None:
-            return is_copy
-        begin = time.monotonic()
-        shown = options.get("progress", True)
-        if shown:
-            announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
-        texts = chain.from_iterable(
-            (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
-            for store, of_store in zip(stores, files, strict=True)
-        )
-        is_copy = near_copies(enumerate(texts), exact, place).of != NONE
-        with atomic_file(place / f"{name}.npz") as file:
-            np.savez(file, is_copy=is_copy)
-        if shown:
-            near = int(is_copy.sum() - exact.is_exact.sum())
-            announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
-        return is_copy
+    begin = time.monotonic()
+    shown = options.get("progress", True)
+    if shown:
+        announce(f"looking for near duplicates among {counted(len(exact.of), 'document')}")
+    texts = chain.from_iterable(
+        (text for _, _, text in stored_texts(store, of_store, encoder, options.get("text_field", "text")))
+        for store, of_store in zip(stores, files, strict=True)
+    )
+    is_copy = near_copies(enumerate(texts), exact, place).of != NONE
+    # Programs that start together all search, and write the same file.
+    with atomic_file(place / name) as file:
+        np.savez(file, is_copy=is_copy)
+    if shown:
+        near = int(is_copy.sum() - exact.is_exact.sum())
+        announce(f"found {counted(near, 'near duplicate')}, {time.monotonic() - begin:.1f} s")
+    return is_copy
 
 
 def check_library(method: str) -> None:

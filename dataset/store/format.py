@@ -28,10 +28,6 @@ MAX_OPEN_CHECK_BYTES = 64 << 20
 FILES = ("tokens.bin", "offsets.bin", "text_bytes.bin", "doc_hash.bin")
 
 
-class DamagedStore(ValueError):
-    """The folder is not a complete store."""
-
-
 class TokenStore:
     """Memory-mapped documents.
 
@@ -42,14 +38,14 @@ class TokenStore:
 
     Sizes and the SHA-256 of the files are checked here, against meta.json, which has its own. Only the tokens of a
     large store are left to `DigestCheck`, which reads them during training: hashing them first would take minutes.
-    Errors: DamagedStore.
+    Errors: ValueError or OSError for a store that is damaged or missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         meta = read_json(self.folder / "meta.json")
         if not isinstance(meta, dict) or meta.pop("meta_sha256", None) != digest_of_json(meta):
-            raise DamagedStore("meta.json is missing or damaged")
+            raise ValueError("meta.json is missing or damaged")
         self.meta: dict[str, Any] = meta
         self.tokens = self._map("tokens.bin", meta["dtype"], meta["tokens"])
         self.offsets = self._map("offsets.bin", "int64", meta["documents"] + 1)
@@ -72,16 +68,15 @@ class TokenStore:
         return TokenStore, (self.folder,)
 
     def _map(self, name: str, dtype: str, count: int) -> Ints:
-        """Memory-map the numbers of a file. Errors: DamagedStore."""
-        path = self.folder / name
-        size = path.stat().st_size if path.exists() else 0
-        if size != count * np.dtype(dtype).itemsize or not size:
-            raise DamagedStore(f"{name} has {size:,} bytes where {count * np.dtype(dtype).itemsize:,} belong")
+        """Memory-map the numbers of a file. Errors: as in the class; np.memmap refuses an empty file itself."""
         # As plain arrays: slicing np.memmap objects costs a microsecond each.
-        numbers = np.memmap(path, dtype, "r").view(np.ndarray)
-        is_left_for_later = name == "tokens.bin" and size > MAX_OPEN_CHECK_BYTES
-        if not is_left_for_later and hashlib.sha256(numbers.data).hexdigest() != self.meta["sha256"].get(name):
-            raise DamagedStore(f"the content of {name} is not what was written")
+        numbers = np.memmap(self.folder / name, dtype, "r").view(np.ndarray)
+        is_whole = len(numbers) == count
+        is_left_for_later = name == "tokens.bin" and numbers.nbytes > MAX_OPEN_CHECK_BYTES
+        if is_whole and not is_left_for_later:
+            is_whole = hashlib.sha256(numbers.data).hexdigest() == self.meta["sha256"].get(name)
+        if not is_whole:
+            raise ValueError(f"the content of {name} is not what was written")
         return numbers
 
 

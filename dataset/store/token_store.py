@@ -15,7 +15,6 @@ ignored, and the data is read again.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ import numpy as np
 from filelock import Timeout
 from numpy.typing import ArrayLike
 
-from common.errors import DataError
+from common.errors import DataError, user_errors
 from common.files import (
     HashingWriter,
     atomic_file,
@@ -49,7 +48,7 @@ from dataset.reading.documents import BLOCK_BYTES, split_into_blocks
 from dataset.reading.faults import BadLines, skip_or_raise
 from dataset.reading.file_kinds import expand_user, find_files, is_address, kind_of
 from dataset.store.encode_worker import BlockEncoder, EncodedBlock, encode_blocks
-from dataset.store.format import FILES, DamagedStore, TokenStore, digest_of_json, read_json
+from dataset.store.format import FILES, TokenStore, digest_of_json, read_json
 from dataset.tokenizing.encoder import DocumentEncoder
 
 # Raise this number when the same input gives another store, so that old ones are not reused.
@@ -93,12 +92,12 @@ def open_or_build(
     num_procs: default up to all cores. text_suffixes: as in `find_files`.
 
     Errors: DataError for the first faulty line, a corpus without documents, files that change meanwhile, and a store
-    that cannot be written.
+    that cannot be written; UserError for a file that cannot be read.
     """
     paths = [str(data_path)] if isinstance(data_path, str | Path) else list(data_path)
-    files = files_of(paths, text_suffixes, cache_dir)
+    files = [file for path in paths for file in find_files(path, text_suffixes, cache_dir)]
     places = candidate_folders(paths[0], files[0], cache_dir)
-    try:
+    with user_errors():
         stats = stats_of(files)
         hashed_at = time.time()
         known = {tuple(stat): digest for place in places for *stat, digest in read_hashes(place)}
@@ -108,39 +107,23 @@ def open_or_build(
         for file, stat in zip(files, stats, strict=True):
             kind = kind_of(file)
             data.append((kind.suffix + kind.compression, digests[stat]))
-    except OSError as error:
-        raise DataError(f"{error.filename or paths[0]}: {error.strerror or error}") from error
-    key = hashlib.sha256(
-        json.dumps([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines]).encode()
-    ).hexdigest()
+    key = digest_of_json([FORMAT, data, encoder.fingerprint, text_field, skip_bad_lines])
     source = _source_name(Path(paths[0]))
     name = f"{source}-{key[:16]}"
     store = next(filter(None, (open_store(place / name) for place in places)), None)
     if store is None:
-        meta: dict[str, Any] = {
-            "key": key,
-            "source_name": source,
-            "data": hashlib.sha256(json.dumps(data).encode()).hexdigest(),
-            "tokenizer": encoder.fingerprint,
-            "text_field": text_field,
-            "skip_bad_lines": skip_bad_lines,
-            "dtype": "uint16" if encoder.vocab_size <= 1 << 16 else "uint32",
-        }
+        dtype = "uint16" if encoder.vocab_size <= 1 << 16 else "uint32"
         place = first_writable(places)
         try:
             with _locked_build_folder(place, source, progress) as temporary:
                 # Another process may have built it while this one waited.
                 store = open_store(place / name, report=True)
                 if store is None:
-                    if temporary.is_dir():
-                        announce(
-                            f"{place / name}: an earlier start was interrupted before its store was complete; it begins anew"
-                        )
                     with atomic_folder(place / name, temporary), contextlib.ExitStack() as open_files:
                         writer = StoreWriter(temporary, open_files)
                         encode = BlockEncoder(encoder, text_field, skip_bad_lines)
                         _tokenise(writer, source, files, stats, encode, num_procs, progress)
-                        writer.finish(meta)
+                        writer.finish({"key": key, "source_name": source, "dtype": dtype})
                     sync_folder(place)
                     store = TokenStore(place / name)
         except OSError as error:
@@ -239,14 +222,6 @@ def _tokenise(
         announce(f"tokenised {name}: {state}, {time.monotonic() - begin:.1f} s")
 
 
-def files_of(paths: list[str], text_suffixes: Sequence[str] | None, cache_dir: str | None) -> list[Path]:
-    """The files of some paths, in the order of their store; see `find_files`. Errors: DataError."""
-    files: list[Path] = []
-    for path in paths:
-        files += find_files(path, text_suffixes, cache_dir)
-    return files
-
-
 def candidate_folders(path: str, first_file: Path, cache_dir: str | None) -> list[Path]:
     """Candidate folders for the store, best first."""
     if cache_dir:
@@ -331,7 +306,7 @@ def open_store(folder: Path, report: bool = False) -> TokenStore | None:
         return None
     try:
         return TokenStore(folder)
-    except (DamagedStore, OSError) as error:
+    except (ValueError, OSError) as error:
         if report:
             announce(f"{folder} is damaged ({error}); it is made anew")
         return None
@@ -345,6 +320,6 @@ def first_writable(places: list[Path]) -> Path:
             with tempfile.TemporaryFile(dir=place):
                 pass
             if place != places[0]:
-                announce(f"{places[0]} cannot be written: the token store goes to {place}")
+                announce(f"{places[0]} cannot be written: {place} is used")
             return place
     raise DataError(f"{places[0]} cannot be written; --cache_dir names a folder for the token store")

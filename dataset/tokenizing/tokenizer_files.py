@@ -2,7 +2,6 @@
 that the tokenizer fits a model or a text. A wrong one would silently train on [UNK].
 """
 
-import hashlib
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -14,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from common.errors import DataError
 from common.start import ROOT
-from dataset.store.format import Tokens
+from dataset.store.format import Tokens, digest_of_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,8 +149,7 @@ def check_unknown_share(tokens: Tokens, unk_id: int | None, what: str, others: C
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase | Tokenizer") -> str:
     """SHA-256 of the tokens and their ids, which differs between tokenizers of the same size."""
-    entries = sorted((i, token) for token, i in tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return digest_of_json(sorted((i, token) for token, i in tokenizer.get_vocab().items()))
 
 
 def check_vocabulary_size(entries: int, embeddings: int, what: str, fewer_are_fine: bool = False) -> None:

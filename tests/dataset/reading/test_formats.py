@@ -81,6 +81,11 @@ def test_archives_of_several_members_are_one_file_and_cut_ones_are_told(tmp_path
             list(read_documents(file))
 
 
+def test_a_text_that_begins_like_an_archive_is_text(tmp_path):
+    (tmp_path / "a.txt").write_text("BZh91 went home.\n")
+    assert texts_of(tmp_path / "a.txt") == ["BZh91 went home.\n"]
+
+
 # ------------------------------------------------------------------------------------------------- other encodings
 
 CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u3002"
@@ -220,6 +225,9 @@ def test_a_table_of_another_make_says_what_it_wants(tmp_path, content, advice):
 def test_a_blank_line_of_a_table_is_no_row(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,a\n   \n2,b\n")
     assert list(read_documents(tmp_path / "a.csv")) == [(2, "a"), (4, "b")]
+    # In a table of one column white space is a document.
+    (tmp_path / "a.csv").write_bytes(b"text\n\n \na\n")
+    assert list(read_documents(tmp_path / "a.csv")) == [(3, " "), (4, "a")]
 
 
 FIELDS = st.text(st.sampled_from('ab ,"\n\r\tä二'), max_size=12)

@@ -68,8 +68,9 @@ def test_near_copies_are_remembered_and_damage_is_noticed(tmp_path, encoder, mon
     expected = corpus_of([path], encoder, "near").documents.tolist()
     (known,) = (tmp_path / ".token_store").glob("a-near-*.npz")
     content = known.read_bytes()
-    known.write_bytes(content.replace(b"\1", b"\0"))
-    assert corpus_of([path], encoder, "near").documents.tolist() == expected and known.read_bytes() == content
+    for damaged in (content.replace(b"\1", b"\0"), content[:-100], b""):
+        known.write_bytes(damaged)
+        assert corpus_of([path], encoder, "near").documents.tolist() == expected and known.read_bytes() == content
     monkeypatch.setattr("dataset.store.deduplicate.near_copies", None)
     assert corpus_of([path], encoder, "near").documents.tolist() == expected
 

@@ -18,6 +18,7 @@ import pytest
 from common.errors import DataError
 from dataset.store import token_store
 from dataset.store.encode_worker import BlockEncoder
+from dataset.store.format import FILES
 from dataset.store.token_store import open_or_build
 from dataset.tokenizing.encoder import DocumentEncoder
 from tests.dataset.tokenizing.test_encoder import small_tokenizer
@@ -139,7 +140,7 @@ def test_nothing_to_train_on(tmp_path, encoder):
         open_or_build(str(tmp_path / "bad.jsonl"), encoder, skip_bad_lines=True)
 
 
-def test_a_flipped_bit_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
+def test_a_flipped_bit_or_another_size_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys):
     """Reference: the store as it was built. 25 random bits; each either changes nothing that is read or is noticed."""
     path = write(tmp_path / "a.jsonl")
     folder = open_or_build(path, encoder, progress=False).folder
@@ -156,6 +157,11 @@ def test_a_flipped_bit_anywhere_in_a_store_is_noticed(tmp_path, encoder, capsys)
         noticed += capsys.readouterr().out.count("it is made anew")
         assert json.loads((folder / "meta.json").read_text()) == json.loads(built["meta.json"])
     assert noticed >= 20, "white space in meta.json may change without harm"
+    for name in FILES:
+        for other_size in (built[name][:-8], b"", built[name] + built[name][:8]):
+            (folder / name).write_bytes(other_size)
+            check(open_or_build(path, encoder, progress=False), TEXTS, encoder)
+            assert (folder / name).read_bytes() == built[name] and "it is made anew" in capsys.readouterr().out
 
 
 class Payload:
@@ -181,7 +187,7 @@ def test_read_only_data_folder(tmp_path, encoder, capsys, monkeypatch):
     (tmp_path / ".token_store").touch()
     store = open_or_build(path, encoder)
     assert store.folder.parent == tmp_path / "xdg" / "minimind" / "token_store"
-    assert f"goes to {store.folder.parent}" in capsys.readouterr().out
+    assert f"{store.folder.parent} is used" in capsys.readouterr().out
     assert open_or_build(path, encoder).folder == store.folder
     with pytest.raises(DataError, match="--cache_dir"):
         open_or_build(write(tmp_path / "b.jsonl", ["b"]), encoder, cache_dir=str(tmp_path / ".token_store"))
