@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
 from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
@@ -213,15 +212,6 @@ def file_lock(path: Path, keep_file: bool = False) -> Any:
     from filelock import FileLock
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=keep_file)
-
-
-def utf8_folder(flag: str, path: str | Path) -> Path:
-    """Returns the folder. Errors: UserError for a path that is not UTF-8, which the export libraries do not take."""
-    try:
-        str(Path(path).absolute()).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
-    return Path(path)
 
 
 def user_cache() -> Path:
