@@ -36,6 +36,15 @@ def user_errors() -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def utf8(text: str, what: str = "the prompt") -> str:
+    """The text, checked: a shell or a pipe may pass any bytes. what: its name. Errors: UserError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{what} {ascii(text)[:200]} is not UTF-8") from None
+    return text
+
+
 def optional_package(module: str, purpose: str, package: str | None = None) -> ModuleType:
     """Import an optional dependency. package: pip's name. Errors: DataError with the pip command, whatever the import raises."""
     package = package or module.split(".")[0]

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -14,7 +15,6 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
 from common.wording import one_line
 
 # Size limit of configs and settings, which have a few thousand bytes; a data file named by mistake has more.
@@ -28,9 +28,9 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     Errors: OSError that names `path` (the error of a full disk has no file name).
     """
     path = Path(path)
-    # In the same folder, since a rename between two disks is a copy; with the process id, since two processes may write
-    # the same file.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # In the same folder, since a rename between two disks is a copy; with a random part, since two processes may write the
+    # same file, perhaps on two machines.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -213,15 +213,6 @@ def file_lock(path: Path, keep_file: bool = False) -> Any:
     from filelock import FileLock
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, preserve_lock_file=keep_file)
-
-
-def utf8_folder(flag: str, path: str | Path) -> Path:
-    """Returns the folder. Errors: UserError for a path that is not UTF-8, which the export libraries do not take."""
-    try:
-        str(Path(path).absolute()).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{flag} {ascii(str(path))}: the path is not UTF-8; rename the folder or use another") from None
-    return Path(path)
 
 
 def user_cache() -> Path:

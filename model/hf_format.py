@@ -209,7 +209,9 @@ def load_network(what: str, folder: Path, kind: Any, config: Any, **options: Any
     try:
         # transformers makes up what the files lack: a config of a kilobyte must not fill the memory.
         with torch.device("meta"):
-            parameters = sum(weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters())
+            parameters = sum(
+                weight.numel() for weight in kind.from_config(config, trust_remote_code=False).parameters()
+            )
         n_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
         if parameters > n_bytes:
             raise ValueError(f"its config asks for {parameters:,} parameters, the weight files have {n_bytes:,} bytes")

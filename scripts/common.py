@@ -14,7 +14,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
-from common.files import read_object, utf8_folder
+from common.files import read_object
 from common.flags import MAX_INT
 from common.start import ROOT
 from common.wording import announce
@@ -77,12 +77,7 @@ def tokenizer_of(weight: str | Path, tokenizer_path: str | None) -> PreTrainedTo
         raise UserError(
             f"{weight} was trained with another tokenizer than that in model/: name it with --tokenizer_path"
         )
-    elif path.is_dir() and not has_tokenizer(path):
-        announce(
-            f"warning: {weight} has no tokenizer, so the one in model/ is taken: name its own with --tokenizer_path",
-            to_stderr=True,
-        )
-    elif recorded is None and path.suffix == ".pth":
+    elif recorded is None and not has_tokenizer(path):
         announce(unnamed_tokenizer_warning(path), to_stderr=True)
     # A folder keeps its own template.
     if tokenizer.chat_template == CHAT_TEMPLATE and not path.is_dir() and not record.get(THOUGHTS_FIELD):
@@ -110,7 +105,6 @@ def load_model(weight: str | Path) -> PreTrainedModel:
             f"{path}: no config.json; expected a folder of save_pretrained or export_hf.py, or a .pth: "
             f"{existing_weights_hint(path, path.parent)}"
         )
-    utf8_folder("--weight", path)
     disable_progress_bar()
     settings = path / "generation_config.json"
     generation_fields = read_object(settings) if settings.exists() else {}
@@ -119,10 +113,9 @@ def load_model(weight: str | Path) -> PreTrainedModel:
     if kinds and not any("CausalLM" in kind or "LMHead" in kind or "ConditionalGeneration" in kind for kind in kinds):
         # Such as an ELECTRA, which transformers would load anyway
         raise UserError(f"{path}: a {kinds[0]}, and no causal language model, which continues a text")
-    # Replaces the folder's file: our flags set the sampling.
-    options = {"generation_config": GenerationConfig()}
     model: PreTrainedModel
-    model, faults = load_network(str(path), path, AutoModelForCausalLM, config, **options)
+    # An empty GenerationConfig in place of the folder's: our flags set the sampling.
+    model, faults = load_network(str(path), path, AutoModelForCausalLM, config, generation_config=GenerationConfig())
     # transformers fills missing weights with random numbers, and only logs it.
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := faults[what]:

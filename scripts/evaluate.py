@@ -23,7 +23,6 @@ if __name__ == "__main__":
     evaluate_parser().parse_args()
 
 import argparse
-import contextlib
 import hashlib
 import json
 import math
@@ -52,14 +51,13 @@ from scripts.arguments import evaluate_parser
 from scripts.common import dtype_of_flag, load, max_positions, vocabulary_size
 from scripts.generate import Sampling, generate
 from trainer.machine.command_line import run_cli
+from trainer.machine.devices import autocast
 from trainer.reporting.reporter import finite
 
 # 97.5 % quantile of the normal distribution
 Z = 1.959963984540054
 # Bytes of the logits of a batch in fp32
 LOGITS_BYTES = 1 << 30
-# Seconds between progress lines in a log
-LOG_SECONDS = 30
 # Tokens by which an answer may exceed the right one
 MORE_TOKENS = 8
 
@@ -92,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.data_path is None:
         if args.task != "answers":
             raise UserError(f"--data_path: name what {args.task} is measured on")
-        args.data_path = [str(build_embedded_questions())]
+        with user_errors():
+            args.data_path = [str(build_embedded_questions())]
     # Half a window: each token has at least that much context, for twice the compute.
     args.stride = args.stride or max(args.max_length // 2, 1)
     if args.stride > args.max_length:
@@ -206,12 +205,8 @@ def pairs(
     scorer: "Scorer", tokenizer: PreTrainedTokenizerBase, encoder: DocumentEncoder, args: argparse.Namespace
 ) -> Results:
     """`sentence_good` and `sentence_bad`: right if the good one has the larger sum of log-probabilities."""
-    # Without BOS, EOS takes its place: the first token needs context.
-    before: list[int] = []
-    if encoder.bos_id is None:
-        if encoder.eos_id is None:
-            raise UserError("the tokenizer has neither BOS nor EOS to begin a sentence with")
-        before = [encoder.eos_id]
+    # Without BOS, EOS takes its place: the first token needs context, and without both it is not scored.
+    before = [encoder.eos_id] if encoder.bos_id is None and encoder.eos_id is not None else []
     rows: list[Row] = []
     # file of each pair
     files: list[str] = []
@@ -286,7 +281,7 @@ TASKS: dict[str, Task] = {"perplexity": perplexity, "pairs": pairs, "answers": a
 
 
 class Scorer:
-    """Scores rows, with progress on stderr: each second in a terminal, each half minute in a log."""
+    """Scores rows, with a progress bar in a terminal."""
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, batch_tokens: int | None) -> None:
         self.model = model
@@ -302,25 +297,11 @@ class Scorer:
             raise UserError("--data_path: nothing to evaluate there")
         total = sum(len(row.ids) - row.start for row in rows)
         scores = [0.0] * len(rows)
-        precision: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if self.dtype != torch.float32:
-            # As in training
-            precision = torch.autocast(self.model.device.type, dtype=self.dtype)
         # Longest first: rows of similar length share a forward pass, and running out of memory shows at once.
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
-        seconds = 1 if sys.stderr.isatty() else LOG_SECONDS
-        with (
-            precision,
-            tqdm(
-                total=total,
-                unit=" tokens",
-                unit_scale=True,
-                mininterval=seconds,
-                maxinterval=math.inf,
-                delay=seconds,
-                leave=False,
-            ) as bar,
-        ):
+        # disable=None: no bar where stderr is no terminal
+        bar = tqdm(total=total, unit=" tokens", unit_scale=True, leave=False, disable=None)
+        with autocast(self.model.device, self.dtype), bar:
             while order:
                 size = max(self.batch_tokens // (len(rows[order[0]].ids) - 1), 1)
                 batch, order = order[:size], order[size:]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 
 from common.errors import UserError, optional_package, user_errors
-from common.files import atomic_file, utf8_folder
+from common.files import atomic_file
 from common.wording import announce
 from dataset.tokenizing.encoder import DocumentEncoder
 from dataset.tokenizing.tokenizer_files import check_vocabulary_size, starts_with_bos
@@ -36,7 +36,7 @@ from trainer.machine.command_line import run_cli
 def main(argv: Sequence[str] | None = None) -> int:
     args = export_gguf_parser().parse_args(argv)
     with user_errors():
-        export(args.weight, utf8_folder("--out", args.out), args.tokenizer_path, args.dtype, args.overwrite)
+        export(args.weight, Path(args.out), args.tokenizer_path, args.dtype, args.overwrite)
     return 0
 
 

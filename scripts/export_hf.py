@@ -33,8 +33,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from common.errors import UserError, user_errors
-from common.files import atomic_folder, utf8_folder
+from common.errors import UserError, user_errors, utf8
+from common.files import atomic_folder
 from common.wording import announce
 from dataset.tokenizing.byte_level_bpe import CHAT_TEMPLATE
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"--dtype {args.dtype} has no effect with --to_pth: a .pth is in half precision; leave it out")
     with user_errors():
         if args.out_dir:
-            export(args.weight, utf8_folder("--out_dir", args.out_dir), args.tokenizer_path, args.dtype, args.overwrite)
+            export(args.weight, Path(utf8(args.out_dir, "--out_dir")), args.tokenizer_path, args.dtype, args.overwrite)
         else:
-            convert_to_pth(utf8_folder("--weight", args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
+            convert_to_pth(Path(args.weight), Path(args.to_pth), args.tokenizer_path, args.overwrite)
     return 0
 
 

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
-from common.errors import UserError, user_errors
+from common.errors import UserError, user_errors, utf8
 from common.wording import announce, counted, one_line, printable
 from dataset.chat.encoder import ChatEncoder
 from dataset.tokenizing.byte_level_bpe import CHAT_TOKENS, OUR_TEMPLATES
@@ -87,15 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.prompts:
             messages += [turn, {"role": "assistant", "content": answer}]
     return 0
-
-
-def utf8(prompt: str) -> str:
-    """The prompt, checked: a shell or a pipe may pass any bytes. Errors: UserError."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the prompt {ascii(prompt)[:80]} is not UTF-8") from error
-    return prompt
 
 
 def stdin_prompts() -> Iterator[str]:

@@ -131,18 +131,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         look = DataLook(settings)
         # A wrong --row fails before all texts are read.
         n_rows = look.corpus.plan(0).n_rows
-    for number in settings.row:
-        if number >= n_rows:
-            raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
-    for line in look.corpus.notices:
-        announce(line)
-    blocks = [str(section) for section in look.sections()]
-    for number in settings.row:
-        title, pieces = look.row(number)
-        lines = [title, "  ⟦ ⟧: read, and not trained"]
-        for piece in pieces:
-            lines += [f"──── {piece.title}", text_of_piece(look.tokenizer, piece)]
-        blocks.append("\n".join(lines))
+        for number in settings.row:
+            if number >= n_rows:
+                raise UserError(f"--row {number}: the first epoch has {counted(n_rows, 'row')}, counted from 0")
+        for line in look.corpus.notices:
+            announce(line)
+        # The data files are read again, and may be gone.
+        blocks = [str(section) for section in look.sections()]
+        for number in settings.row:
+            title, pieces = look.row(number)
+            lines = [title, "  ⟦ ⟧: read, and not trained"]
+            for piece in pieces:
+                lines += [f"──── {piece.title}", text_of_piece(look.tokenizer, piece)]
+            blocks.append("\n".join(lines))
     announce(printable("\n\n".join(blocks)))
     return 0
 
@@ -178,23 +179,20 @@ class DataLook:
     def sections(self) -> list[Section]:
         """All sections. Reads all texts once."""
         copies = exact_copies(self.store.doc_hash)
-        if not self.settings.texts:
-            return [self._sources(), self._lengths(), self._copies(copies)]
-        paths = self.groups[0]
-        first = find_files(paths[0], self.run.text_suffixes, self.run.cache_dir)[0]
-        scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
-        copies = near_copies(self._texts(), copies, scratch)
-        odd = []
-        examples = []
-        for kind, count in self.odd_counts.most_common():
-            odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
-            examples += self.oddities[kind]
-        return [
-            self._sources(),
-            self._lengths(),
-            self._copies(copies),
-            Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."]),
-        ]
+        found: list[Section] = []
+        if self.settings.texts:
+            paths = self.groups[0]
+            first = find_files(paths[0], self.run.text_suffixes, self.run.cache_dir)[0]
+            scratch = first_writable(candidate_folders(paths[0], first, self.run.cache_dir))
+            copies = near_copies(self._texts(), copies, scratch)
+            odd = []
+            examples = []
+            for kind, count in self.odd_counts.most_common():
+                odd.append([f"{kind} ({LONG_ROWS} rows and more)" if kind == VERY_LONG else kind, f"{count:,}"])
+                examples += self.oddities[kind]
+            found = [Section("Odd documents", ["", "documents"], odd, below=examples if odd else ["None."])]
+        # After the texts are read, which tells the source and place of each document.
+        return [self._sources(), self._lengths(), self._copies(copies), *found]
 
     def _texts(self) -> Iterator[tuple[int, str]]:
         """Yields (number, text) of each document after looking at it."""

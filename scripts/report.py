@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 from collections.abc import Sequence
 
-from common.errors import UserError, user_errors
+from common.errors import user_errors
 from common.wording import announce
 from scripts.arguments import report_parser
 from trainer.machine.command_line import run_cli
@@ -33,21 +33,19 @@ from trainer.reporting.records import METRICS_SUFFIX
 def main(argv: Sequence[str] | None = None) -> int:
     args = report_parser().parse_args(argv)
     metrics: list[Path] = []
-    for path in map(Path, args.runs):
-        if path.is_dir():
-            in_folder = sorted(path.glob(f"*{METRICS_SUFFIX}"))
-            if not in_folder:
-                raise UserError(f"{path}: no *{METRICS_SUFFIX} in this folder")
-            metrics += in_folder
-        else:
-            is_metrics = path.suffix == ".jsonl"
-            metrics.append(path if is_metrics else path.with_name(path.name.removesuffix(".pth") + METRICS_SUFFIX))
-    page = metrics[0].with_name("compare.html")
-    if args.out:
-        page = Path(args.out)
-    elif len(metrics) == 1:
-        page = Path(str(metrics[0]).removesuffix(METRICS_SUFFIX) + ".report.html")
     with user_errors():
+        for path in map(Path, args.runs):
+            if path.is_dir():
+                # Of an empty folder the pattern itself, which the reader's error then names
+                metrics += sorted(path.glob(f"*{METRICS_SUFFIX}")) or [path / f"*{METRICS_SUFFIX}"]
+            else:
+                is_metrics = path.suffix == ".jsonl"
+                metrics.append(path if is_metrics else path.with_name(path.name.removesuffix(".pth") + METRICS_SUFFIX))
+        page = metrics[0].with_name("compare.html")
+        if args.out:
+            page = Path(args.out)
+        elif len(metrics) == 1:
+            page = Path(str(metrics[0]).removesuffix(METRICS_SUFFIX) + ".report.html")
         picture = write_report(metrics, page)
     announce(f"report: {page}, picture: {picture}")
     return 0

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
-from common.errors import UserError, user_errors
+from common.errors import UserError, user_errors, utf8
 from dataset.corpus import ValidationBatches
 from dataset.loader import to_device
 from dataset.tokenizing.encoder import DocumentEncoder
@@ -224,8 +224,4 @@ def read_prompts(arguments: list[str]) -> list[str]:
             prompts = [line for line in lines if line.strip()]
             if not prompts:
                 raise UserError(f"--sample_prompts {arguments[0]}: no prompts in this file; expected one per line")
-    for prompt in prompts:
-        # lone surrogates: bytes that are not UTF-8
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise UserError(f"--sample_prompts: {ascii(prompt)[:80]} is not UTF-8")
-    return prompts
+    return [utf8(prompt, "--sample_prompts") for prompt in prompts]

@@ -28,7 +28,6 @@ if __name__ == "__main__":
 
     SETTINGS = ElectraSettings.parse()
 
-from common.processes import restart_clock
 from trainer.electra.job import ElectraJob
 from trainer.electra.settings import ElectraSettings, batch_size_of
 from trainer.job import Surroundings
@@ -40,7 +39,6 @@ from trainer.machine.cpu_ranks import Divisible, divide
 
 def main(argv: Sequence[str]) -> int:
     """The command as a function, for notebooks and other programs: train with these flags. Returns the exit code."""
-    restart_clock()
     return run(ElectraSettings.parse(argv), argv)
 
 

@@ -121,7 +121,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         on_main(ranks, lambda: check_earlier(settings, out, places, model))
         tasks = read_tasks(settings, ranks, places, model, say)
         # Otherwise a model that does not fit the last task would fail after the training of the others.
-        on_main(ranks, lambda: [init_model(settings, one.task, model, one.vocab_size) for one in tasks] and None)
+        on_main(ranks, lambda: [init_model(settings, one.task, model, one.tokenizer) for one in tasks] and None)
         lock_files(ranks, *(out / name / name for name in places))
 
         def make_room() -> None:
@@ -131,8 +131,6 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
 
         if not settings.from_resume:
             on_main(ranks, make_room)
-    if passed_over := settings.passed_over():
-        say(f"passed over, since they do nothing here: {', '.join(passed_over)}")
     absent = [TASKS[name].folder for name in TASKS if name not in places]
     if settings.task == "all" and absent:
         say(f"not in {settings.data_dir}, so left out: {', '.join(absent)}")
@@ -154,6 +152,7 @@ def set_up(settings: GlueSettings, surroundings: Surroundings, say: Say) -> list
         "data_dir": "with --kind each file has a flag" if settings.kind else "",
         **dict.fromkeys(("train_file", "dev_file", "text", "label"), own),
         "test_file": own or ("" if settings.do_predict else "--do_predict is off"),
+        **dict.fromkeys(("model_type", "fp16_opt_level", "local_rank", "server_ip", "server_port"), "see --help"),
     }
     for line in (*precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, ranks)):
         say(line)
@@ -251,7 +250,7 @@ def read_tasks(
         train = read(task, folder / task.train, keys) if settings.do_train else None
         dev = {suffix: read(task, folder / file, keys) for suffix, file in task.dev} if settings.do_eval else {}
         test = {}
-        tests = task.test if settings.do_predict else ()
+        tests = (task.test or ((task.folder, "test.tsv"),)) if settings.do_predict else ()
         for target, file in tests:
             if (folder / file).exists():
                 test[target] = read(task, folder / file, keys, labelled=False)
@@ -263,9 +262,7 @@ def read_tasks(
             "tokenizer": fingerprint[:16],
             "model (--model_path, --from_scratch)": of_model,
         }
-        # the largest id + 1
-        vocab_size = max(tokenizer.get_vocab().values()) + 1
-        tasks.append(Data(name, task, digests, model, tokenizer, vocab_size, train, dev, test))
+        tasks.append(Data(name, task, digests, model, tokenizer, train, dev, test))
     return tasks
 
 

@@ -49,7 +49,6 @@ class Examples:
         self, store: Documents, max_seq_len: int, sep_id: int, seed: int, unk_id: int, documents: Ints
     ) -> None:
         """documents: numbers, ascending, of those to use. Errors: DataError if they have no text."""
-        self.store = store
         self.max_seq_len = max_seq_len
         seps = _positions(store.tokens, sep_id)
         line_ends = seps - np.arange(len(seps))

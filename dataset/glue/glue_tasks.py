@@ -13,7 +13,7 @@ LARGEST_SCORE = 1e16
 
 
 class Task(NamedTuple):
-    """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file)."""
+    """A task. dev: (suffix of the metrics' names, file), test: (name of the predictions, file), empty: (folder, test.tsv)."""
 
     # the benchmark's folder, or the name of a custom task
     folder: str
@@ -39,15 +39,6 @@ class Task(NamedTuple):
     def is_regression(self) -> bool:
         return not self.labels
 
-    @property
-    def outputs(self) -> int:
-        """Number of model outputs for an example."""
-        return len(self.labels) or 1
-
-
-def _test(name: str) -> Files:
-    return ((name, "test.tsv"),)
-
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -62,15 +53,15 @@ TESTS = (("MNLI-m", "test_matched.tsv"), ("MNLI-mm", "test_mismatched.tsv"), *AX
 NLI = ("contradiction", "entailment", "neutral")
 COLA = ("source", "label", "star", "sentence")
 TASKS = {
-    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA, test=_test("CoLA")),
-    "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY, test=_test("SST-2")),
-    "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, AND_F1, test=_test("MRPC")),
-    "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10, test=_test("STS-B")),
-    "qqp": Task("QQP", QUESTIONS, "is_duplicate", BINARY, AND_F1, test=_test("QQP"), skip_short_lines=True),
+    "cola": Task("CoLA", ("sentence",), "label", BINARY, ("matthews",), names=COLA),
+    "sst2": Task("SST-2", ("sentence",), "label", BINARY, ACCURACY),
+    "mrpc": Task("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, AND_F1),
+    "stsb": Task("STS-B", PAIR, "score", (), ("pearson", "spearman"), 10),
+    "qqp": Task("QQP", QUESTIONS, "is_duplicate", BINARY, AND_F1, skip_short_lines=True),
     "mnli": Task("MNLI", PAIR, "gold_label", NLI, ACCURACY, dev=SPLITS, test=TESTS),
-    "qnli": Task("QNLI", ("question", "sentence"), "label", ENTAILMENT, ACCURACY, test=_test("QNLI")),
-    "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10, test=_test("RTE")),
-    "wnli": Task("WNLI", PAIR, "label", BINARY, ACCURACY, test=_test("WNLI")),
+    "qnli": Task("QNLI", ("question", "sentence"), "label", ENTAILMENT, ACCURACY),
+    "rte": Task("RTE", PAIR, "label", ENTAILMENT, ACCURACY, 10),
+    "wnli": Task("WNLI", PAIR, "label", BINARY, ACCURACY),
 }
 # Names in other trainers, beside the benchmark's own spellings
 OTHER_NAMES = {"sts": "stsb", "sst": "sst2"}

@@ -86,7 +86,7 @@ def starts_with_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def unnamed_tokenizer_warning(weight: Path) -> str:
-    """The warning for a .pth that is read with DEFAULT, and whose .json names no vocabulary."""
+    """The warning for a weight that is read with DEFAULT, and whose .json names no vocabulary."""
     # Weights of this repository name one; the public code has another tokenizer of the same size.
     return (
         f"warning: {weight} does not say which tokenizer it was trained with, and the one in model/ is taken: name its own "

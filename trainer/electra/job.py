@@ -1,6 +1,5 @@
 """ELECTRA pretraining as a Job: data, networks, loss, learning rate, files, evaluation and samples."""
 
-import json
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from transformers import ElectraConfig, ElectraModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from common.errors import UserError, user_errors
-from common.files import atomic_folder
+from common.files import atomic_folder, read_object
 from common.wording import announce, counted, loader_error_reason
 from dataset.corpus import Corpus
 from dataset.electra.electra_dataset import Batch, ElectraAssembler, ElectraPlan, Examples, Totals
@@ -20,7 +19,6 @@ from dataset.embedded_corpus import build_embedded_corpus
 from dataset.loader import to_device
 from dataset.reading.file_kinds import expand_user
 from dataset.shares import Source
-from dataset.store.deduplicate import check_library
 from dataset.tokenizing.encoder import LineEncoder
 from dataset.tokenizing.sample import draw_sample
 from dataset.tokenizing.tokenizer_files import check_unknown_share
@@ -69,6 +67,8 @@ class ElectraJob(Job):
         self.settings = settings
         self.ranks = surroundings.ranks
         self.device = surroundings.device
+        # Otherwise --accumulation_steps decides on the micro-batch.
+        self.both_sizes_given = bool(settings.batch_size and settings.rows_per_update)
         settings.batch_size = batch_size_of(settings, self.ranks.micro_batches_at_once)
         self.dtype, self.precision_notices = pick_dtype(settings.dtype, self.device)
         self.folder = Path(settings.out_dir) / f"electra_{settings.size}"
@@ -88,8 +88,6 @@ class ElectraJob(Job):
                 settings.seed = on_main(self.ranks, self._draw_seed)
             # The same seed on all ranks, so that all start with the same weights.
             seed_everything(settings.seed)
-            # Before the vocabulary is trained, which takes a while.
-            check_library(settings.deduplicate)
             self.data_path = settings.data_path or [str(build_embedded_corpus())]
             self.tokenizer = open_vocabulary(settings, self.data_path, self.files.stem, self.ranks)
             self.encoder = LineEncoder(self.tokenizer)
@@ -362,6 +360,7 @@ class ElectraJob(Job):
         reasons = {
             **dict.fromkeys(("init_std", "position_init", "dropout"), from_files),
             **dict.fromkeys(("eval_interval", "eval_batch_size"), unused),
+            "accumulation_steps": "--batch_size and --rows_per_update are given" if self.both_sizes_given else "",
             "warmup_steps": "one_cycle has its own warm-up" if settings.lr_schedule == "one_cycle" else "",
         }
         notices = [*self.precision_notices, *warnings_of(settings, reasons), *common_warnings(settings, self.ranks)]
@@ -445,9 +444,10 @@ def config_of_file(
     them. Errors: UserError if it cannot be read, or does not fit."""
     what = f"{flag} {path}"
     usual = {"vocab_size": len(tokenizer), "max_position_embeddings": max(512, settings.max_seq_len)}
+    # is_decoder: both networks see the whole text. pad_token_id only selects the row of the embedding table that stays 0.
+    own = {"is_decoder": False, "pad_token_id": tokenizer.pad_token_id}
     try:
-        # pad_token_id only selects the row of the embedding table that stays 0.
-        fields = {**usual, **json.loads(expand_user(path).read_bytes()), "pad_token_id": tokenizer.pad_token_id}
+        fields = {**usual, **read_object(expand_user(path)), **own}
         config = ElectraConfig(**fields)
         # Fields that make no encoder fail here: on this device nothing is allocated, and no random number drawn.
         with torch.device("meta"):
@@ -464,9 +464,6 @@ def config_of_file(
     for name, number in {**minimum, "tie_word_embeddings": True}.items():
         if getattr(config, name) < number:
             raise UserError(f"{what}: {name} is {getattr(config, name)}, expected {number}")
-    # Here both networks see the whole text; transformers would hide what follows from the saved ones.
-    if config.is_decoder:
-        raise UserError(f"{what}: is_decoder is True, expected False")
     return config
 
 

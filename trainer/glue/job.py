@@ -59,8 +59,6 @@ class Data(NamedTuple):
     digests: dict[str, str]
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
-    # The tokenizer's largest id + 1
-    vocab_size: int
     # None: nothing is trained.
     train: GlueAssembler | None
     # {suffix of the metric names: ...}
@@ -83,6 +81,8 @@ class GlueJob(Job):
         self.ranks = surroundings.ranks
         self.device = surroundings.device
         self.dtype, _ = pick_dtype(settings.dtype, self.device)
+        # Not in `make_fast`, which a run that only evaluates does not reach.
+        set_up(self.device, self.dtype)
         self.files = RunFiles(
             self.folder / f"{data.name}_{self.folder.name}",
             {"model": self.folder / "model"},
@@ -94,9 +94,7 @@ class GlueJob(Job):
         seed_everything(settings.seed)
         with user_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.vocab_size)
-        # FSDP2 renames its class.
-        self.model_name = type(self.model).__name__
+            self.model, self.new_weights = init_model(settings, data.task, data.model_folder, data.tokenizer)
         self.model.train()
         entries = {
             # first, since the digest of the data depends on it
@@ -230,7 +228,7 @@ class GlueJob(Job):
             with self.engine.autocast():
                 return forward(self.model, to_device(assembler[batches[number]], self.device))
 
-        shape = (len(order), self.data.task.outputs)
+        shape = (len(order), self.model.config.num_labels)
         logits, stop_request = gather_batch_rows(self.engine, batches, compute, shape, signals)
         return logits.float(), stop_request
 
@@ -252,7 +250,7 @@ class GlueJob(Job):
             parts = sorted({name.split(".")[0] for name in self.new_weights})
             source = f"from {self.data.model_folder}, new parts: {', '.join(parts) or 'none'}"
         lines = [
-            f"model: {self.model_name}, {parameters / 1e6:.2f} M parameters, "
+            f"model: {config.model_type}, {parameters / 1e6:.2f} M parameters, "
             f"{counted(config.num_hidden_layers, 'layer')} of width {config.hidden_size}, {source}",
             f"data: {self.data.task.folder}, {counted(plan.n_rows, 'example')} of {plan.fill * plan.T:.0f} tokens in the mean, "
             f"{plan.T} at most",
@@ -266,19 +264,16 @@ class GlueJob(Job):
             shown=("train_acc", "grad_norm", "updates_per_second"),
         )
 
-    def make_fast(self, outlook: Outlook) -> Sequence[str]:
-        """No compilation: it wants batches of one length, which cost as much as it saves."""
-        set_up(self.device, self.dtype)
-        return ()
-
 
 # ------------------------------------------------------------------------------------------------- the classifier
 
 
-def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int) -> tuple[Any, set[str]]:
+def init_model(
+    settings: GlueSettings, task: Task, folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Any, set[str]]:
     """(classifier for a task from the folder of --model_path, fp32 on the CPU; names of its new weights).
 
-    Errors: UserError if it does not fit the task, --max_seq_len or a tokenizer of `vocab_size` entries.
+    Errors: UserError if it does not fit the task, --max_seq_len or the tokenizer.
     """
     what = f"--model_path {settings.model_path}"
     config = load_config(what, folder)
@@ -286,6 +281,8 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
         raise UserError(f"{what}: {config.model_type} is none of the families that are known: {', '.join(FAMILIES)}")
     if getattr(config, "is_decoder", False):
         raise UserError(f"{what}: is_decoder in its config.json is true, expected false: a decoder sees half of a text")
+    # the largest id + 1
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
     # A new model may have more embeddings than entries: no tokenizer was trained with it.
     flag = settings.tokenizer_flag()
     check_vocabulary_size(vocab_size, config.vocab_size, flag, fewer_are_fine=settings.from_scratch)
@@ -321,8 +318,6 @@ def init_model(settings: GlueSettings, task: Task, folder: Path, vocab_size: int
     if config._attn_implementation == "sdpa":
         use_fast_attention(model)
     if settings.gradient_checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise UserError(f"--gradient_checkpointing 1: transformers has none for {config.model_type}: leave it out")
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model, new
 
@@ -361,9 +356,7 @@ def save_model(
     and XLNet return none by default), and the maximum length of a text.
     """
     if has_segments(model.config):
-        names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
-        tokenizer.model_input_names = names
-        tokenizer.init_kwargs["model_input_names"] = names
+        tokenizer.model_input_names = list(dict.fromkeys([*tokenizer.model_input_names, "token_type_ids"]))
     positions = learned_positions(model) or getattr(model.config, "max_position_embeddings", None) or 0
     if tokenizer.model_max_length >= VERY_LARGE_INTEGER and positions > 0:
         tokenizer.model_max_length = positions

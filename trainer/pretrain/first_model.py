@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from common.errors import UserError
-from common.files import utf8_folder
 from dataset.tokenizing.encoder import DocumentEncoder, load_tokenizer
 from dataset.tokenizing.tokenizer_files import (
     check_vocabulary_size,
@@ -65,7 +64,6 @@ def open_model(
     folder = settings.weight_folder()
     if folder is not None:
         # `AutoTokenizer` reads config.json too, and builds the config class that it names. So this check comes first.
-        utf8_folder("--from_weight", folder)
         config = read_config(folder)
         settings = settings_of_folder(settings, folder, config)
 
