@@ -143,11 +143,13 @@ class SettingsParser(Parser):
         # The bases are in method resolution order, the last group of the help first.
         for group in reversed(kind.groups()):
             flags = self.add_argument_group((group.__doc__ or "").strip())
-            for one in fields(group):
+            for of_group in fields(group):
+                # The field of the command may have another default.
+                one = kind.__dataclass_fields__[of_group.name]
                 options = dict(one.metadata["options"])
                 if options.get("choices") is None and options["metavar"] is None:
                     options["metavar"] = one.name.upper()
-                default = field_default(group, one.name)
+                default = field_default(kind, one.name)
                 if default not in (MISSING, None, []) and "default" not in options["help"]:
                     options["help"] += f" (default: {default})".replace("%", "%%")
                 # SUPPRESS leaves out a flag that is not given: the field has the default.
